@@ -1,10 +1,10 @@
 """A language model of some 0.1 million parameters, made and pre-trained on the spot."""
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from tokenizers import Tokenizer as WordTokenizer
@@ -123,6 +123,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class Row(NamedTuple):
+    """Token ids, and which of them are learned."""
+
+    ids: Sequence[int]
+    learned: Sequence[bool]
+
+
 @one_thread()
 def pretrain(
     model: Any,
@@ -131,32 +138,63 @@ def pretrain(
     *,
     steps: int,
     seed: int,
-    batch: int = 64,
-    learning_rate: float = 3e-3,
     stop: threading.Event | None = None,
 ) -> float:
     """Teach a model to continue prompts; returns the last loss, in nats per token."""
     encoder = Encoder(tokenizer, MAX_TOKENS)
-    rows = [encoder.encode(prompt, response) for prompt, response in texts]
+    encoded = [encoder.encode(prompt, response) for prompt, response in texts]
+    rows = [Row(ids, [True] * len(ids)) for ids in encoded]
+    return teach(model, rows, tokenizer, steps=steps, warmup=steps // 20, seed=seed, stop=stop)
+
+
+def teach(
+    model: Any,
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    *,
+    steps: int,
+    warmup: int,
+    seed: int,
+    batch: int = 64,
+    learning_rate: float = 3e-3,
+    max_norm: float = float("inf"),
+    stop: threading.Event | None = None,
+    on_step: Callable[[int, float], None] = lambda _step, _loss: None,
+) -> float:
+    """Teach a model rows by cross-entropy; returns the last loss, in nats per token.
+
+    warmup: steps in which the rate rises. max_norm: of a gradient. on_step: called with each loss. Raises
+    Interrupted once `stop` is set; the model is then of no use.
+    """
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    schedule = get_scheduler("cosine", optimiser, num_warmup_steps=steps // 20, num_training_steps=steps)
+    schedule = get_scheduler("cosine", optimiser, num_warmup_steps=warmup, num_training_steps=steps)
     generator = torch.Generator().manual_seed(seed)
-    loss = torch.tensor(torch.nan)
+    last = float("nan")
     model.train()
-    for _ in range(steps):
+    for step in range(steps):
         if stop is not None and stop.is_set():
             raise Interrupted
         chosen = torch.randint(len(rows), (batch,), generator=generator).tolist()
-        ids, mask = pad([rows[index] for index in chosen], tokenizer.pad_token_id)
-        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-        targets = ids.masked_fill(mask == 0, _IGNORED)[:, 1:]
-        loss = functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=_IGNORED)
+        total, count = cross_entropy(model, [rows[index] for index in chosen], tokenizer)
         optimiser.zero_grad()
-        loss.backward()
+        (total / count).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimiser.step()
         schedule.step()
+        last = float(total.detach()) / count
+        on_step(step, last)
     model.eval()
-    return float(loss.detach())
+    return last
+
+
+def cross_entropy(model: Any, rows: Sequence[Row], tokenizer: Tokenizer) -> tuple[torch.Tensor, int]:
+    """Return the sum over the learned tokens, in nats, and how many they are."""
+    ids, mask = pad([one.ids for one in rows], tokenizer.pad_token_id)
+    learned, _ = pad([list(map(int, one)) for one in (row.learned for row in rows)], 0)
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+    targets = ids.masked_fill(learned == 0, _IGNORED)[:, 1:]
+    loss = functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=_IGNORED, reduction="sum")
+    return loss, int((targets != _IGNORED).sum())
 
 
 def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:

@@ -148,10 +148,7 @@ class TrainingRequest(Body):
     response_model=None,
     responses={
         200: {"model": TrainedPolicy | TrainingEstimate},
-        202: {
-            "model": TrainingGoesOn,
-            "description": "It goes on: the job is at the address in `Location`.",
-        },
+        202: {"model": TrainingGoesOn, "description": "It goes on: the job is at the address in `Location`."},
         500: error_answer("The training failed; `detail` is its cause."),
     },
 )
@@ -228,13 +225,7 @@ async def _dry_run(
 ) -> dict[str, Any]:
     with _named_preset():
         found = await estimate(
-            request,
-            member,
-            agent=agent,
-            template=body.preset,
-            kind=KIND,
-            numbers=body.numbers(),
-            asked=asked,
+            request, member, agent=agent, template=body.preset, kind=KIND, numbers=body.numbers(), asked=asked
         )
     return {
         "dry_run": True,

@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,8 +19,8 @@ import numpy as np
 from penstock.config.settings import ConfigurationError, Progress, Rehearsal, Scores, Settings
 from penstock.config.workload import Services
 from penstock.registry.weight_files import replace_file
-from penstock.workloads.language.feedback.examples import BadRows, Scored
-from penstock.workloads.language.feedback.feedback_places import read
+from penstock.workloads.language.feedback.examples import BadRows, Scored, parse_scale
+from penstock.workloads.language.feedback.feedback_places import Source, read, rows_of
 from penstock.workloads.language.guard.text_classifier import read_guard_files
 from penstock.workloads.language.loading import whole_folder
 from penstock.workloads.language.pretraining.conversation_files import (
@@ -29,6 +29,7 @@ from penstock.workloads.language.pretraining.conversation_files import (
     read_conversations,
 )
 from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.settings import training_settings
 from penstock.workloads.rlhf.environment import Language, language
 
 if TYPE_CHECKING:
@@ -147,49 +148,50 @@ def _write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
     """A tiny language model that writes as the reference policy of the task does."""
-    from penstock.workloads.language import tiny_models  # noqa: PLC0415 - loads torch
-    from penstock.workloads.rlhf.sentiment import (  # noqa: PLC0415
-        WORDS,
-        Sentiment,
-    )
+    from penstock.workloads.rlhf.sentiment import WORDS, Sentiment  # noqa: PLC0415 - only for this task
 
     if not folder.is_dir():
         progress.say(f"preparing: a tiny language model, pre-trained for {_STEPS} steps, in {folder}")
         rng, task = np.random.default_rng(seed), Sentiment()
         texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
-        tokenizer = tiny_models.build_tokenizer(WORDS)
-        tokenizer.chat_template = tiny_models.CHAT_TEMPLATE
-        model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
-        loss = tiny_models.pretrain(model, tokenizer, texts, steps=_STEPS, seed=seed, stop=progress.stop)
-        log.info("pre-trained", extra={"nats_per_token": loss})
-        with whole_folder(folder) as temporary:
-            tiny_models.save(model, tokenizer, temporary)
+        _pretrain(WORDS, texts, folder, seed, progress)
     return folder.absolute()
 
 
 def _model_of_words(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
     """A tiny language model whose words are those of the feedback, and that writes like its responses."""
-    from penstock.workloads.language import tiny_models  # noqa: PLC0415 - loads torch
-    from penstock.workloads.language.feedback.feedback_places import rows_of  # noqa: PLC0415
+    from penstock.workloads.language.tiny_models import MAX_TOKENS  # noqa: PLC0415 - loads torch
 
     if not section.feedback:
         raise ConfigurationError("environment.kwargs.feedback='': task='words' makes its model from feedback")
     if not folder.is_dir():
         progress.say(f"preparing: a tiny language model of the feedback's words, in {folder}")
         texts = [text for _, row in rows_of(section.feedback) for text in _texts(row)]
-        tokenizer = tiny_models.build_tokenizer(_words(texts))
-        tokenizer.chat_template = tiny_models.CHAT_TEMPLATE  # without one no server of text answers with it
-        fitting = tiny_models.fitting(tokenizer, texts)
-        if not fitting:
+        if not _pretrain(_words(texts), texts, folder, seed, progress):
             raise ConfigurationError(
-                f"environment.kwargs.feedback={section.feedback}: no text has {tiny_models.MAX_TOKENS} words "
-                "or fewer; name a model for longer ones"
+                f"environment.kwargs.feedback={section.feedback}: no text has {MAX_TOKENS} words or fewer; "
+                "name a model for longer ones"
             )
-        model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
-        tiny_models.pretrain(model, tokenizer, fitting, steps=_STEPS, seed=seed, stop=progress.stop)
-        with whole_folder(folder) as temporary:
-            tiny_models.save(model, tokenizer, temporary)
     return folder.absolute()
+
+
+def _pretrain(
+    words: Sequence[str], texts: Sequence[tuple[str, str]], folder: Path, seed: int, progress: Progress
+) -> bool:
+    """Make a tiny model of these words that writes such texts; False where it can read none of them."""
+    from penstock.workloads.language import tiny_models  # noqa: PLC0415 - loads torch
+
+    tokenizer = tiny_models.build_tokenizer(words)
+    tokenizer.chat_template = tiny_models.CHAT_TEMPLATE  # without one no server of text answers with it
+    fitting = tiny_models.fitting(tokenizer, texts)
+    if not fitting:
+        return False
+    model = tiny_models.build_model(tokenizer, seed=seed, spread=_SPREAD)
+    loss = tiny_models.pretrain(model, tokenizer, fitting, steps=_STEPS, seed=seed, stop=progress.stop)
+    log.info("pre-trained", extra={"nats_per_token": loss})
+    with whole_folder(folder) as temporary:
+        tiny_models.save(model, tokenizer, temporary)
+    return True
 
 
 def _texts(row: Any) -> list[tuple[str, str]]:
@@ -248,13 +250,7 @@ def release_device() -> None:
 
 def order_of(section: Language, folder: Path, seed: int) -> Any:
     """Return how the reward model is trained; raises ConfigurationError."""
-    from penstock.workloads.language.feedback.examples import parse_scale  # noqa: PLC0415
-    from penstock.workloads.language.feedback.feedback_places import Source  # noqa: PLC0415 - loads transformers
-    from penstock.workloads.language.reward.training import (  # noqa: PLC0415
-        CHECKPOINTS,
-        Order,
-    )
-    from penstock.workloads.language.settings import training_settings  # noqa: PLC0415
+    from penstock.workloads.language.reward.training import CHECKPOINTS, Order  # noqa: PLC0415 - loads torch
 
     try:
         scale = parse_scale(section.feedback_scale)

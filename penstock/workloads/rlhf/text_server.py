@@ -11,10 +11,7 @@ from penstock.workloads.rlhf.environment import language
 
 
 def make_server(
-    settings: Settings,
-    source: Source,
-    specification: RunSpecification,
-    run_follower: RunFollower | None,
+    settings: Settings, source: Source, specification: RunSpecification, run_follower: RunFollower | None
 ) -> TextParts:
     """Return the server; settings: of this process. Raises ConfigurationError, and as `acting.read`."""
     of = acting.read(specification, settings.actor)

@@ -27,10 +27,7 @@ _ASKED: Final = 64
 
 
 def make_server(
-    settings: Settings,
-    source: Source,
-    specification: RunSpecification,
-    run_follower: RunFollower | None,
+    settings: Settings, source: Source, specification: RunSpecification, run_follower: RunFollower | None
 ) -> TextParts:
     """Return the server; settings: of this process. Raises ConfigurationError, and as `acting.read`."""
     of = acting.read(specification, settings.actor)

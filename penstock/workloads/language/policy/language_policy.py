@@ -187,10 +187,7 @@ class AdapterCritic(nn.Module):
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield what is trained: the adapter and the head."""
-        for part, own in (
-            ("adapter", trained(self.network)),
-            ("head", dict(self.head.named_parameters())),
-        ):
+        for part, own in (("adapter", trained(self.network)), ("head", dict(self.head.named_parameters()))):
             yield from ((f"{part}.{name}", parameter) for name, parameter in own.items())
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]

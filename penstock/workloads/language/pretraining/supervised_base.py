@@ -13,18 +13,15 @@ import math
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import torch
 from pydantic import Field
-from torch.nn import functional
-from transformers import AutoModelForCausalLM, get_scheduler
+from transformers import AutoModelForCausalLM
 
 from penstock.config.sections import Count, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError
-from penstock.runtime.retry import Interrupted
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
 from penstock.workloads.language.feedback.examples import BadRows
@@ -38,22 +35,14 @@ from penstock.workloads.language.pretraining.conversation_files import (
 )
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.settings import assigned_settings
-from penstock.workloads.language.tokenizer import Tokenizer, load_tokenizer, pad
+from penstock.workloads.language.tokenizer import Tokenizer, load_tokenizer
 
 # ---- A conversation as token ids: what people said is context, what the assistant said is learned.
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisedRow:
-    """ids: of the conversation. learned: of each id, whether it is the assistant's, its end included."""
-
-    ids: tuple[int, ...]
-    learned: tuple[bool, ...]
-
-
 def supervised_rows(
     conversations: Sequence[Conversation], tokenizer: Tokenizer, max_tokens: int, bad: BadRows
-) -> list[SupervisedRow]:
+) -> list[tiny_models.Row]:
     """Return the conversations as rows of at most `max_tokens`, each cut behind its last answer that fits.
 
     One whose first answer does not fit, or whose text the tokenizer does not take, is counted in `bad`.
@@ -69,7 +58,7 @@ def supervised_rows(
 
 def _row(
     messages: Sequence[Message], encoder: ChatEncoder, tokenizer: Tokenizer, max_tokens: int
-) -> SupervisedRow:
+) -> tiny_models.Row:
     ids, learned = list[int](), list[bool]()
     begun, answered = 0, list[Message]()
     for place, message in enumerate(messages):
@@ -87,13 +76,12 @@ def _row(
         begun = place + 1
     if not ids:
         raise ValueError(f"its first answer does not fit in {max_tokens} tokens: raise max_tokens")
-    return SupervisedRow(tuple(ids), tuple(learned))
+    return tiny_models.Row(tuple(ids), tuple(learned))
 
 
 log = logging.getLogger(__name__)
 
 RESULT: Final = "base.json"
-_IGNORED: Final = -100
 
 
 class Pretraining(Section):
@@ -212,35 +200,34 @@ def _given(model: str, settings: Pretraining) -> tuple[Tokenizer, Any]:
 
 def _fit(
     network: Any,
-    rows: Sequence[SupervisedRow],
+    rows: Sequence[tiny_models.Row],
     tokenizer: Tokenizer,
     settings: Pretraining,
     stop: threading.Event | None,
 ) -> None:
     steps = max(1, round(settings.epochs * len(rows) / settings.batch))
-    optimiser = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate)
-    schedule = get_scheduler(
-        "cosine", optimiser, num_warmup_steps=round(settings.warmup * steps), num_training_steps=steps
-    )
-    generator = torch.Generator().manual_seed(settings.seed)
-    network.train()
-    for step in range(steps):
-        if stop is not None and stop.is_set():
-            raise Interrupted
-        chosen = torch.randint(len(rows), (settings.batch,), generator=generator).tolist()
-        loss, count = _cross_entropy(network, [rows[index] for index in chosen], tokenizer)
-        optimiser.zero_grad()
-        (loss / count).backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
+
+    def say(step: int, loss: float) -> None:
         if step % max(1, steps // 20) == 0:
-            log.info("training", extra={"step": f"{step}/{steps}", "loss": float(loss.detach()) / count})
-    network.eval()
+            log.info("training", extra={"step": f"{step}/{steps}", "loss": loss})
+
+    tiny_models.teach(
+        network,
+        rows,
+        tokenizer,
+        steps=steps,
+        warmup=round(settings.warmup * steps),
+        seed=settings.seed,
+        batch=settings.batch,
+        learning_rate=settings.learning_rate,
+        max_norm=1.0,
+        stop=stop,
+        on_step=say,
+    )
 
 
 def _loss(
-    network: Any, rows: Sequence[SupervisedRow], tokenizer: Tokenizer, settings: Pretraining
+    network: Any, rows: Sequence[tiny_models.Row], tokenizer: Tokenizer, settings: Pretraining
 ) -> float | None:
     """Return the mean cross-entropy of the assistant's tokens, in nats; None of no rows."""
     if not rows:
@@ -249,26 +236,14 @@ def _loss(
     total, tokens = 0.0, 0
     with torch.inference_mode():
         for start in range(0, len(rows), settings.batch):
-            loss, count = _cross_entropy(network, rows[start : start + settings.batch], tokenizer)
+            loss, count = tiny_models.cross_entropy(network, rows[start : start + settings.batch], tokenizer)
             total, tokens = total + float(loss), tokens + count
     return total / tokens
 
 
-def _cross_entropy(
-    network: Any, rows: Sequence[SupervisedRow], tokenizer: Tokenizer
-) -> tuple[torch.Tensor, int]:
-    """Return the sum over the learned tokens, and how many they are."""
-    ids, mask = pad([one.ids for one in rows], tokenizer.pad_token_id)
-    learned, _ = pad([list(map(int, one.learned)) for one in rows], 0)
-    logits = network(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
-    targets = ids.masked_fill(learned == 0, _IGNORED)[:, 1:]
-    loss = functional.cross_entropy(logits.transpose(1, 2), targets, ignore_index=_IGNORED, reduction="sum")
-    return loss, int((targets != _IGNORED).sum())
-
-
 def _result(
-    rows: Sequence[SupervisedRow],
-    held: Sequence[SupervisedRow],
+    rows: Sequence[tiny_models.Row],
+    held: Sequence[tiny_models.Row],
     bad: BadRows,
     before: float | None,
     after: float | None,

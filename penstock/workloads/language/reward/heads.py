@@ -61,7 +61,16 @@ def parse_heads(texts: Sequence[str]) -> tuple[Head, ...]:
 
 def parse_weights(texts: Sequence[str]) -> dict[str, float]:
     """Return the weights of heads in the reward of `NAME=NUMBER` texts; the last of a name counts."""
-    return dict(map(_parse_weight, texts))
+    weights: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        try:
+            weights[name] = float(number)
+        except ValueError as error:
+            raise ConfigurationError(f"--weight {text!r}: write NAME=NUMBER, such as relevance=2") from error
+        if not 0 <= weights[name] < float("inf"):
+            raise ConfigurationError(f"--weight {text!r}: must be 0 or more, and finite")
+    return weights
 
 
 def reward_weights(heads: Sequence[Head], said: Mapping[str, float] | None) -> dict[str, float]:
@@ -81,17 +90,6 @@ def reward_weights(heads: Sequence[Head], said: Mapping[str, float] | None) -> d
     if total == float("inf"):
         raise ConfigurationError("the weights have no finite sum: make them smaller, for their ratio counts")
     return weights
-
-
-def _parse_weight(text: str) -> tuple[str, float]:
-    name, _, number = text.partition("=")
-    try:
-        weight = float(number)
-    except ValueError as error:
-        raise ConfigurationError(f"--weight {text!r}: write NAME=NUMBER, such as relevance=2") from error
-    if not 0 <= weight < float("inf"):
-        raise ConfigurationError(f"--weight {text!r}: must be 0 or more, and finite")
-    return name, weight
 
 
 def _parse(text: str) -> Head:

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
@@ -37,9 +37,6 @@ class Measures:
     pairs: int = 0
     pair_accuracy: float | None = None
     calibration_error: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure(examples: Sequence[Example], scores: Sequence[tuple[float, ...]]) -> Measures:
@@ -146,13 +143,6 @@ class HeadsMeasures:
     heads: Mapping[str, HeadMeasures]
     pairs: int = 0
     pair_accuracy: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "heads": {name: asdict(one) for name, one in self.heads.items()},
-            "pairs": self.pairs,
-            "pair_accuracy": self.pair_accuracy,
-        }
 
 
 def measure_heads(

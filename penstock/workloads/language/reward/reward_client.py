@@ -9,10 +9,10 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc
 import httpx2
@@ -41,8 +41,6 @@ from penstock.workloads.language.reward.reward_source import (
     sample_to_proto,
 )
 
-T = TypeVar("T")
-
 DEADLINE_S: Final = 30.0
 PLAINTEXT: Final = Credentials()
 """On loopback and unix sockets."""
@@ -69,8 +67,7 @@ class RewardClient:
     def describe(self) -> ScoredBy:
         """Return the model that scores there; raises Unavailable."""
         until_s = time.monotonic() + self._deadline_s
-        request = pb.DescribeModelRequest()
-        reply: pb.DescribeModelReply = self._call(partial(self._stub.DescribeModel, request), until_s)
+        reply = self._call(self._stub.DescribeModel, pb.DescribeModelRequest(), until_s)
         return model_from_proto(reply.model)
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
@@ -79,7 +76,12 @@ class RewardClient:
             return Rewards((), self.describe())
         until_s = time.monotonic() + self._deadline_s
         while True:
-            parts = [self._part(request, until_s) for request in _requests(samples)]
+            parts = [
+                rewards_from_proto(
+                    self._call(self._stub.Score, request, until_s), len(request.samples), self._whose
+                )
+                for request in _requests(samples)
+            ]
             if len({part.by for part in parts}) == 1:
                 return Rewards(tuple(value for part in parts for value in part.values), parts[0].by)
 
@@ -90,7 +92,7 @@ class RewardClient:
         """
         until_s = time.monotonic() + self._deadline_s
         request = pb.ScoreRequest(samples=[sample_to_proto(sample)])
-        reply: pb.JudgeReply = self._call(partial(self._asked, self._stub.Judge, request), until_s)
+        reply = self._call(self._stub.Judge, request, until_s)
         if len(reply.judgements) != 1:
             raise BadReward(f"{self._whose}: {len(reply.judgements)} judgements of one sample")
         shares = dict(reply.judgements[0].shares)
@@ -102,34 +104,26 @@ class RewardClient:
         self._closed.set()
         self._channel.close()
 
-    def _part(self, request: pb.ScoreRequest, until_s: float) -> Rewards:
-        reply: pb.ScoreReply = self._call(partial(self._asked, self._stub.Score, request), until_s)
-        return rewards_from_proto(reply, len(request.samples), self._whose)
-
-    def _asked(self, call: Any, request: pb.ScoreRequest, *, timeout: float) -> Any:
-        reply = call(request, timeout=timeout)
-        refusal = Refusal.from_proto(reply.refusal)
-        if refusal is not None:
-            raise Refused(refusal)
-        return reply
-
-    def _attempt(self, call: Callable[..., T], until_s: float) -> T:
+    def _attempt(self, call: Any, request: Any, until_s: float) -> Any:
+        # Silence is waited for half of the time, then the call is made again.
+        timeout_s = max(_LEAST_S, min(until_s - time.monotonic(), self._deadline_s / 2))
         try:
-            return call(timeout=self._timeout_s(until_s))
+            reply = call(request, timeout=timeout_s)
         except ValueError as error:  # how a channel says that it was closed just now
             if self._closed.is_set():
                 raise Interrupted from error
             raise
+        if not isinstance(reply, pb.DescribeModelReply):
+            refusal = Refusal.from_proto(reply.refusal)
+            if refusal is not None:
+                raise Refused(refusal)
+        return reply
 
-    def _timeout_s(self, until_s: float) -> float:
-        """Of one attempt: silence is waited for half of the time, then asked again."""
-        return max(_LEAST_S, min(until_s - time.monotonic(), self._deadline_s / 2))
-
-    def _call(self, call: Callable[..., T], until_s: float) -> T:
-        """The reply of a call; what it ends with becomes an error of this package."""
+    def _call(self, call: Any, request: Any, until_s: float) -> Any:
+        """Return the reply of a call; what it ends with becomes an error of this package."""
         try:
             return retry(
-                lambda: self._attempt(call, until_s),
+                lambda: self._attempt(call, request, until_s),
                 retryable=lambda error: is_repeatable(error) or _is_overloaded(error),
                 stop=self._closed,
                 give_up_s=max(0.0, until_s - time.monotonic()),

@@ -13,7 +13,7 @@ import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -160,15 +160,8 @@ class Card:
 def save(network: Network, tokenizer: Any, card: Card, folder: Path) -> None:
     """Write a model; `reward.json` last, so that a folder with one is whole."""
     network.config.reward = {"mean": card.mean, "std": card.std, "max_tokens": card.max_tokens}
-    text = {
-        "base": card.base,
-        "max_tokens": card.max_tokens,
-        "mean": card.mean,
-        "std": card.std,
-        "checks": [{"ids": list(ids), "score": score} for ids, score in card.checks],
-        "trained": card.trained,
-    }
-    _write(network, tokenizer, folder, CARD, text)
+    checks = [{"ids": list(ids), "score": score} for ids, score in card.checks]
+    _write(network, tokenizer, folder, CARD, {**asdict(card), "checks": checks})
 
 
 def _write(network: Network, tokenizer: Any, folder: Path, name: str, text: dict[str, Any]) -> None:

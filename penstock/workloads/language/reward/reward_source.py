@@ -111,36 +111,30 @@ class CallableRewards:
     def __init__(self, path: str) -> None:
         """Raises ConfigurationError for a path that leads to no function."""
         self._function: Function = load(path)
-        self._by = ScoredBy(name=path, sha256=_sha256(self._function))
+        try:
+            file = inspect.getsourcefile(self._function)
+        except TypeError:
+            file = None
+        digest = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        self._by = ScoredBy(name=path, sha256=digest)
         self._turn = threading.Lock()
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
         prompts = [sample.prompt for sample in samples]
         responses = [sample.response for sample in samples]
         with self._turn:
-            values = self._function(prompts, responses)
-        return Rewards(checked(_listed(values, self._by.name), len(samples), self._by.name), self._by)
+            values: Any = self._function(prompts, responses)
+        if hasattr(values, "tolist"):  # of arrays and tensors
+            values = values.tolist()
+        whose = self._by.name
+        if not isinstance(values, list | tuple):
+            raise BadReward(
+                f"{whose}: returned {type(values).__name__}: return a list with a reward for each response"
+            )
+        return Rewards(checked(values, len(samples), whose), self._by)
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
-
-
-def _listed(values: Any, whose: str) -> list[Any]:
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    if not isinstance(values, list | tuple):
-        raise BadReward(
-            f"{whose}: returned {type(values).__name__}: return a list with a reward for each response"
-        )
-    return list(values)
-
-
-def _sha256(function: Any) -> str:
-    try:
-        file = inspect.getsourcefile(function)
-    except TypeError:
-        file = None
-    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 # ---- Samples and rewards on the wire, and what a request may unfold to.

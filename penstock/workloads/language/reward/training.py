@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -46,13 +46,7 @@ from penstock.workloads.language.reward.heads import (
     split_opinions,
 )
 from penstock.workloads.language.reward.items import Collate, Data, Item, encode, sides_of
-from penstock.workloads.language.reward.measures import (
-    Array,
-    HeadsMeasures,
-    Measures,
-    measure,
-    measure_heads,
-)
+from penstock.workloads.language.reward.measures import Array, HeadsMeasures, Measures, measure, measure_heads
 from penstock.workloads.language.reward.reward_model import (
     CARD,
     CHECKED,
@@ -135,7 +129,7 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         else:
             scores = score_items(self.model, self._validation)
             self.measures = measure([item.example for item in self._validation], scores)
-            found = {"loss": validation_loss(self._validation, scores), **self.measures.as_dict()}
+            found = {"loss": validation_loss(self._validation, scores), **asdict(self.measures)}
         metrics = {f"eval_{name}": value for name, value in found.items() if value is not None}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -457,11 +451,7 @@ def _same_plan(order: Order, data: Data) -> None:
     digest = hashlib.sha256()
     for item in (*data.train, *data.validation):
         digest.update(json.dumps([item.rows, item.target]).encode())
-    plan = {
-        **order.settings.model_dump(mode="json"),
-        "model": order.base,
-        "feedback": digest.hexdigest(),
-    }
+    plan = {**order.settings.model_dump(mode="json"), "model": order.base, "feedback": digest.hexdigest()}
     file = order.out / PLAN
     if order.resume:
         was = json.loads(file.read_text())
@@ -495,7 +485,7 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
         "settings": order.settings.model_dump(mode="json"),
         "steps": state.global_step,
         "best_step": _best_step(state),
-        "validation": trainer.measures.as_dict() if data.validation else None,
+        "validation": asdict(trainer.measures) if data.validation else None,
         "validation_loss": state.best_metric,
         "reward_mean": mean,
         "reward_std": std,
@@ -585,12 +575,7 @@ def _taught(weights: Mapping[str, float], items: Sequence[Item]) -> dict[str, fl
 
 
 def _save_heads(
-    order: Order,
-    network: Network,
-    encoder: Encoder,
-    data: Data,
-    weights: Mapping[str, float],
-    fitted: Fitted,
+    order: Order, network: Network, encoder: Encoder, data: Data, weights: Mapping[str, float], fitted: Fitted
 ) -> dict[str, Any]:
     counted = {
         side: dict(zip(("responses", "pairs"), map(len, sides_of(items)), strict=True))
@@ -603,7 +588,7 @@ def _save_heads(
         "bad_rows": data.bad.count,
         "bad_rows_shown": data.bad.lines(),
         "best_epoch": fitted.best_epoch,
-        "measures": fitted.measures.as_dict(),
+        "measures": asdict(fitted.measures),
     }
     card = HeadsCard(
         base=order.base,

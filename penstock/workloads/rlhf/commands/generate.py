@@ -12,7 +12,7 @@ import typer
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.foreground import AsJson, Assignments, Trust, assigned, finish
-from penstock.workloads.rlhf.commands.reward_scoring import needs_rlhf
+from penstock.workloads.rlhf.commands.reward_commands import needs_rlhf
 
 _WORKLOAD: Final = "rlhf"
 

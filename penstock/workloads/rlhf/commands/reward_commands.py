@@ -1,11 +1,19 @@
 """`penstock rlhf reward`: a reward model from feedback, its scores, and the service that gives them."""
 
+import json
 import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.extras import how_to_install
+from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.foreground import (
     AsJson,
     Assignments,
@@ -15,10 +23,12 @@ from penstock.runtime.foreground import (
     finish,
     in_foreground,
 )
+from penstock.runtime.output_file import output_file
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.runtime.lifecycle import Lifecycle
+    from penstock.workloads.language.reward.reward_source import RewardSource, Sample
 
 reward_commands = typer.Typer(help="Reward models: train from feedback, score, serve.", no_args_is_help=True)
 
@@ -100,9 +110,7 @@ def train(
     """
 
     def body(lifecycle: "Lifecycle") -> int:
-        from penstock.workloads.rlhf.commands.reward_training import main
-
-        return main(
+        return train_model(
             lifecycle,
             feedback=feedback,
             model=model,
@@ -150,9 +158,7 @@ def score(
     """Score responses: a JSON object per row of FILE, with `where` and `reward`."""
 
     def body() -> int:
-        from penstock.workloads.rlhf.commands.reward_scoring import main
-
-        return main(
+        return score_file(
             source,
             file,
             output=output,
@@ -183,8 +189,6 @@ def serve(
     """Serve a reward model's scores over gRPC."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.workloads.rlhf.commands.reward_scoring import needs_rlhf
-
         with needs_rlhf():
             from penstock.workloads.language.quiet import quieten
             from penstock.workloads.language.reward.reward_service import main
@@ -193,3 +197,236 @@ def serve(
             return main(lifecycle, settings, folder=model, base=base, device=device, listen=listen)
 
     in_foreground("reward", body, config, assignments, endpoints, insecure=insecure)
+
+
+PAGE: Final = 256
+"""Rows that are scored at once."""
+
+
+@contextmanager
+def needs_rlhf() -> Iterator[None]:
+    """Name the extra where a package of it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"{error}: {how_to_install('rlhf')}") from error
+
+
+def parse_columns(said: Sequence[str]) -> dict[str, str]:
+    """`OURS=THEIRS` as a mapping; raises ConfigurationError."""
+    pairs = [text.partition("=") for text in said]
+    for (ours, equals, theirs), text in zip(pairs, said, strict=True):
+        if not (ours and equals and theirs):
+            raise ConfigurationError(f"--column {text!r}: write OURS=THEIRS, such as score=helpfulness")
+    return {ours: theirs for ours, _, theirs in pairs}
+
+
+# ---- Training.
+
+
+def train_model(
+    lifecycle: "Lifecycle",
+    *,
+    feedback: str,
+    model: str,
+    out: Path,
+    scale: str,
+    key: str | None,
+    part: str | None,
+    columns: Sequence[str],
+    heads: Sequence[str],
+    weights: Sequence[str],
+    reference: str | None,
+    resume: bool,
+    device: str | None,
+    assignments: Sequence[str],
+    as_json: bool,
+) -> int:
+    """Train and print the summary; raises ConfigurationError for what cannot be used."""
+    of_heads = bool(heads or weights)
+    if of_heads:
+        _check_options(
+            {
+                "--scale": scale != "none",
+                "--key": key is not None,
+                "--column": bool(columns),
+                "--reference": reference is not None,
+                "--resume": resume,
+            }
+        )
+    from penstock.runtime.retry import Interrupted
+
+    with needs_rlhf():
+        from penstock.workloads.language.feedback.examples import parse_scale
+        from penstock.workloads.language.feedback.feedback_places import Source
+        from penstock.workloads.language.loading import device_of
+        from penstock.workloads.language.quiet import quieten
+        from penstock.workloads.language.reward.heads import parse_heads, parse_weights
+        from penstock.workloads.language.reward.training import Order, train
+        from penstock.workloads.language.settings import training_settings
+    quieten()
+    try:
+        measured = parse_scale(scale)
+    except ValueError as error:
+        raise ConfigurationError(f"--{error}") from error
+    named = parse_columns(columns)
+    order = Order(
+        source=Source(place=feedback, scale=measured, part=part, key=key, columns=named),
+        base=model,
+        out=out,
+        settings=training_settings(tuple(assignments)),
+        reference=None if reference is None else Source(place=reference, scale=measured, columns=named),
+        resume=resume,
+        device=device_of(device or "cpu") if of_heads else device,
+        heads=parse_heads(heads) if of_heads else (),
+        weights=parse_weights(weights),
+    )
+    try:
+        results = train(order, lifecycle.draining)
+    except Interrupted:
+        if of_heads:
+            sys.stderr.write(f"interrupted: nothing was written to {out}; start again\n")
+        return EXIT_OK
+    lines = (_heads_lines if of_heads else _lines)(out, results)
+    sys.stdout.write(json.dumps(results) + "\n" if as_json else "\n".join(lines) + "\n")
+    return EXIT_OK
+
+
+def _check_options(said: dict[str, bool]) -> None:
+    """Raise ConfigurationError for an option that says something of a model of one head."""
+    for name, is_said in said.items():
+        if is_said:
+            raise ConfigurationError(f"{name}: is for a model of one head; leave it out beside --head")
+
+
+def _lines(out: Path, results: dict[str, Any]) -> Sequence[str]:
+    from penstock.workloads.language.reward.measures import doubt
+
+    feedback = results["feedback"]
+    found = results["validation"] or {}
+    measured = "  ".join(f"{name} {value:.4g}" for name, value in found.items() if value is not None)
+    trained, validated = (
+        f"{feedback[side]['scored']} scores and {feedback[side]['pairs']} pairs"
+        for side in ("train", "validation")
+    )
+    return [
+        f"{out}: {results['steps']} steps in {results['seconds']:g} s, best at step {results['best_step']}",
+        f"trained on {trained}, validated on {validated}",
+        f"{feedback['bad_rows']} bad rows, {feedback['prompts_cut']} prompts cut",
+        f"validation: {measured or 'none'}",
+        *([doubted] if (doubted := doubt(results["validation"])) else []),
+        f"scores: mean {results['reward_mean']:.4g}, std {results['reward_std']:.4g}",
+        f"sha256 {results['sha256']}",
+    ]
+
+
+def _heads_lines(out: Path, results: dict[str, Any]) -> Sequence[str]:
+    measures = results["measures"]
+    pairs = measures["pair_accuracy"]
+    return [
+        f"{out}: best after epoch {results['best_epoch']}",
+        f"trained on {results['train']['responses']} responses and {results['train']['pairs']} pairs",
+        *(f"{name}: {_measured(one)}" for name, one in measures["heads"].items()),
+        f"pairs: {measures['pairs']}" + ("" if pairs is None else f", {pairs:.3g} in the right order"),
+        f"{results['bad_rows']} bad rows, {results['other_key']} rows rate something else",
+    ]
+
+
+def _measured(one: dict[str, Any]) -> str:
+    numbers = "".join(
+        f", {name.replace('_', ' ')} {one[name]:.3g}"
+        for name in ("squared_error", "auc", "calibration_error")
+        if one[name] is not None
+    )
+    return f"{one['ratings']} ratings held out{numbers}"
+
+
+# ---- Scores.
+
+
+def score_file(
+    place: str,
+    file: str,
+    *,
+    output: Path | None,
+    part: str | None,
+    columns: Sequence[str],
+    base: str | None,
+    device: str,
+    config: Path | None,
+    assignments: tuple[str, ...],
+) -> int:
+    """Score and write; bad rows are counted and named on stderr. Raises ConfigurationError, Fatal."""
+    if output is not None and output.exists() and Path(file).exists() and output.samefile(file):
+        raise ConfigurationError(f"--output {output}: is the file that is read; choose another name")
+    from penstock.config.credentials import credentials, http_headers
+    from penstock.config.service_settings import service_settings
+
+    with needs_rlhf():
+        from penstock.workloads.language.quiet import quieten
+        from penstock.workloads.language.reward.opening import open_source
+        from penstock.workloads.language.reward.reward_source import RewardError
+    quieten()
+    settings = service_settings(config, assignments)
+    source = open_source(
+        place,
+        is_local=True,
+        credentials=credentials(settings.security),
+        headers=http_headers(settings.security),
+        base=base,
+        device=device,
+    )
+    with ExitStack() as stack:
+        stack.callback(source.close)
+        out = sys.stdout if output is None else stack.enter_context(output_file(output))
+        try:
+            for line in _scored(source, file, part, parse_columns(columns)):
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")
+        except RewardError as error:
+            raise Fatal(str(error)) from error
+    return EXIT_OK
+
+
+def _scored(
+    source: "RewardSource", file: str, part: str | None, columns: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    from penstock.workloads.language.feedback.examples import BadRows
+    from penstock.workloads.language.feedback.feedback_places import rows_of
+
+    bad, count = BadRows(), 0
+    rows = rows_of(file, part)
+    while page := list(islice(rows, PAGE)):
+        asked: list[tuple[dict[str, Any], Sample]] = []
+        for where, row in page:
+            try:
+                asked += _asked(where, row, columns)
+            except ValueError as error:
+                bad.add(where, str(error))
+        rewards = source.score([sample for _, sample in asked])
+        for (answered, _), value in zip(asked, rewards.values, strict=True):
+            yield {**answered, "reward": value, "model": rewards.by.name, "sha256": rewards.by.sha256}
+        count += len(asked)
+    for line in bad.lines():
+        sys.stderr.write(f"bad row: {line}\n")
+    if not count:
+        raise ConfigurationError(f"{file}: no row can be scored")
+
+
+def _asked(where: str, row: Any, columns: Mapping[str, str]) -> "list[tuple[dict[str, Any], Sample]]":
+    """Return what a row wants scored: its response, or both of its pair; raises ValueError."""
+    from penstock.workloads.language.feedback.examples import response_of
+    from penstock.workloads.language.prompt import parse_prompt
+    from penstock.workloads.language.reward.reward_source import Sample
+
+    if isinstance(row, ValueError):
+        raise row
+    named = {**row, **{ours: row.get(theirs) for ours, theirs in columns.items()}}
+    if named.get("prompt") is None:
+        raise ValueError("no prompt")
+    prompt = parse_prompt(named["prompt"])
+    is_pair = named.get("chosen") is not None or named.get("rejected") is not None
+    names = ("chosen", "rejected") if is_pair else ("response",)
+    return [
+        ({"where": where, "of": name}, Sample(prompt=prompt, response=response_of(named, name)))
+        for name in names
+    ]

@@ -1,13 +1,5 @@
 """`penstock thoughts study RECIPE`: conditions side by side, from one start and on the same questions.
 
-    1 direct       no thoughts, as many updates
-    2 compute      no thoughts, as much compute as thoughts take
-    3 filler       a thought of as many words that say nothing; must be called theatre
-    4 start        thoughts that were never trained: the warm start alone
-    5 reinforce    thoughts by REINFORCE, by a run with all its processes
-    6 chains       legal thoughts taught by cross-entropy: the ceiling
-    7 another      REINFORCE on another question's reward; must be called theatre
-
 A setting that is varied makes a condition 5 of its own. The result of each condition is written to
 `seed-N/condition-NAME.json` and kept: a study that was interrupted goes on with the others.
 """
@@ -49,11 +41,11 @@ from penstock.workloads.thoughts.validation import probe, validate
 
 NAMES: Final = {
     1: "direct answers",
-    2: "direct answers, as much compute",
-    3: "filler",
+    2: "direct answers, as much compute",  # as thoughts take
+    3: "filler",  # thoughts of as many words that say nothing
     4: "start, untrained",
     5: "REINFORCE",
-    6: "taught chains",
+    6: "taught chains",  # legal thoughts by cross-entropy: the ceiling
     7: "REINFORCE, another's reward",
 }
 _WITHOUT_THOUGHTS: Final = (1, 2)
@@ -138,18 +130,10 @@ def make_study(
     only: Sequence[int],
     settings: Sequence[str],
 ) -> Study:
-    """Return what is to be compared.
+    """Return what is to be compared; raises ConfigurationError for what would fail hours from now.
 
-    Raises ConfigurationError for what would fail when its turn comes, which may be hours from now.
-
-    Args:
-        file: a recipe of thoughts.
-        out: folder of all that is made.
-        seeds: how many, from 0.
-        updates: of each condition; 0: as the recipe says.
-        questions: that each condition is measured on.
-        only: numbers of conditions; empty: all.
-        settings: KEY=VALUE, each a condition 5 of its own.
+    updates: of each condition; 0: as the recipe says. questions: that each is measured on. only: numbers of
+    conditions; empty: all. settings: KEY=VALUE, each a condition 5 of its own.
     """
     try:
         recipe = tomllib.loads(file.read_text())

@@ -1,5 +1,7 @@
 """Measures by hand."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def test_measures_are_of_what_was_said_alone() -> None:
     assert found.heads["charm"].squared_error == pytest.approx(0.0625)
     assert found.heads["charm"].auc is None
     assert (found.pairs, found.pair_accuracy) == (3, 0.5)
-    assert found.as_dict()["heads"]["charm"]["ratings"] == 1
+    assert asdict(found)["heads"]["charm"]["ratings"] == 1
 
 
 def test_an_area_agrees_with_counting_every_pair() -> None:

@@ -1,5 +1,7 @@
 """How a reward model is judged, on numbers that can be checked by hand."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -35,14 +37,14 @@ def test_pairs_given_and_pairs_of_one_prompt() -> None:
 
 @pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.6), (100, 0.3), (400, 0.54)])
 def test_what_chance_gives_as_well_is_doubted(pairs: int, accuracy: float) -> None:
-    said = doubt(Measures(pairs=pairs, pair_accuracy=accuracy).as_dict())
+    said = doubt(asdict(Measures(pairs=pairs, pair_accuracy=accuracy)))
     assert f"pair_accuracy {accuracy} of {pairs} pairs" in said
     assert ("± 0.05" if pairs == 400 else "± 0.1") in said
 
 
 @pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.61), (400, 0.56), (5, 1.0), (0, None)])
 def test_what_chance_does_not_give_is_not_doubted(pairs: int, accuracy: float | None) -> None:
-    assert not doubt(Measures(pairs=pairs, pair_accuracy=accuracy).as_dict())
+    assert not doubt(asdict(Measures(pairs=pairs, pair_accuracy=accuracy)))
     assert not doubt(None)
 
 
