@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.config.configuration_error import ConfigurationError
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.foreground import (
     AsJson,
