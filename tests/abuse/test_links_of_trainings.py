@@ -24,6 +24,8 @@ from penstock.gateway.jobs.steering import Action, CannotSteer, Order
 from penstock.gateway.store.tables import JobState, Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.launch.gateway.run_steering import RunSteering
+from penstock.launch.jobs.job_process import BEGUN_FILE
+from penstock.launch.jobs.local_jobs import read_noted
 from penstock.registry.weight_files import registry_url
 from penstock.workloads.rlhf.feedback_training import FeedbackTraining
 from tests.support.gateway.cluster_job import taken_job
@@ -145,13 +147,21 @@ def _caused(stand: Stand) -> str:
     return found.cause if isinstance(found, Outcome) else found.value
 
 
+def _noted(stand: Stand) -> dict[str, Any] | None:
+    return read_noted(stand.runner.jobs / stand.job.id / BEGUN_FILE)
+
+
 Ask = Callable[[Stand], str]
 READS: Final[dict[str, tuple[str, str | None, Ask]]] = {
     "log": ("train.log", f"{SECRET}\n", lambda stand: stand.get("log")),
     "cause by log": ("train.log", f"{SECRET}\n", _caused),
     "heard by log": ("train.log", "", lambda stand: str(stand.runner.heard(stand.job.id))),
     "lock": ("lock", SECRET, _caused),
-    "begun": ("begun.json", f'{{"group": {SECRET}}}', lambda s: str(s.runner.begun(s.job.id))),
+    "begun": (
+        "begun.json",
+        f'{{"group": {SECRET}}}',
+        lambda s: str(read_noted(s.runner.jobs / s.job.id / BEGUN_FILE)),
+    ),
     "begun at all": ("begun.json", SECRET, _caused),
     "ended": ("ended.json", f'{{"code": {SECRET}}}', _caused),
     "summary": ("run/summary.json", f'{{"failure": "{SECRET}", "interrupted": false}}', _caused),

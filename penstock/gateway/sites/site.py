@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from fastapi import FastAPI, Request
 
@@ -33,6 +34,33 @@ class RunSettings:
     policy: str = ""
     folder: Path | None = None
     false_alarm: float | None = None
+
+
+class RunBehind:
+    """A run that a site answers for. Entering finds or begins it; leaving ends it where it was begun here."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave it as it is."""
+
+    def addresses(self) -> RunAddresses:
+        """Return where its processes are now; "" for those that have not come up."""
+        raise NotImplementedError
+
+    def settings(self) -> RunSettings | None:
+        """Return what it was begun with, None while that is not known.
+
+        Raises ConfigurationError for a folder that this user did not make.
+        """
+        raise NotImplementedError
+
+    def failure(self) -> str:
+        """Return why it is over although it was not asked to end; "" while it goes on, or is not known."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, FastAPI, Form, Request
 from pydantic import SecretStr
@@ -32,7 +32,7 @@ from penstock.gateway.frame.envelope import Envelope
 from penstock.gateway.frame.parts import address_of
 from penstock.gateway.http_server import HttpServer, check_listen
 from penstock.gateway.routes.account_routes import SignUp, shown_grant
-from penstock.gateway.sites.site import RunAddresses, RunSettings, Site, Upstream
+from penstock.gateway.sites.site import RunBehind, Site, Upstream
 from penstock.gateway.store.tables import Role
 from penstock.protocol.limits import MIB
 from penstock.rpc.address import is_local
@@ -162,22 +162,6 @@ RATES: Final = Rates(calls=5000.0, bytes=512.0 * MIB, settings="per address")
 """What one address, or account, may ask for in a second: one program that acts and stores in a loop."""
 
 
-class RunBehind(Protocol):
-    """A run that a site answers for. Entering finds or begins it; leaving ends it where it was begun here."""
-
-    def addresses(self) -> RunAddresses:
-        """Return where its processes are now."""
-
-    def settings(self) -> RunSettings | None:
-        """Return what it was begun with, None while that is not known.
-
-        Raises ConfigurationError for a folder that this user did not make.
-        """
-
-    def failure(self) -> str:
-        """Return why it is over although it was not asked to end; "" while it goes on."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
     """Says who reaches a site.
@@ -210,10 +194,10 @@ def main(
     settings: Settings,
     *,
     site: Site,
-    behind: AbstractContextManager[RunBehind],
+    behind: RunBehind,
     reach: Reach,
     state: Path | None = None,
-    agents: Mapping[str, AbstractContextManager[RunBehind]] | None = None,
+    agents: Mapping[str, RunBehind] | None = None,
     beside: Callable[[RunBehind], AbstractContextManager[object]] | None = None,
 ) -> int:
     """Serve until the lifecycle drains or the run is over; returns the exit code.

@@ -22,8 +22,7 @@ from penstock.gateway.frame.envelope import Envelope as ProcessEnvelope
 from penstock.gateway.frame.server_end import ANSWER_S, EventStream
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.sites.served_text import ServedText
-from penstock.gateway.sites.site import Upstream
-from penstock.gateway.sites.site_process import RunBehind
+from penstock.gateway.sites.site import RunBehind, Upstream
 from penstock.gateway.text.agents import Agents, option_of
 from penstock.gateway.text.chat_answers import (
     INVALID,

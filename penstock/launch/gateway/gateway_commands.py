@@ -35,12 +35,11 @@ from penstock.runtime.foreground import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
 
     from penstock.config.settings import Settings
     from penstock.gateway.application import Service
     from penstock.gateway.process import Places, Work
-    from penstock.gateway.sites.site_process import RunBehind
+    from penstock.gateway.sites.site import RunBehind
     from penstock.runtime.lifecycle import Lifecycle
 
 gateway_commands = typer.Typer(cls=WithSites, help="Serve people over HTTP: accounts, projects, feedback.")
@@ -338,9 +337,7 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
             raise typer.Exit(EXIT_USAGE)
 
 
-def _text_servers(
-    server: str, agents: "Sequence[str]", settings: "Settings"
-) -> "dict[str, AbstractContextManager[RunBehind]]":
+def _text_servers(server: str, agents: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
     """Return the runs that are answered for by name, the first one as FIRST; raises ConfigurationError."""
     from penstock.config.configuration_error import ConfigurationError
     from penstock.gateway.text.agents import FIRST

@@ -57,14 +57,15 @@ from penstock.config.configuration_error import ConfigurationError, how_to_insta
 from penstock.config.run_folder import read_whole
 from penstock.gateway.jobs.job_records import CannotBegin, CannotLook, Job, Outcome, Stage
 from penstock.gateway.store.tables import JobState
-from penstock.launch.gateway.job_process import (
+from penstock.launch.gateway.local_runner import CONFIG_FILE, RUN_FOLDER, JobFolders, dry_run
+from penstock.launch.jobs.job_process import (
     ENDED_FILE,
     EXIT_BEGUN_BEFORE,
     IN_A_POD,
     LOG_FILE,
     write_durably,
 )
-from penstock.launch.gateway.local_runner import CONFIG_FILE, RUN_FOLDER, JobFolders, dry_run, read_noted
+from penstock.launch.jobs.local_jobs import has_begun, read_noted
 from penstock.launch.run.supervised_service import last_line
 
 REFUSED_FILE: Final = "refused.json"
@@ -187,7 +188,7 @@ class KubernetesRunner(JobFolders):
             return Outcome(state=JobState.FAILED, cause=refused["cause"])
         found, pods = self._of(job)
         if found is None:
-            return self.outcome(job, lost=_GONE) if self.has_begun(job) else Stage.NOT_BEGUN
+            return self.outcome(job, lost=_GONE) if has_begun(self.jobs / job) else Stage.NOT_BEGUN
         if _is_over(found) and not any(map(_lives, pods)):
             return self._ended(job, found, pods)
         cause = _waits_in_vain(pods)
@@ -229,7 +230,7 @@ class KubernetesRunner(JobFolders):
         train = ("penstock.launch.cli", "train", CONFIG_FILE, "--run-dir", RUN_FOLDER, *words)
         command = (
             *_INTERPRETER,
-            "penstock.launch.gateway.job_process",
+            "penstock.launch.jobs.job_process",
             IN_A_POD,
             str(folder),
             output,

@@ -1,40 +1,33 @@
-"""Jobs as processes of this machine: `penstock train` in a folder each, which any gateway finds again.
-
-    JOBS/ID/lock           held by the processes of a job as long as one of them lives
-    JOBS/ID/starts         a byte for each time that its process was started before it was begun
-
-beside what `job_folders` has. A job whose lock is free and that was begun has ended, and is never begun
-again. One that was not begun had nothing started that lives, because what is started inherits the lock before
-it does anything; it is started again, a few times.
-"""
+"""Jobs of a gateway on this machine: `penstock train` in a folder each, which any gateway finds again."""
 
 import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import tomli_w
 
-from penstock.config.run_folder import NoPlainFile, guard, make_private, open_regular, opener, read_whole
+from penstock.config.run_files import NoPlainFile, guard, open_regular, opener
+from penstock.config.run_folder import make_private
 from penstock.gateway.jobs.job_records import CannotBegin, Job, Outcome, Stage, Template
 from penstock.gateway.store.tables import JobState
-from penstock.launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
 from penstock.launch.gateway.job_templates import TemplateFolder, chosen_settings
 from penstock.launch.inspection.curve import Curve
 from penstock.launch.inspection.processes import METRICS_FILE
+from penstock.launch.jobs import local_jobs
+from penstock.launch.jobs.job_process import ENDED_FILE, LOG_FILE
+from penstock.launch.jobs.local_jobs import has_begun, lifeline, read_noted, try_lock
 from penstock.launch.run.memory import problem
 from penstock.launch.run.summary import SUMMARY_FILE
 from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
-from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
+from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, Fatal
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 from penstock.runtime.output_file import sync_folder, write_once
 from penstock.training import lay_over
@@ -103,14 +96,6 @@ class JobFolders:
             "meanReturn": [point.mean_return for point in points],
         }
 
-    def has_begun(self, job: str) -> bool:
-        """Return whether a job has begun: whatever stands in the place of its note, it is not begun again."""
-        return os.path.lexists(self.jobs / job / BEGUN_FILE)
-
-    def begun(self, job: str) -> dict[str, Any] | None:
-        """Return what a job noted when it began; None: it has not."""
-        return read_noted(self.jobs / job / BEGUN_FILE)
-
     def write_recipe(
         self, folder: Path, template: str, numbers: Mapping[str, float], settings: Mapping[str, Any]
     ) -> None:
@@ -148,23 +133,6 @@ class JobFolders:
         )
 
 
-def try_lock(file: IO[Any], kind: int) -> bool:
-    """Lock a file as `flock` does, and return whether it was free."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def read_noted(file: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None where there is none."""
-    try:
-        return dict(json.loads(read_whole(file)))
-    except (FileNotFoundError, NoPlainFile, ValueError, TypeError, RecursionError):
-        return None
-
-
 def dry_run(said: bytes, last: str, code: int) -> dict[str, Any]:
     """Return the dry run that a process has printed; raises CannotBegin with its last word where it has none.
 
@@ -195,10 +163,6 @@ def _place(file: Path) -> str:
     return file.read_text()
 
 
-LOCK_FILE: Final = "lock"
-STARTS_FILE: Final = "starts"
-MAX_STARTS: Final = 3
-"""How often a job's process is started that ends before it has noted that it began."""
 ESTIMATE_S: Final = 900.0
 """Longest time of a dry run, in seconds."""
 _ESTIMATE: Final = "estimate-"
@@ -219,43 +183,28 @@ class LocalRunner(JobFolders):
         folder = self.folder(job.id)
         self.write_recipe(folder, job.template, job.numbers, settings)
         command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--json")
-        with open(folder / LOCK_FILE, "a", opener=opener) as lock:
-            if not try_lock(lock, fcntl.LOCK_EX) or self.has_begun(job.id):
-                return
-            _count_start(folder)
-            around = (sys.executable, "-P", "-m", "penstock.launch.gateway.job_process", str(lock.fileno()))
-            with open(folder / LOG_FILE, "ab", opener=opener) as log:
-                self._begun[job.id] = subprocess.Popen(
-                    (*around, str(folder), *command),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    env=without_configuration(os.environ),
-                    pass_fds=(lock.fileno(),),
-                    start_new_session=True,
-                )
+        try:
+            child = local_jobs.start(folder, command, cwd=folder, env=without_configuration(os.environ))
+        except Fatal as error:
+            raise CannotBegin(str(error)) from error
+        if child is not None:
+            self._begun[job.id] = child
 
     def find(self, job: str) -> Stage | Outcome:
         """Return where a job is, also of one that another gateway started."""
-        folder = self.jobs / job
-        try:
-            with open_regular(folder / LOCK_FILE) as lock:
-                if not try_lock(lock, fcntl.LOCK_SH):
-                    return Stage.GOING_ON
-        except (FileNotFoundError, NoPlainFile):
+        goes_on = local_jobs.goes_on(self.jobs / job)
+        if goes_on is None:
             return Stage.NOT_BEGUN
+        if goes_on:
+            return Stage.GOING_ON
         child = self._begun.pop(job, None)
         if child is not None:
             child.wait()  # its lock is free, so it has ended: the kernel may forget it
-        return self.outcome(job) if self.has_begun(job) else Stage.NOT_BEGUN
+        return self.outcome(job) if has_begun(self.jobs / job) else Stage.NOT_BEGUN
 
     def stop(self, job: str) -> bool:
         """Ask the processes of a job to end; False: none of them is known yet, or none lives any more."""
-        begun = self.begun(job)
-        if begun is None or self.find(job) is not Stage.GOING_ON:
-            return False
-        os.killpg(begun["group"], signal.SIGTERM)  # the lock says that the group is there, and so its own
-        return True
+        return local_jobs.stop(self.jobs / job)
 
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
@@ -266,13 +215,12 @@ class LocalRunner(JobFolders):
         """
         command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--dry-run", "--json")
         self._remove_left()
-        with tempfile.TemporaryDirectory(prefix=_ESTIMATE, dir=self.jobs) as made, _lifeline() as watched:
+        with tempfile.TemporaryDirectory(prefix=_ESTIMATE, dir=self.jobs) as made, lifeline() as watched:
             folder = Path(made)
             self.write_recipe(folder, template, numbers, prepare(folder))
             try:
-                with (folder / LOG_FILE).open(
-                    "wb"
-                ) as log:  # a pipe would end it where it next says something
+                # A pipe in the place of the log would end it where it next says something.
+                with (folder / LOG_FILE).open("wb") as log:
                     done = subprocess.run(
                         command,
                         cwd=folder,
@@ -296,25 +244,3 @@ class LocalRunner(JobFolders):
         for folder in self.jobs.glob(f"{_ESTIMATE}*"):
             if time.time() - folder.lstat().st_mtime > 2 * ESTIMATE_S:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _lifeline() -> Iterator[int]:
-    """Yield what a process may watch to see that this one, or the block, has ended."""
-    reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-def _count_start(folder: Path) -> None:
-    """Count a start durably; raises CannotBegin for one too many."""
-    with open(folder / STARTS_FILE, "ab", opener=opener) as file:
-        if file.tell() >= MAX_STARTS:
-            said = problem((folder,)) or last_line(folder / LOG_FILE) or "it left no word"
-            raise CannotBegin(f"its process ended {MAX_STARTS} times before it had begun: {said}")
-        file.write(b".")
-        file.flush()
-        os.fsync(file.fileno())

@@ -1,38 +1,48 @@
 """The runs that a site may answer for: one that it begins and ends, one of a folder, or a server's address.
 
-    STATE/train.log, begun.json, ended.json, lock     as those of a job
+    STATE/train.log, begun.json, ended.json, lock     those of a local job
     STATE/run                                          the run
+    STATE/loop.log                                     of the loop beside it, where the site learns
 
-What a gateway began goes on when it is killed; the next one on the same folder finds it again, or resumes it
-where it has ended.
+A run that a gateway began goes on when the gateway is killed; the next one on the same folder finds it, or
+resumes it where it has ended. The loop is begun again where it ends, and ends with the gateway: its results
+lie in the folder of the run, so that the next one goes on from there.
 """
 
 import fcntl
 import json
+import logging
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final, Self
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import registry_with_password
 from penstock.config.run_folder import CONFIG_FILE, make_private
 from penstock.config.settings import Settings, load, parse_toml
 from penstock.config.trusted import check_own
-from penstock.gateway.sites.site import RunAddresses, RunSettings, Site
-from penstock.launch.gateway.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
-from penstock.launch.gateway.local_runner import LOCK_FILE, RUN_FOLDER
+from penstock.gateway.sites.site import RunAddresses, RunBehind, RunSettings, Site
+from penstock.launch.gateway.local_runner import RUN_FOLDER
 from penstock.launch.inspection.processes import is_going_on, read_endpoints
+from penstock.launch.jobs import local_jobs
+from penstock.launch.jobs.job_process import BEGUN_FILE, LOG_FILE
+from penstock.launch.jobs.local_jobs import LOCK_FILE, lifeline, try_lock
 from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 END_S: Final = 60.0
-"""Longest wait for a run that drains, in seconds."""
+"""Longest wait for a run that drains, and for a loop that ends, in seconds."""
+LOOP_LOG: Final = "loop.log"
+LOOK_S: Final = 1.0
+AGAIN_S: Final = 10.0
+"""Seconds after which a loop that ended is begun again."""
 _LONGEST_SOCKET: Final = 100
 _MOST_STEPS: Final = 10**15
 _NEVER_S: Final = 10**9
@@ -41,6 +51,8 @@ _UNENDING: Final = (
     f"learner.total_steps={_MOST_STEPS}",
     f"learner.stall_timeout_s={_NEVER_S}",  # people may stay away for as long as they like
 )
+
+log = logging.getLogger(__name__)
 
 
 def addresses_in(folder: Path) -> RunAddresses:
@@ -69,37 +81,23 @@ def settings_in(folder: Path) -> RunSettings | None:
     )
 
 
-class NamedServer:
+class NamedServer(RunBehind):
     """A policy server, and perhaps a broker, by their addresses; own: settings that were said here."""
 
     def __init__(self, server: str, broker: str, own: Settings) -> None:
         self._addresses = RunAddresses(server=server, broker=broker)
         self._own = own
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave them as they are."""
-
     def addresses(self) -> RunAddresses:
-        """Return what was named."""
         return self._addresses
 
     def settings(self) -> RunSettings:
-        """Return what was said here of the task and of the registry."""
         return RunSettings(
             task=self._own.environment.kwargs, registry=registry_with_password(self._own.registry)
         )
 
-    def failure(self) -> str:
-        """Return "": who comes and goes there is not known."""
-        return ""
 
-
-class NamedRun:
+class NamedRun(RunBehind):
     """A run of somebody's, by its folder.
 
     Entering raises ConfigurationError for what is none, and for one without a server.
@@ -121,25 +119,17 @@ class NamedRun:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave it as it is."""
-
     def addresses(self) -> RunAddresses:
-        """Return where its processes are now."""
         return addresses_in(self._folder)
 
     def settings(self) -> RunSettings | None:
-        """Return what it was begun with."""
         return settings_in(self._folder)
 
     def failure(self) -> str:
-        """Return why it is over; "" while it goes on."""
         return "" if is_going_on(self._folder) else f"{self._folder} has ended"
 
 
-class OwnRun:
+class OwnRun(RunBehind):
     """The run of a site's recipe, below a folder: found, resumed or begun by entering, ended by leaving.
 
     Entering raises ConfigurationError for a folder that cannot be used.
@@ -172,38 +162,41 @@ class OwnRun:
             self._lock = (self._state / "gateway.lock").open("a")
         except OSError as error:
             raise ConfigurationError(f"--state {self._said}: {error.strerror}; name a folder") from error
-        if not _is_free(self._lock):
+        if not try_lock(self._lock, fcntl.LOCK_EX):
             raise ConfigurationError(f"--state {self._said}: another gateway holds it; name another folder")
-        if not self._goes_on():
+        if not local_jobs.goes_on(self._state):
             self._begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ask the run to end, and wait until it has."""
-        if self._goes_on():
+        """Ask the run to end, and wait until it has; raises Fatal for one that does not end."""
+        if local_jobs.goes_on(self._state):
             os.killpg(self._group(), signal.SIGTERM)  # the lock says that the group is there
-        self._await_end()
+        if self._child is None:
+            with (self._state / LOCK_FILE).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+        else:
+            try:
+                self._child.wait(END_S)
+            except subprocess.TimeoutExpired as late:
+                raise Fatal(f"the run below {self._state} has not ended within {END_S:g} s") from late
         self._lock.close()
 
     def addresses(self) -> RunAddresses:
-        """Return where its processes are now; "" for those that have not come up."""
-        return addresses_in(self._run) if self._goes_on() else RunAddresses()
+        return addresses_in(self._run) if local_jobs.goes_on(self._state) else RunAddresses()
 
     def settings(self) -> RunSettings | None:
-        """Return what it was begun with; None until its folder says so."""
         return settings_in(self._run)
 
     def failure(self) -> str:
-        """Return why it is over; "" while it goes on."""
-        if self._goes_on():
+        if local_jobs.goes_on(self._state):
             return ""
         return last_line(self._state / LOG_FILE) or "it left no word"
 
     def _begin(self) -> None:
-        for name in (BEGUN_FILE, ENDED_FILE):
-            (self._state / name).unlink(missing_ok=True)
+        local_jobs.forget(self._state)
         words = ["--json", *(f"--set={one}" for one in self._settings)]
         if (self._run / CONFIG_FILE).exists():
             command = penstock("train", str(self._run), "--resume", *words)
@@ -212,18 +205,9 @@ class OwnRun:
             command = penstock(
                 "train", str(self._recipe.absolute()), "--run-dir", str(self._run), *served, *words
             )
-        with (self._state / LOCK_FILE).open("a") as lock, (self._state / LOG_FILE).open("ab") as log:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            around = (sys.executable, "-P", "-m", "penstock.launch.gateway.job_process", str(lock.fileno()))
-            self._child = subprocess.Popen(
-                (*around, str(self._state), *command),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env=without_configuration(os.environ),
-                pass_fds=(lock.fileno(),),
-                start_new_session=True,
-            )
+        self._child = local_jobs.start(
+            self._state, command, cwd=self._state, env=without_configuration(os.environ)
+        )
 
     def _group(self) -> int:
         if self._child is not None:
@@ -234,28 +218,75 @@ class OwnRun:
         path = self._run / "serve.sock"
         return f"unix:{path}" if len(str(path)) <= _LONGEST_SOCKET else "127.0.0.1:0"
 
-    def _goes_on(self) -> bool:
+
+class LoopBeside:
+    """The process of a site's loop while the block runs.
+
+    words: of `penstock`, before the folder of the run. options: behind it. settings: say where the run is,
+    None until that is known. state: folder of its log.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        options: Sequence[str],
+        settings: Callable[[], RunSettings | None],
+        state: Path,
+    ) -> None:
+        self._words, self._options, self._settings, self._state = words, options, settings, state
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go, name="loop", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ask it to end, and wait until it has."""
+        self._over.set()
+        self._thread.join()
+
+    def _go(self) -> None:
         try:
-            with (self._state / LOCK_FILE).open() as lock:
-                return not _is_free(lock, fcntl.LOCK_SH)
-        except FileNotFoundError:
-            return False
-
-    def _await_end(self) -> None:
-        """Wait for the lock, which its processes hold; raises Fatal for a run that does not end."""
-        if self._child is not None:
-            try:
-                self._child.wait(END_S)
-            except subprocess.TimeoutExpired as error:
-                raise Fatal(f"the run below {self._state} has not ended within {END_S:g} s") from error
+            while (run := self._settings()) is None or run.folder is None:
+                if self._over.wait(LOOK_S):
+                    return
+        except ConfigurationError as error:
+            log.warning("there is no loop", extra={"why": str(error)})
             return
-        with (self._state / LOCK_FILE).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+        while not self._over.is_set():
+            code = self._run(run.folder)
+            if not self._over.is_set():
+                said = last_line(self._state / LOOP_LOG)
+                log.warning("the loop has ended, and is begun again", extra={"code": code, "said": said})
+            self._over.wait(AGAIN_S)
+
+    def _run(self, folder: Path) -> int:
+        """Run the process to its end, or until this one is over; returns its exit code."""
+        self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with lifeline() as watched, (self._state / LOOP_LOG).open("ab") as out:
+            child = subprocess.Popen(
+                penstock(*self._words, str(folder), *self._options),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**without_configuration(os.environ), LIFELINE_VARIABLE: str(watched)},
+                pass_fds=(watched,),
+                process_group=0,
+            )
+            while child.poll() is None:
+                if self._over.wait(LOOK_S):
+                    child.terminate()
+                    return _awaited(child)
+            return int(child.returncode)
 
 
-def _is_free(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+def _awaited(child: "subprocess.Popen[bytes]") -> int:
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return child.wait(END_S)
+    except subprocess.TimeoutExpired:
+        log.warning("the loop did not end in time, and is killed", extra={"seconds": END_S})
+        child.kill()
+        return child.wait()

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.config.settings import Settings
     from penstock.gateway.accounts.accounts import Accounts
-    from penstock.gateway.sites.site import Site
-    from penstock.gateway.sites.site_process import RunBehind
+    from penstock.gateway.sites.site import RunBehind, Site
     from penstock.runtime.lifecycle import Lifecycle
 
 
@@ -42,9 +41,7 @@ FurtherAgents = Annotated[
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def named_agents(
-    said: "Sequence[str]", settings: "Settings"
-) -> "dict[str, AbstractContextManager[RunBehind]]":
+def named_agents(said: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
     """Return the runs that `NAME=DIR` and `NAME=ADDRESS` say, by name; raises ConfigurationError for others.
 
     settings: what was said here, of the runs that are known by an address alone.
@@ -52,7 +49,7 @@ def named_agents(
     from penstock.config.configuration_error import ConfigurationError
     from penstock.launch.gateway.run_behind import NamedRun, NamedServer
 
-    found: dict[str, AbstractContextManager[RunBehind]] = {}
+    found: dict[str, RunBehind] = {}
     for one in said:
         agent, _, place = one.partition("=")
         if not _NAME.fullmatch(agent) or not place:
@@ -194,7 +191,7 @@ def _command(name: str) -> "Callable[..., None]":
             _check_one(run, server, broker)
             others = agents_of(name, site, agents or (), settings)
             words = loop_words(name, site, loop or (), learn=learn, server=server)
-            behind: AbstractContextManager[RunBehind]
+            behind: RunBehind
             if run is not None:
                 behind = NamedRun(run)
             elif server:
@@ -272,9 +269,7 @@ def loop_words(
     return words
 
 
-def agents_of(
-    name: str, site: "Site", said: "Sequence[str]", settings: "Settings"
-) -> "dict[str, AbstractContextManager[RunBehind]]":
+def agents_of(name: str, site: "Site", said: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
     """Return the further runs of a site by name; raises ConfigurationError for what is none."""
     from penstock.config.configuration_error import ConfigurationError
 
@@ -287,7 +282,7 @@ def _beside(
     site: "Site", words: tuple[str, ...] | None, state: Path
 ) -> "Callable[[RunBehind], AbstractContextManager[object]] | None":
     """Return what makes the site's loop for a run; None without one."""
-    from penstock.launch.gateway.loop_beside import LoopBeside
+    from penstock.launch.gateway.run_behind import LoopBeside
 
     loop = site.loop
     if words is None or loop is None:

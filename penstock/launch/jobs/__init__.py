@@ -1,5 +1,1 @@
-"""Trainings that go on in the background of this machine, without a gateway: `penstock jobs`.
-
-background_jobs   each as a folder of a run: started, listed, stopped
-job_commands      the commands
-"""
+"""Trainings that go on in the background: jobs of this machine, and the commands `penstock jobs`."""

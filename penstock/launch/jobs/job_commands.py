@@ -10,7 +10,7 @@ import typer
 from penstock.runtime.foreground import AsJson, finish
 
 if TYPE_CHECKING:
-    from penstock.launch.jobs.background_jobs import BackgroundJob
+    from penstock.launch.jobs.local_jobs import NamedJob
 
 job_commands = typer.Typer(help="Trainings in the background of this machine.", no_args_is_help=True)
 
@@ -28,10 +28,10 @@ def start(
     """Start `penstock train` with all further arguments, and return when it goes on."""
 
     def body() -> int:
-        from penstock.launch.jobs.background_jobs import LOG_FILE
-        from penstock.launch.jobs.background_jobs import start as run
+        from penstock.launch.jobs.job_process import LOG_FILE
+        from penstock.launch.jobs.local_jobs import start_named
 
-        run(runs, name, context.args)
+        start_named(runs, name, context.args)
         sys.stdout.write(f"{runs / name}: started; it says what it does in {LOG_FILE}\n")
         return 0
 
@@ -45,9 +45,9 @@ def list_jobs(runs: Runs = _RUNS, as_json: AsJson = False) -> None:
     def body() -> int:
         from dataclasses import asdict
 
-        from penstock.launch.jobs.background_jobs import read_jobs
+        from penstock.launch.jobs.local_jobs import read_named
 
-        found = read_jobs(runs)
+        found = read_named(runs)
         if as_json:
             sys.stdout.write(json.dumps([asdict(one) for one in found]) + "\n")
         else:
@@ -68,7 +68,8 @@ def logs(
     def body() -> int:
         import threading
 
-        from penstock.launch.jobs.background_jobs import LOG_FILE, folder_of, look
+        from penstock.launch.jobs.job_process import LOG_FILE
+        from penstock.launch.jobs.local_jobs import folder_of, look
 
         folder, pause = folder_of(runs, name), threading.Event()
         look(folder)
@@ -89,16 +90,15 @@ def stop(name: Name, runs: Runs = _RUNS) -> None:
     """Ask a job to end; it concludes as after Ctrl-C, and `penstock train --resume` goes on with it."""
 
     def body() -> int:
-        from penstock.launch.jobs.background_jobs import folder_of
-        from penstock.launch.jobs.background_jobs import stop as run
+        from penstock.launch.jobs.local_jobs import folder_of, stop_named
 
-        run(folder_of(runs, name))
+        stop_named(folder_of(runs, name))
         return 0
 
     finish(body)
 
 
-def _line(one: "BackgroundJob") -> str:
+def _line(one: "NamedJob") -> str:
     from datetime import datetime
 
     began = datetime.fromtimestamp(one.started).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -19,8 +19,9 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.jobs.job_records import CannotBegin, CannotLook, Outcome, Stage
 from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway import kubernetes_runner
-from penstock.launch.gateway.job_process import EXIT_BEGUN_BEFORE
 from penstock.launch.gateway.kubernetes_runner import Cluster, KubernetesRunner, name_of, read_cluster
+from penstock.launch.jobs.job_process import BEGUN_FILE, EXIT_BEGUN_BEFORE
+from penstock.launch.jobs.local_jobs import read_noted
 from tests.processes.gateway.test_gateway_process import new_token, shared_database
 from tests.processes.gateway.test_jobs import JOBS, LONG, Client
 from tests.support.gateway.api_server import ApiServer
@@ -118,11 +119,12 @@ def test_a_second_pod_of_a_job_does_nothing(
 ) -> None:
     runner, one = runners(), taken_job(steps=100_000)
     runner.begin(one, {})
-    noted = until(lambda: runner.begun(one.id))
+    begun = runner.jobs / one.id / BEGUN_FILE
+    noted = until(lambda: read_noted(begun))
     cluster.take_away(name_of(one.id))
     runner.begin(one, {})
     assert until(lambda: cluster.exit_code(name_of(one.id))) == EXIT_BEGUN_BEFORE
-    assert runner.begun(one.id) == noted
+    assert read_noted(begun) == noted
     outcome = ended(runner, one.id)
     assert (outcome.state, "second time" in outcome.cause) == (JobState.LOST, True)
     first = psutil.Process(noted["pid"])

@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from penstock.launch.gateway.job_process import EXIT_BEGUN_BEFORE, IN_A_POD
+from penstock.launch.jobs.job_process import EXIT_BEGUN_BEFORE, IN_A_POD
 
-AROUND: Final = (sys.executable, "-P", "-m", "penstock.launch.gateway.job_process", IN_A_POD)
+AROUND: Final = (sys.executable, "-P", "-m", "penstock.launch.jobs.job_process", IN_A_POD)
 
 
 def test_what_it_runs_is_noted_and_a_second_one_does_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What is listed of jobs whose files are odd."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock.launch.jobs import background_jobs
-from penstock.launch.jobs.background_jobs import JOB_FILE, read_jobs, stop
+from penstock.config.run_folder import LOCK_FILE as RUN_LOCK_FILE
 from penstock.launch.jobs.job_commands import job_commands
+from penstock.launch.jobs.job_process import BEGUN_FILE
+from penstock.launch.jobs.local_jobs import JOB_FILE, LOCK_FILE, read_named, stop_named
 from penstock.launch.run.supervised_service import penstock
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
@@ -18,14 +20,14 @@ from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 
 def test_a_file_that_cannot_be_read_hides_no_other_job(tmp_path: Path) -> None:
     for name, text in (
-        ("whole", json.dumps({"command": ["CartPole-v1"], "started": 5.0, "pid": 1, "born": 1})),
+        ("whole", json.dumps({"command": ["CartPole-v1"], "started": 5.0})),
         ("empty", ""),
         ("odd", "{}"),
-        ("typed", json.dumps({"command": [], "started": "now", "pid": 1, "born": 1})),
+        ("typed", json.dumps({"command": [], "started": "now"})),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / JOB_FILE).write_text(text)
-    found = {one.name: one for one in read_jobs(tmp_path)}
+    found = {one.name: one for one in read_named(tmp_path)}
     assert sorted(found) == ["empty", "odd", "typed", "whole"]
     assert found["whole"].cause == ""
     for name in ("empty", "odd", "typed"):
@@ -36,12 +38,14 @@ def test_a_job_that_is_asked_twice_to_end_gets_one_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []
-    monkeypatch.setattr(os, "kill", lambda pid, _: sent.append(pid))
-    monkeypatch.setattr(background_jobs, "is_held", lambda _: True)
-    monkeypatch.setattr(background_jobs, "_born", lambda _: 7)
-    (tmp_path / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0, "pid": 12, "born": 7}))
-    stop(tmp_path)
-    stop(tmp_path)
+    monkeypatch.setattr(os, "killpg", lambda group, _: sent.append(group))
+    (tmp_path / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0}))
+    (tmp_path / BEGUN_FILE).write_text(json.dumps({"group": 12}))
+    with (tmp_path / LOCK_FILE).open("w") as job, (tmp_path / RUN_LOCK_FILE).open("w") as run:
+        fcntl.flock(job, fcntl.LOCK_EX)
+        fcntl.flock(run, fcntl.LOCK_EX)
+        stop_named(tmp_path)
+        stop_named(tmp_path)
     assert sent == [12]
 
 
@@ -50,7 +54,7 @@ def test_a_job_that_is_asked_twice_to_end_gets_one_signal(
 def test_a_name_of_a_job_leads_nowhere_else(tmp_path: Path, command: str, name: str) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    (other / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0, "pid": 1, "born": 1}))
+    (other / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0}))
     (other / "train.log").write_text("secret")
     (tmp_path / "runs").mkdir()
     told = CliRunner().invoke(job_commands, [command, name, "--runs", str(tmp_path / "runs")])
@@ -64,13 +68,13 @@ def test_a_job_whose_start_was_killed_is_listed(tmp_path: Path) -> None:
         capture_output=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == -9, done.stderr
-    assert [(one.name, one.command) for one in read_jobs(tmp_path)] == [("a", ["no-environment"])]
+    assert [(one.name, one.command) for one in read_named(tmp_path)] == [("a", ["no-environment"])]
 
 
-def test_a_job_whose_process_is_not_known_is_not_signalled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background_jobs, "is_held", lambda _: True)
-    (tmp_path / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0, "pid": 0, "born": 0}))
-    with pytest.raises(Fatal, match="penstock control stop"):
-        stop(tmp_path)
+def test_a_job_whose_processes_are_not_known_is_not_signalled(tmp_path: Path) -> None:
+    (tmp_path / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0}))
+    with (tmp_path / RUN_LOCK_FILE).open("w") as run:
+        fcntl.flock(run, fcntl.LOCK_EX)
+        for _ in range(2):
+            with pytest.raises(Fatal, match="penstock control stop"):
+                stop_named(tmp_path)

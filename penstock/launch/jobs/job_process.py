@@ -1,13 +1,13 @@
-"""The process around a job: it notes that the job was begun, runs the command, and notes its exit code.
+"""The process around a job: it notes that the job has begun, runs the command, and notes its exit code.
 
-    python -P -m penstock.launch.gateway.job_process LOCK_FD FOLDER COMMAND…       of a job on this machine
-    python -P -m penstock.launch.gateway.job_process pod FOLDER OUTPUT COMMAND…    of a job in a pod
+    python -P -m penstock.launch.jobs.job_process LOCK_FD FOLDER COMMAND…       of a job on this machine
+    python -P -m penstock.launch.jobs.job_process pod FOLDER OUTPUT COMMAND…    of a job in a pod
 
-On a machine it and the command hold the job's lock: while either lives, every gateway sees that the job goes
-on. It is the head of a process group of its own, so that the gateway's end is not the job's, and a signal to
-the group reaches the command.
+On a machine it and the command hold the job's lock: while either lives, every other process sees that the job
+goes on. It heads a process group of its own, which the end of its starter does not reach, and a signal to the
+group reaches the command.
 
-In a pod it is the first process, so that it alone gets the signals, and hands them on. A cluster may start a
+In a pod it is the first process, the only one that gets signals, and hands them on. A cluster may start a
 pod a second time, for a node that it lost sight of: the second one finds the note, and ends with
 EXIT_BEGUN_BEFORE without doing anything. What the command prints goes into the file OUTPUT of the folder,
 errors into its log.
@@ -44,7 +44,7 @@ def main(lock_fd: int, folder: Path, command: list[str]) -> int:
     write_durably(folder / BEGUN_FILE, {"group": os.getpid()})
     with (folder / LOG_FILE).open("ab") as log:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, pass_fds=(lock_fd,)
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock_fd,)
         )
     return _ended(folder, child, asked)
 
