@@ -171,9 +171,9 @@ class Workload:
     `penstock train --dry-run`; "": `prepare` itself is what is measured.
     """
     http: str = ""
-    """() → `gateway.surface.Service`: what the workload adds to a gateway that runs jobs; "": nothing."""
+    """() → `gateway.application.Service`: what the workload adds to a gateway that runs jobs; "": nothing."""
     site: str = ""
-    """() → `gateway.surface.Site`: what `penstock gateway NAME` answers with, over one run; "": nothing."""
+    """() → `gateway.sites.site.Site`: what `penstock gateway NAME` answers with, over a run; "": nothing."""
     services: str = ""
     """(Settings, folder of sockets: Path) → `Services`.
 

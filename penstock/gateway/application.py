@@ -8,11 +8,9 @@ from fastapi import APIRouter, FastAPI
 
 from penstock import __version__
 from penstock.gateway.frame.api_errors import add_handlers
-from penstock.gateway.frame.doors import Doors
-from penstock.gateway.frame.envelope import Envelope
-from penstock.gateway.frame.parts import Parts
-from penstock.gateway.frame.route_access import ACCESS, Table, add_routes
-from penstock.gateway.jobs.job_kinds import JobKind
+from penstock.gateway.frame.envelope import Doors, Envelope
+from penstock.gateway.frame.route_access import ACCESS, Parts, Table, add_routes
+from penstock.gateway.jobs.job_records import JobKind
 from penstock.gateway.jobs.live_jobs import LiveJobs
 from penstock.gateway.routes import (
     account_routes,
@@ -22,7 +20,6 @@ from penstock.gateway.routes import (
     feedback_links,
     feedback_routes,
     job_routes,
-    late_reward_routes,
     oidc_routes,
     project_routes,
     satisfaction_routes,
@@ -34,7 +31,6 @@ OWN: Final = (
     console_routes.router,
     project_routes.router,
     feedback_routes.router,
-    late_reward_routes.router,
     feedback_links.router,
     satisfaction_routes.router,
     job_routes.router,

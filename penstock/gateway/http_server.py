@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.frame.server_end import ENDING, FULL
+from penstock.gateway.frame.event_stream import ENDING, FULL
 from penstock.protocol.limits import KIB
 from penstock.rpc.address import AddressInUse, check_address, is_local
 

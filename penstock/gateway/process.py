@@ -19,18 +19,16 @@ from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
 from penstock.gateway.accounts.accounts import Accounts, sweep
 from penstock.gateway.accounts.audit import Quotas
-from penstock.gateway.accounts.oidc_provider import Provider, ProviderSettings
-from penstock.gateway.accounts.oidc_sign_in import OidcSignIn
+from penstock.gateway.accounts.oidc import OidcSignIn, Provider, ProviderSettings
 from penstock.gateway.accounts.sessions import make_keys, read_keys
 from penstock.gateway.application import Service, make_app
 from penstock.gateway.frame.api_errors import CallLimits
-from penstock.gateway.frame.doors import Doors
-from penstock.gateway.frame.parts import Parts
+from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.route_access import Parts
 from penstock.gateway.http_server import HttpServer, check_listen
 from penstock.gateway.jobs.job_dispatcher import AT_ONCE, JobDispatcher
-from penstock.gateway.jobs.job_records import Runner
-from penstock.gateway.jobs.steering import Steering
-from penstock.gateway.store.accounts_database import open_database
+from penstock.gateway.jobs.job_records import Runner, Steering
+from penstock.gateway.store.tables import open_database
 from penstock.registry.database import Database, parse_url
 from penstock.registry.records import SchemaMismatch, Unavailable
 from penstock.registry.registry import Registry

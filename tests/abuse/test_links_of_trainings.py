@@ -19,8 +19,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from penstock.config.run_folder import NoPlainFile
 from penstock.gateway.jobs import job_queue
-from penstock.gateway.jobs.job_records import Job, Outcome
-from penstock.gateway.jobs.steering import Action, CannotSteer, Order
+from penstock.gateway.jobs.job_records import Action, CannotSteer, Job, Order, Outcome
 from penstock.gateway.store.tables import JobState, Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.launch.gateway.run_steering import RunSteering

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from penstock.config.settings import from_environment, load
-from penstock.gateway.frame.doors import Doors
+from penstock.gateway.frame.envelope import Doors
 from penstock.launch.cli.app import app
 from tests.deploy.manifests import (
     COMPONENT,

@@ -18,9 +18,15 @@ from sqlalchemy.orm import Session
 from penstock.gateway.accounts import api_tokens, projects, sessions, users
 from penstock.gateway.accounts import projects as invitations
 from penstock.gateway.accounts import users as attempts
-from penstock.gateway.accounts.account_errors import Forbidden, Unauthenticated
-from penstock.gateway.accounts.principal import Membership, Principal
-from penstock.gateway.accounts.secrets import API, REFRESH, is_secret
+from penstock.gateway.accounts.principal import (
+    API,
+    REFRESH,
+    Forbidden,
+    Membership,
+    Principal,
+    Unauthenticated,
+    is_secret,
+)
 from penstock.gateway.accounts.sessions import Grant, Keys
 from penstock.gateway.accounts.users import hash_password, is_password
 from penstock.gateway.store.tables import (

@@ -11,9 +11,16 @@ from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import audit
-from penstock.gateway.accounts.account_errors import BadInput, NoSuchThing, Unauthenticated
-from penstock.gateway.accounts.principal import Principal
-from penstock.gateway.accounts.secrets import API, digest, new_id, new_secret
+from penstock.gateway.accounts.principal import (
+    API,
+    BadInput,
+    NoSuchThing,
+    Principal,
+    Unauthenticated,
+    digest,
+    new_id,
+    new_secret,
+)
 from penstock.gateway.store.tables import ApiTokenRow, FeedbackLinkRow, Role
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.accounts.account_errors import QuotaReached
+from penstock.gateway.accounts.principal import QuotaReached
 from penstock.gateway.store.tables import AuditRow
 from penstock.protocol.limits import MIB
 from penstock.registry.ratings import RatingBounds

@@ -8,9 +8,17 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import api_tokens, audit
-from penstock.gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing
-from penstock.gateway.accounts.principal import Membership, Principal
-from penstock.gateway.accounts.secrets import INVITATION, digest, is_secret, new_secret
+from penstock.gateway.accounts.principal import (
+    INVITATION,
+    AccountConflict,
+    BadInput,
+    Membership,
+    NoSuchThing,
+    Principal,
+    digest,
+    is_secret,
+    new_secret,
+)
 from penstock.gateway.store.tables import (
     ApiTokenRow,
     FeedbackLinkRow,

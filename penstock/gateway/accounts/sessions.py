@@ -25,9 +25,14 @@ from sqlalchemy.orm import Session
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.accounts import api_tokens, audit
-from penstock.gateway.accounts.account_errors import Unauthenticated
-from penstock.gateway.accounts.principal import Principal
-from penstock.gateway.accounts.secrets import REFRESH, digest, new_id, new_secret
+from penstock.gateway.accounts.principal import (
+    REFRESH,
+    Principal,
+    Unauthenticated,
+    digest,
+    new_id,
+    new_secret,
+)
 from penstock.gateway.store.tables import RefreshRow, SessionRow, UserRow
 from penstock.runtime.output_file import write_once
 

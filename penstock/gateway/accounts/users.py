@@ -15,9 +15,14 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import audit
-from penstock.gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing, TooManyAttempts
+from penstock.gateway.accounts.principal import (
+    AccountConflict,
+    BadInput,
+    NoSuchThing,
+    TooManyAttempts,
+    new_id,
+)
 from penstock.gateway.accounts.projects import withdraw
-from penstock.gateway.accounts.secrets import new_id
 from penstock.gateway.store.tables import AttemptRow, MemberRow, SessionRow, UserRow
 
 MAX_NAME_LENGTH: Final = 128

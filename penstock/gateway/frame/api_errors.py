@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from penstock.gateway.accounts.account_errors import (
+from penstock.gateway.accounts.principal import (
     AccountConflict,
     AccountError,
     BadInput,
@@ -28,7 +28,7 @@ from penstock.gateway.accounts.account_errors import (
     TooManyAttempts,
     Unauthenticated,
 )
-from penstock.gateway.jobs.steering import CannotSteer
+from penstock.gateway.jobs.job_records import CannotSteer
 from penstock.protocol.limits import MIB
 from penstock.registry.records import Conflict, NotAllowed, RegistryError, Unavailable
 from penstock.rpc.gate import Exceeded, RateLimits, Rates

@@ -1,24 +1,77 @@
-"""Which caller may call which route: the one table, and the routes that keep to it.
+"""Which caller may call which route: the one table, the routes that keep to it, and the audit of calls.
 
 A route that is not in the table is refused when the application is made, and so is a line without its route.
 The caller is known, and their role looked up, before anything of the body is read.
 """
 
-import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
-from penstock.gateway.accounts.account_errors import Forbidden, Unauthenticated
-from penstock.gateway.accounts.principal import Membership, Principal
-from penstock.gateway.frame.parts import parts_of
+from penstock.gateway.accounts import audit
+from penstock.gateway.accounts.accounts import Accounts
+from penstock.gateway.accounts.audit import Quotas
+from penstock.gateway.accounts.oidc import OidcSignIn
+from penstock.gateway.accounts.principal import (
+    AccountError,
+    Forbidden,
+    Membership,
+    Principal,
+    Unauthenticated,
+)
+from penstock.gateway.frame.api_errors import ApiError, CallLimits
+from penstock.gateway.jobs.job_dispatcher import JobDispatcher
+from penstock.gateway.jobs.job_records import CannotSteer, NoAnswer
 from penstock.gateway.store.tables import Role
+from penstock.registry.records import RegistryError, Unavailable
+from penstock.registry.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one gateway, made when it starts.
+
+    dispatcher: None where it runs no jobs. state: folder of what it keeps on this machine; None where it
+    keeps nothing. oidc: None where no provider of identities is set up. quotas: of each project.
+    """
+
+    accounts: Accounts
+    registry: Registry
+    limits: CallLimits
+    dispatcher: JobDispatcher | None = None
+    state: Path | None = None
+    oidc: OidcSignIn | None = None
+    quotas: Quotas = field(default_factory=Quotas)
+
+
+def parts_of(request: Request) -> Parts:
+    """Return the parts of the gateway that a request came to."""
+    found: Parts = request.app.state.parts
+    return found
+
+
+def state_folder(request: Request) -> Path:
+    """Return the folder of what the gateway keeps on this machine; raises ApiError where it keeps nothing."""
+    found = parts_of(request).state
+    if found is None:
+        raise ApiError(409, "this gateway keeps nothing on this machine")
+    return found
+
+
+def address_of(request: Request) -> str:
+    """Return the address that a request came from, "" where it is not known."""
+    return request.client.host if request.client is not None else ""
+
 
 PROJECT_HEADER: Final = "Penstock-Project"
 
@@ -178,103 +231,50 @@ def member_of(request: Request) -> Membership:
     return found
 
 
-# ---- What the gateway says of its own calls
+# ---- The audit of what is done outside the accounts' database.
 
-ERRORS: Final = {
-    400: "It cannot be done with what there is.",
-    401: "No token, or one that does not count any more.",
-    403: "The caller's role does not suffice.",
-    404: "There is no such thing, or none of the caller's.",
-    408: "The body came too slowly.",
-    409: "The state does not admit it.",
-    413: "The body is too large.",
-    421: "The request names another host.",
-    422: "A field is wrong.",
-    429: "Too many requests; `Retry-After` says when to try again.",
-    503: "A database does not answer; `Retry-After` says when to try again.",
-}
-"""What any call may answer beside what it declares itself."""
-ERROR_SCHEMA: Final = {
-    "type": "object",
-    "required": ["error", "detail", "field"],
-    "properties": {
-        "error": {"type": "string", "description": "A word for programs."},
-        "detail": {"type": "string", "description": "What is wrong, and what to do."},
-        "field": {"type": ["string", "null"], "description": "The field of the request, where it is one."},
-    },
-}
-_PROJECT: Final = {
-    "name": PROJECT_HEADER,
-    "in": "header",
-    "required": False,
-    "schema": {"type": "string"},
-    "description": "The project that is meant, for a person who belongs to several.",
-}
-_SECURITY: Final = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "An access token, or an API token."},
-    "basic": {"type": "http", "scheme": "basic", "description": "An API token as the password."},
-}
+_REFUSALS: Final = (AccountError, CannotSteer, RegistryError)
+_UNKNOWN: Final = (NoAnswer, Unavailable)
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of an application whose routes are all in its table of access."""
-    content: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    components = content.setdefault("components", {})
-    schemas = components.setdefault("schemas", {})
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
-    schemas["Error"] = ERROR_SCHEMA
-    components["securitySchemes"] = _SECURITY
-    components["responses"] = {str(status): error_answer(text) for status, text in ERRORS.items()}
-    for route in app.routes:
-        assert isinstance(route, APIRoute)
-        for method in route.methods or ():
-            operation = content["paths"][route.path_format][method.lower()]
-            access = app.state.access[method, route.path]
-            _complete(operation, access)
-            _describe_answers(operation, route)
-            _name_path(operation, route.path_format)
-            if access not in {Access.ANYBODY, Access.KNOWN} and "{project}" not in route.path:
-                operation.setdefault("parameters", []).append(_PROJECT)
-    return content
+@contextmanager
+def audited(
+    parts: Parts,
+    member: Membership,
+    action: str,
+    subject: str,
+    *,
+    request: str | None = None,
+    refusals: tuple[type[Exception], ...] = (),
+    **detail: Any,
+) -> Iterator[None]:
+    """Have the audit say what a member asks for, before the block does it.
 
+    What the block does lies outside the accounts' database: in a registry, a run, a file. The row is written
+    before, so that what a gateway does that is killed in between is audited. It is taken back where the block
+    refuses, since nothing was done; where no answer comes it stays, since it may have been done.
 
-def _name_path(operation: dict[str, Any], path: str) -> None:
-    """Describe the parts of a path that a route leaves to those who look its caller up."""
-    known = operation.setdefault("parameters", [])
-    named = {one["name"] for one in known if one["in"] == "path"}
-    for name in re.findall(r"{(\w+)}", path):
-        if name not in named:
-            known.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+    request: an id under which the same is asked for again, to hear how far it has come: one row for all.
+    refusals: exceptions by which the block says that it has done nothing, beside those of accounts, runs and
+    registries. detail: facts that are neither secrets nor a person's text.
+    """
+    accounts, project, by = parts.accounts, member.project, member.principal.subject
+    said = detail if request is None else detail | {"request": request}
 
+    def write(session: Session, now: datetime) -> int | None:
+        if request is not None and audit.is_noted(
+            session, project=project, action=action, subject=subject, request=request
+        ):
+            return None
+        row = audit.note(session, now, by=by, action=action, project=project, subject=subject, **said)
+        session.flush()
+        return row.number
 
-def _describe_answers(operation: dict[str, Any], route: APIRoute) -> None:
-    """Leave the models of answers alone: FastAPI has laid them over the types that functions return."""
-    for status in route.response_fields:
-        content = operation["responses"][str(status)]["content"]["application/json"]
-        content["schema"] = _of_model(content["schema"])
-
-
-def _of_model(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what is of the model in a schema: a reference, a choice of them, or a list of them."""
-    for word in ("$ref", "anyOf"):
-        if word in schema:
-            return {word: schema[word]}
-    return {"type": "array", "items": _of_model(schema["items"])}
-
-
-def error_answer(text: str) -> dict[str, Any]:
-    """Return how an answer other than success is described."""
-    schema = {"$ref": "#/components/schemas/Error"}
-    return {"description": text, "content": {"application/json": {"schema": schema}}}
-
-
-def _complete(operation: dict[str, Any], access: Access) -> None:
-    answers = operation["responses"]
-    for status in ERRORS:
-        answers[str(status)] = {"$ref": f"#/components/responses/{status}"}
-    if access is Access.ANYBODY:
-        return
-    operation["security"] = [{name: []} for name in _SECURITY]
-    least = "signed in" if access is Access.KNOWN else f"{access} of the project"
-    operation["description"] = f"{operation.get('description', '')}\n\nWho may call it: {least}.".strip()
+    number = accounts.run(write)
+    known: tuple[type[Exception], ...] = (*_REFUSALS, *refusals)
+    try:
+        yield
+    except known as error:
+        if number is not None and not isinstance(error, _UNKNOWN):
+            accounts.run(lambda session, _: audit.take_back(session, number))
+        raise

@@ -4,7 +4,7 @@ A job is taken by one runner, whose place its row names from then on; transactio
 two gateways never take the same one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,12 +12,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, aliased
 
 from penstock.gateway.accounts import audit
-from penstock.gateway.accounts.account_errors import AccountConflict, NoSuchThing
-from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.accounts.secrets import new_id
-from penstock.gateway.jobs import policy_versions
-from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome
-from penstock.gateway.store.tables import JobRow, JobState
+from penstock.gateway.accounts.principal import AccountConflict, Membership, NoSuchThing, new_id
+from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
+from penstock.gateway.store.tables import JobRow, JobState, PolicyVersionRow
 
 MAX_OPEN: Final = 16
 """Most jobs of a project that are queued or running."""
@@ -113,7 +110,7 @@ def settle(session: Session, now: datetime, id_: str, outcome: Outcome, made: Co
     row.state, row.cause, row.ended = outcome.state, outcome.cause, now
     row.result = None if made is None else dict(made.result)
     if made is not None and made.version is not None:
-        policy_versions.add(session, now, record(row), made.version)
+        add_version(session, now, record(row), made.version)
     _note(session, now, row, f"job {outcome.state}", by=row.cancelled_by or row.by)
 
 
@@ -193,3 +190,77 @@ def _note(session: Session, now: datetime, row: JobRow, action: str, *, by: str)
         agent=row.agent,
         template=row.template,
     )
+
+
+# ---- Policies that jobs trained.
+
+MAX_VERSIONS: Final = 1000
+
+
+def add_version(session: Session, now: datetime, job: Job, made: TrainedVersion) -> None:
+    """Add what a job trained to the versions of its agent."""
+    session.add(
+        PolicyVersionRow(
+            id=job.id,
+            project=job.project,
+            agent_id=job.agent,
+            version=made.version,
+            model_path=made.model_path,
+            reward_model_path=made.reward_model_path,
+            feedback_count=made.feedback_count,
+            reward_mean=made.reward_mean,
+            reward_std=made.reward_std,
+            created_at=now,
+        )
+    )
+
+
+def version_labels(session: Session, project: str, agent: str) -> frozenset[str]:
+    """Return the labels of all versions of an agent."""
+    own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
+    return frozenset(session.scalars(select(PolicyVersionRow.version).where(own)))
+
+
+def find_version(session: Session, project: str, agent: str, label: str) -> PolicyVersionRow | None:
+    """Return the version of an agent that has a label; None: there is none."""
+    own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
+    return session.scalar(select(PolicyVersionRow).where(own, PolicyVersionRow.version == label))
+
+
+def read_versions(session: Session, project: str, agent: str) -> tuple[PolicyVersionRow, ...]:
+    """Return the newest MAX_VERSIONS versions of an agent, newest first."""
+    own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
+    newest = select(PolicyVersionRow).where(own).order_by(PolicyVersionRow.number.desc())
+    return tuple(session.scalars(newest.limit(MAX_VERSIONS)))
+
+
+# ---- Which trainings have read ratings that were deleted: what a person is told who asks to be forgotten.
+
+
+def trained_from(
+    session: Session, project: str, deleted: Mapping[str, Sequence[int]]
+) -> list[dict[str, Any]]:
+    """Return the jobs that began while a deleted rating of their agent was there, oldest first.
+
+    deleted: numbers of ratings by policy, `PROJECT/AGENT`. A job may have left such a rating out, as one of
+    another aspect; none that read one is left out here.
+    """
+    first = {policy.partition("/")[2]: min(numbers) for policy, numbers in deleted.items() if numbers}
+    if not first:
+        return []
+    began = (JobRow.project == project) & JobRow.agent.in_(first) & JobRow.began.is_not(None)
+    jobs = session.scalars(select(JobRow).where(began).order_by(JobRow.number)).all()
+    read = [job for job in jobs if job.facts.get("through", 0) >= first[job.agent]]
+    own = PolicyVersionRow.id.in_([job.id for job in read])
+    rows = session.execute(select(PolicyVersionRow.id, PolicyVersionRow.version).where(own))
+    labels = dict(rows.all())
+    return [
+        {
+            "project": project,
+            "agent": job.agent,
+            "job": job.id,
+            "state": job.state,
+            "version": labels.get(job.id),
+        }
+        for job in read
+    ]

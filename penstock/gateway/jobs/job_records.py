@@ -1,18 +1,17 @@
-"""A job as its callers see it, what a template lets them choose, and what a job that ended left."""
+"""A job, its template and its outcome as callers see them; what runs jobs, steers runs, and adds a kind."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
-
-from penstock.gateway.accounts.account_errors import BadInput
-from penstock.gateway.store.tables import JobRow, JobState, PolicyVersionRow
+from penstock.gateway.accounts.principal import BadInput
+from penstock.gateway.store.tables import JobState
+from penstock.registry.registry import Registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,33 +192,143 @@ class Runner(Protocol):
         """
 
 
-# ---- Which trainings have read ratings that were deleted: what a person is told who asks to be forgotten.
+_SHOWN: Final = ("solved", "mean_return", "updates", "policy_version", "training_seconds")
 
 
-def trained_from(
-    session: Session, project: str, deleted: Mapping[str, Sequence[int]]
-) -> list[dict[str, Any]]:
-    """Return the jobs that began while a deleted rating of their agent was there, oldest first.
+class JobKind(Protocol):
+    """What a kind of job needs before it begins, and what is made of it once it has finished.
 
-    deleted: numbers of ratings by policy, `PROJECT/AGENT`. A job may have left such a rating out, as one of
-    another aspect; none that read one is left out here.
+    `prepare` and `conclude` may be called again for a job, after a gateway was killed in them.
     """
-    first = {policy.partition("/")[2]: min(numbers) for policy, numbers in deleted.items() if numbers}
-    if not first:
-        return []
-    began = (JobRow.project == project) & JobRow.agent.in_(first) & JobRow.began.is_not(None)
-    jobs = session.scalars(select(JobRow).where(began).order_by(JobRow.number)).all()
-    read = [job for job in jobs if job.facts.get("through", 0) >= first[job.agent]]
-    own = PolicyVersionRow.id.in_([job.id for job in read])
-    rows = session.execute(select(PolicyVersionRow.id, PolicyVersionRow.version).where(own))
-    labels = dict(rows.all())
-    return [
-        {
-            "project": project,
-            "agent": job.agent,
-            "job": job.id,
-            "state": job.state,
-            "version": labels.get(job.id),
-        }
-        for job in read
-    ]
+
+    def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
+        """Return what is true of an agent now, for the row of a job; raises an AccountError to refuse it.
+
+        `through` among them is the number of the newest rating that the job reads; without it, it reads none.
+        """
+
+    def prepare(
+        self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path
+    ) -> Mapping[str, Any]:
+        """Write what a job reads into its folder; returns the settings that name it.
+
+        policy: `PROJECT/AGENT`, under which the registry has its ratings. facts: of the job.
+
+        Raises OSError where the folder cannot be written.
+        """
+
+    def conclude(
+        self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
+    ) -> Conclusion:
+        """Return what a finished job came to, with its files where they shall be found.
+
+        taken: labels of the versions that the agent has. folder: of the job, with the run's, `run`, in it;
+        the training writes there, so that its files are opened by `penstock.config.run_files`.
+        models: below which models are exported. Raises OSError where files cannot be written, ValueError
+        where the run lacks what its kind must leave.
+        """
+
+
+class PlainTraining:
+    """A training that needs only its template: its result is what its summary says."""
+
+    def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def prepare(
+        self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path
+    ) -> Mapping[str, Any]:
+        """Write nothing."""
+        return {}
+
+    def conclude(
+        self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
+    ) -> Conclusion:
+        """Return the figures of the summary that people ask for first."""
+        summary = outcome.summary or {}
+        return Conclusion(result={name: finite(summary.get(name)) for name in _SHOWN})
+
+
+def finite(value: Any) -> Any:
+    """Return a value of a summary as JSON has it: a number that is none is null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Action(StrEnum):
+    """Names what may be wanted of a run that goes on."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+    CHECKPOINT = "checkpoint"
+    RESTORE = "restore"
+    FLUSH = "flush"
+
+
+class CannotSteer(Exception):
+    """Reports that a run refuses what is wanted, or does not answer; the message says why."""
+
+
+class NoAnswer(CannotSteer):
+    """Reports that a run or its registry did not answer: what is wanted may have been done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Says what is wanted of a run.
+
+    name: of a checkpoint, to make or to restore; "" for none. min_steps: that a flush waits for, at least.
+    request_id: the same again is the same order, and answers how far it has come.
+    """
+
+    action: Action
+    name: str = ""
+    min_steps: int = 1
+    request_id: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficChange:
+    """A change of which clients get which version; None: unchanged. shadow 0: none."""
+
+    canary_share: float | None = None
+    latest_share: float | None = None
+    shadow: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionFile:
+    """Holds a version of a policy as a file. name: for who keeps it. content: safetensors."""
+
+    name: str
+    content: bytes
+
+
+class Steering(Protocol):
+    """Steers the runs of jobs, by the job's id.
+
+    Every method may raise CannotSteer, and NoAnswer where nobody knows what was done. version: by its number
+    or its name. by: for the registry's own audit.
+    """
+
+    def order(self, job: str, order: Order) -> Mapping[str, Any]:
+        """Tell a run that goes on what is wanted, and return how far that has come."""
+
+    def versions(self, job: str) -> Mapping[str, Any]:
+        """Return the registered versions of a run, and its traffic."""
+
+    def weights(self, job: str, version: int | str) -> VersionFile:
+        """Return a registered version as a file."""
+
+    def promote(
+        self, job: str, version: int | str, *, to: str, canary_share: float | None, reason: str, by: str
+    ) -> Mapping[str, Any]:
+        """Make a version `active` or `canary`, and return it."""
+
+    def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
+        """Withdraw a version, the canary or the active one, and return what is active then."""
+
+    def set_traffic(self, job: str, change: TrafficChange, *, reason: str, by: str) -> Mapping[str, Any]:
+        """Change the traffic, and return it."""

@@ -1,30 +1,88 @@
-"""The jobs of a project live, as server-sent events: what has changed since it was sent last, no more.
+"""The jobs of a project live, and the log of one, as server-sent events until their reader may read no more.
 
 jobs        the newest of the project: {"jobs"}
 job         the one that is looked at
 curve       of its run
 versions    of its run, and its traffic
 trouble     what cannot be shown now: {"of", "detail"}
+line        of the log
+state       of the job whose log has ended; it is the last event
 refused     the session, the token or the membership has ended; it is the last event
+
+Of the jobs, what has changed since it was sent last, no more.
 """
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from fastapi.encoders import jsonable_encoder
+from starlette.concurrency import run_in_threadpool
 
-from penstock.gateway.accounts.account_errors import AccountError
 from penstock.gateway.accounts.accounts import Accounts
-from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.event_text import STILL_HERE, event
+from penstock.gateway.accounts.principal import AccountError, Membership
+from penstock.gateway.frame.event_stream import STILL_HERE, event
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
-from penstock.gateway.jobs.job_records import shown
-from penstock.gateway.jobs.log_stream import LOOK_S, QUIET_LOOKS, RIGHTS_S, SharedLooks, rest
-from penstock.gateway.jobs.steering import CannotSteer
+from penstock.gateway.jobs.job_records import CannotSteer, Job, shown
 from penstock.registry.records import RegistryError, Unavailable
+
+# ---- Looks that many streams share: what one of them has just found out, none asks again.
+
+T = TypeVar("T")
+MOST_KEPT: Final = 256
+"""Looks that are remembered before those that are old are let go of."""
+
+
+class SharedLooks:
+    """For one event loop. fresh_s: how long what was found stands for what is."""
+
+    def __init__(self, fresh_s: float) -> None:
+        self._fresh_s = fresh_s
+        self._known: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
+
+    async def at(self, key: Hashable, look: Callable[[], T]) -> T:
+        """Return what `look`, which blocks, finds for a key, or has found just now; raises what it raises."""
+        now = asyncio.get_running_loop().time()
+        known = self._known.get(key)
+        if known is None or self._is_old(known, now):
+            if len(self._known) >= MOST_KEPT:
+                self._known = {one: it for one, it in self._known.items() if not self._is_old(it, now)}
+            known = now, asyncio.ensure_future(run_in_threadpool(look))
+            known[1].add_done_callback(_retrieve)
+            self._known[key] = known
+        # One that leaves does not end the look for the others.
+        found: T = await asyncio.shield(known[1])
+        return found
+
+    def _is_old(self, known: tuple[float, asyncio.Task[Any]], now: float) -> bool:
+        return known[1].done() and known[0] + self._fresh_s <= now
+
+
+async def rest(look_s: float) -> None:
+    """Wait until a stream looks again, about `look_s` seconds: from half of them to one and a half.
+
+    Who waited for one look together would wake together ever after, a thousand at once.
+    """
+    await asyncio.sleep(look_s * random.uniform(0.5, 1.5))
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Take the error of a look that no caller waits for any longer, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
+
+READ_BYTES: Final = 64 * 1024
+LOOK_S: Final = 1.0
+"""Seconds between two looks at a log that has not grown, on average."""
+RIGHTS_S: Final = 5.0
+"""Seconds for which a reader that has lost the right to read may read on."""
+QUIET_LOOKS: Final = 15
+"""Looks without news after which a sign of life is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +116,15 @@ class LiveJobs:
 
     async def _looked(self, member: Membership, job: str) -> dict[str, str]:
         """Return every event as it is now, for who may still see it; raises AccountError."""
-        who = (member.principal.subject, member.principal.session, member.project)
-        await self._rights.at(who, lambda: self.accounts.check_still(member))
+        await self._check_still(member)
         found: dict[str, str] = await self._looks.at(
             (member.project, job), partial(self._found, member.project, job)
         )
         return found
+
+    async def _check_still(self, member: Membership) -> None:
+        who = (member.principal.subject, member.principal.session, member.project)
+        await self._rights.at(who, lambda: self.accounts.check_still(member))
 
     def _found(self, project: str, job: str) -> dict[str, str]:
         """Return the events of a project by what they are about."""
@@ -81,6 +142,56 @@ class LiveJobs:
             found["versions"] = _told("versions", lambda: dict(steering.versions(job)))
         return found
 
+    async def follow_log(self, member: Membership, job: str, begin: int) -> AsyncIterator[str]:
+        """Yield the log of a job as events, the last of them `state`, or `refused`.
+
+        begin: byte of the log, behind a line.
+        """
+        quiet = 0
+        while True:
+            try:
+                now = await self._now(member, job)
+            except AccountError as error:
+                yield event("refused", str(error), begin)
+                return
+            except Unavailable:  # it goes on when the database is back
+                yield STILL_HERE
+                await rest(LOOK_S)
+                continue
+            try:
+                content = await self._read(job, begin)
+            except OSError as error:
+                content = b""
+                if quiet == 0:
+                    yield event("line", f"the log cannot be read: {error.strerror}", begin)
+            whole = _lines(content, ended=not now.state.is_open)
+            for line in whole.splitlines(keepends=True):
+                begin += len(line)
+                yield event("line", line.decode(errors="replace").rstrip("\r\n"), begin)
+            if whole:
+                quiet = 0
+                continue
+            if not now.state.is_open:
+                yield event("state", {"state": now.state, "cause": now.cause}, begin)
+                return
+            quiet += 1
+            if quiet % QUIET_LOOKS == 1:
+                yield STILL_HERE
+            await rest(LOOK_S)
+
+    async def _now(self, member: Membership, job: str) -> Job:
+        """Return the job as it is, for a reader who may still see it; raises AccountError."""
+        await self._check_still(member)
+        find: Callable[[], Job] = lambda: self.accounts.look(  # noqa: E731 - handed on
+            lambda session: job_queue.get(session, member.project, job)
+        )
+        return await self._looks.at((Job, member.project, job), find)
+
+    async def _read(self, job: str, begin: int) -> bytes:
+        assert self.dispatcher is not None
+        runner = self.dispatcher.runner
+        return await self._looks.at(("log", job, begin), lambda: runner.read_log(job, begin, READ_BYTES))
+
 
 def _told(kind: str, look: Callable[[], Any]) -> str:
     """Return what a look finds as an event; what cannot be shown hides nothing else."""
@@ -91,3 +202,11 @@ def _told(kind: str, look: Callable[[], Any]) -> str:
     except OSError as error:
         detail = error.strerror or "it cannot be read"
     return event("trouble", {"of": kind, "detail": detail})
+
+
+def _lines(content: bytes, *, ended: bool) -> bytes:
+    """Return the whole lines of a piece; all of it where no more comes, or where a line is longer."""
+    if ended or len(content) == READ_BYTES:
+        cut = content.rfind(b"\n") + 1
+        return content[:cut] or content
+    return content[: content.rfind(b"\n") + 1]

@@ -21,13 +21,11 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.event_text import STILL_HERE, event
 from penstock.gateway.frame.api_errors import ApiError, add_handlers
-from penstock.gateway.frame.doors import Doors
-from penstock.gateway.frame.envelope import Envelope
+from penstock.gateway.frame.envelope import Doors, Envelope
+from penstock.gateway.frame.event_stream import STILL_HERE, EventStream, event
 from penstock.gateway.frame.requests import Body
-from penstock.gateway.frame.server_end import EventStream
-from penstock.gateway.jobs.steering import Action
+from penstock.gateway.jobs.job_records import Action
 from penstock.gateway.personal.shown_runs import PARAMETER, Actions, Admission, CannotStart, Runs, UnknownRun
 from penstock.gateway.routes.job_routes import (
     NewTraffic,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
-from penstock.gateway.jobs.steering import Steering
+from penstock.gateway.jobs.job_records import Steering
 
 
 class UnknownRun(KeyError):

@@ -11,9 +11,8 @@ from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.principal import Principal
 from penstock.gateway.accounts.sessions import Grant
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.parts import address_of, parts_of
 from penstock.gateway.frame.requests import Answer, Body, Secret, Text, answers
-from penstock.gateway.frame.route_access import GuardedRoute, principal_of
+from penstock.gateway.frame.route_access import GuardedRoute, address_of, parts_of, principal_of
 from penstock.gateway.store.tables import Role
 
 # ---- Answers about people, programs and projects, as the document describes them.

@@ -11,12 +11,10 @@ from fastapi import APIRouter, Depends, Request
 
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.audited_calls import audited
-from penstock.gateway.frame.parts import parts_of
 from penstock.gateway.frame.requests import Answer, answers
-from penstock.gateway.frame.route_access import GuardedRoute, member_of
+from penstock.gateway.frame.route_access import GuardedRoute, audited, member_of, parts_of
 from penstock.gateway.jobs import job_queue
-from penstock.gateway.jobs.steering import Action, Order, Steering
+from penstock.gateway.jobs.job_records import Action, Order, Steering
 from penstock.gateway.routes.job_routes import (
     NewTraffic,
     Promotion,
@@ -185,15 +183,7 @@ def _audited(
 ) -> Iterator[Steering]:
     """Have the audit say what is asked for, and yield what does it."""
     steering = _steering(request, member, job)
-    with audited(
-        parts_of(request).accounts,
-        by=member.principal.subject,
-        action=action,
-        project=member.project,
-        subject=f"job/{job}",
-        request=request_id,
-        **detail,
-    ):
+    with audited(parts_of(request), member, action, f"job/{job}", request=request_id, **detail):
         yield steering
 
 

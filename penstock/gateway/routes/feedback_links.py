@@ -17,10 +17,20 @@ from sqlalchemy.orm import Session
 
 from penstock.gateway import people_metrics
 from penstock.gateway.accounts import api_tokens, audit
-from penstock.gateway.accounts.account_errors import BadInput, NoSuchThing
-from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.accounts.secrets import LINK, digest, is_secret, new_id, new_secret
-from penstock.gateway.feedback.feedback_rows import (
+from penstock.gateway.accounts.principal import (
+    LINK,
+    BadInput,
+    Membership,
+    NoSuchThing,
+    digest,
+    is_secret,
+    new_id,
+    new_secret,
+)
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, answers, example
+from penstock.gateway.frame.route_access import GuardedRoute, member_of, parts_of
+from penstock.gateway.routes.feedback_routes import RatingKept, keep
+from penstock.gateway.routes.feedback_rows import (
     AgentId,
     Long,
     NewFeedback,
@@ -31,10 +41,6 @@ from penstock.gateway.feedback.feedback_rows import (
     Short,
     rating_of,
 )
-from penstock.gateway.frame.parts import parts_of
-from penstock.gateway.frame.requests import NUMERIC, Answer, Body, answers, example
-from penstock.gateway.frame.route_access import GuardedRoute, member_of
-from penstock.gateway.routes.feedback_routes import RatingKept, keep
 from penstock.gateway.store.tables import FeedbackLinkRow
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])

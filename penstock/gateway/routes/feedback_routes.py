@@ -1,35 +1,45 @@
 """Feedback of people and programs on what an agent answered: one opinion at a time, or many in a file.
 
-Ratings lie in the registry under the policy `PROJECT/AGENT`. Who rated is an opaque id there, of the caller
-and, where a program says so, of the user that it speaks for.
+Ratings lie in the registry under the policy `PROJECT/AGENT`. The rater is an opaque id there, of the caller
+and, where a program says so, of the user that it speaks for. Late rewards lie beside those that came to a
+server of the policy too late for training: no training uses them, `penstock traces evaluate --late` does.
 """
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from penstock.gateway import people_metrics
 from penstock.gateway.accounts import audit
 from penstock.gateway.accounts.principal import Membership, Principal
-from penstock.gateway.feedback.feedback_rows import (
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Number, Text, answers, example
+from penstock.gateway.frame.route_access import (
+    GuardedRoute,
+    Parts,
+    audited,
+    member_of,
+    parts_of,
+    principal_of,
+)
+from penstock.gateway.jobs.job_queue import trained_from
+from penstock.gateway.routes.feedback_rows import (
     AgentId,
     Key,
     NewFeedback,
     NewPair,
+    Short,
     as_lines,
+    late_row,
     rating_of,
     rating_row,
     read_lines,
 )
-from penstock.gateway.frame.audited_calls import audited
-from penstock.gateway.frame.parts import Parts, parts_of
-from penstock.gateway.frame.requests import Answer, answers
-from penstock.gateway.frame.route_access import GuardedRoute, member_of, principal_of
-from penstock.gateway.jobs.job_records import trained_from
 from penstock.gateway.store.tables import JobState
+from penstock.registry.feedback import MAX_EPISODE_ID_LENGTH
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.records import NoRoom
 
@@ -71,27 +81,6 @@ class Deletion(Answer):
     deleted: int
     lateRewards: int  # noqa: N815
     trainedFrom: list[TrainedFrom]  # noqa: N815
-
-
-class VersionSatisfaction(Answer):
-    """How content people are with a version; null: it cannot be told, or no conversation was reported."""
-
-    version: int
-    conversations: int
-    rated: int
-    ratingRate: float | None  # noqa: N815
-    thumbsUp: int  # noqa: N815
-    satisfaction: float | None
-    low: float | None
-    high: float | None
-    verdict: Literal["told", "cannot tell"]
-
-
-class SatisfactionByVersion(Answer):
-    """The satisfaction with each version. leastConversations: below which it is not told."""
-
-    leastConversations: int  # noqa: N815
-    versions: list[VersionSatisfaction]
 
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
@@ -231,8 +220,7 @@ def _take_in(parts: Parts, member: Membership, agent: str, content: bytes) -> di
         rating_of(row, project=project, rater=rater_of(parts, member, row.rater), request_key=row.request)
         for row in read_lines(content)
     ]
-    by, accounts = member.principal.subject, parts.accounts
-    with audited(accounts, by=by, action="feedback import", project=project, subject=agent, lines=len(new)):
+    with audited(parts, member, "feedback import", agent, lines=len(new)):
         keep(parts, _policy(member, agent), new)
     people_metrics.RATINGS.labels("lines").inc(len(new))
     return {"stored": len(new)}
@@ -265,3 +253,61 @@ def _forget(parts: Parts, by: Principal, project: str, rater: str) -> dict[str, 
     # Again: a training that began meanwhile has read them, too.
     trained = parts.accounts.look(lambda session: trained_from(session, project, found))
     return {"deleted": sum(map(len, found.values())), "lateRewards": late, "trainedFrom": trained}
+
+
+MAX_REWARDS: Final = 1000
+
+
+class LateReward(Body):
+    """A reward for one step of an episode, counted from 0; several of a step add up.
+
+    request: a key under which it is stored once, however often it comes.
+    """
+
+    episode: Annotated[Text, Field(min_length=1, max_length=MAX_EPISODE_ID_LENGTH)]
+    step: Annotated[int, Field(ge=0, lt=2**53), NUMERIC]
+    amount: Annotated[Number, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+    request: Key | None = None
+
+
+class LateRewards(Body):
+    """Rewards that come together. rater: the user whom the caller speaks for."""
+
+    model_config = example(rewards=[{"episode": "episode-1", "step": 4, "amount": 1.0}])
+
+    rewards: Annotated[list[LateReward], Field(min_length=1, max_length=MAX_REWARDS)]
+    rater: Short = ""
+
+
+@router.post(
+    "/api/projects/{project}/agents/{agent_id}/late-rewards", status_code=201, responses=answers(Stored, 201)
+)
+def take_late(request: Request, member: Member, agent_id: AgentId, body: LateRewards) -> dict[str, int]:
+    """Store late rewards, all or none.
+
+    The oldest of a rater give way beyond 250,000; beyond a million in all, of the project that has most.
+    """
+    parts = parts_of(request)
+    parts.registry.add_feedback(
+        f"{member.project}/{agent_id}",
+        [(one.episode, one.step, one.amount) for one in body.rewards],
+        caller=rater_of(parts, member, body.rater),
+        request_keys=[one.request for one in body.rewards],
+    )
+    return {"stored": len(body.rewards)}
+
+
+@router.get("/api/projects/{project}/agents/{agent_id}/late-rewards", response_class=JsonLines)
+def late_rewards(
+    request: Request,
+    member: Member,
+    agent_id: AgentId,
+    after: After = 0,
+    limit: Limit = MAX_EXPORTED,
+) -> Response:
+    """Return late rewards behind number `after`, oldest first; ask on with the last `number`.
+
+    Those that came to a server of the policy are among them. An answer without a row is the end.
+    """
+    found = parts_of(request).registry.feedback(f"{member.project}/{agent_id}", after, limit)
+    return JsonLines(as_lines(late_row(one) for one in found))

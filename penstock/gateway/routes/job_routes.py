@@ -1,5 +1,6 @@
 """Jobs: trainings that editors ask for from the operator's templates, and that every member follows."""
 
+import asyncio
 import re
 import secrets
 from collections.abc import Mapping
@@ -12,21 +13,27 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from penstock.gateway.accounts.account_errors import AccountConflict
-from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.feedback.feedback_rows import Key
+from penstock.gateway.accounts.principal import AccountConflict, Membership
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.parts import Parts, parts_of
+from penstock.gateway.frame.event_stream import EventStream, ending
 from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Line, Number, Text, answers, example
-from penstock.gateway.frame.route_access import GuardedRoute, member_of
-from penstock.gateway.frame.server_end import EventStream, ending
+from penstock.gateway.frame.route_access import GuardedRoute, Parts, member_of, parts_of
 from penstock.gateway.jobs import job_queue
-from penstock.gateway.jobs.dry_run_turns import AGAIN_S, NoTurn
-from penstock.gateway.jobs.job_dispatcher import JobDispatcher
-from penstock.gateway.jobs.job_records import CannotBegin, CannotLook, Job, Template, shown
+from penstock.gateway.jobs.job_dispatcher import AGAIN_S, JobDispatcher, NoTurn
+from penstock.gateway.jobs.job_records import (
+    Action,
+    CannotBegin,
+    CannotLook,
+    Job,
+    Order,
+    Template,
+    TrafficChange,
+    VersionFile,
+    shown,
+)
 from penstock.gateway.jobs.live_jobs import LiveJobs
-from penstock.gateway.jobs.steering import Action, Order, TrafficChange, VersionFile
-from penstock.gateway.store.tables import JobState
+from penstock.gateway.routes.feedback_rows import Key
+from penstock.gateway.store.tables import JobState, PolicyVersionRow
 
 # ---- Answers about jobs and their dry runs, as the document describes them.
 
@@ -130,6 +137,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
 Member = Annotated[Membership, Depends(member_of)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
 MAX_NUMBERS: Final = 64
+ENDED_LOOK_S: Final = 0.5
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -233,8 +241,9 @@ async def log(
     parts, dispatcher = parts_of(request), dispatcher_of(request)
     found = await run_in_threadpool(_find, parts, member, job)
     _check_here(found, dispatcher)
+    live: LiveJobs = request.app.state.live
     on_end = parts.limits.begin_stream(member.principal.subject)
-    return EventStream(dispatcher.readers.follow(member, found.id, last_event_id), on_end=on_end)
+    return EventStream(live.follow_log(member, found.id, last_event_id), on_end=on_end)
 
 
 @router.get("/api/projects/{project}/events", response_class=EventStream)
@@ -293,6 +302,24 @@ def queue(
     return made
 
 
+async def ended(request: Request, job: Job, within_s: float) -> Job:
+    """Return a job once it has ended, or as it is after `within_s` seconds.
+
+    It returns earlier when its caller has gone, or the gateway ends.
+    """
+    accounts, loop, ends = parts_of(request).accounts, asyncio.get_running_loop(), ending(request.scope)
+    until_s = loop.time() + within_s
+    while job.state.is_open and loop.time() < until_s and not ends.is_set():
+        if await request.is_disconnected():
+            break
+        await asyncio.sleep(ENDED_LOOK_S)
+        project, id_ = job.project, job.id
+        job = await run_in_threadpool(
+            accounts.look, lambda session, project=project, id_=id_: job_queue.get(session, project, id_)
+        )
+    return job
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The numbers of a training, the facts that it would begin with, its dry run, and its model."""
@@ -338,6 +365,20 @@ async def estimated(
     except CannotLook as error:
         raise ApiError(503, f"{error}: try again", retry_s=10) from error
     return Estimate(numbers=chosen, facts=facts, dry_run=dry_run, model=found.model)
+
+
+def versions_of(request: Request, member: Membership, agent: str) -> tuple[PolicyVersionRow, ...]:
+    """Return the trained versions of an agent, newest first."""
+    return parts_of(request).accounts.look(
+        lambda session: job_queue.read_versions(session, member.project, agent)
+    )
+
+
+def version_of(request: Request, member: Membership, agent: str, label: str) -> PolicyVersionRow | None:
+    """Return the trained version of an agent that has a label; None: there is none."""
+    return parts_of(request).accounts.look(
+        lambda session: job_queue.find_version(session, member.project, agent, label)
+    )
 
 
 def template_of(dispatcher: JobDispatcher, name: str, kind: str | None = None) -> Template:

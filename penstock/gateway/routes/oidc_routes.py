@@ -11,12 +11,11 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import SecretStr
 
-from penstock.gateway.accounts.account_errors import AccountError, BadInput, Forbidden
-from penstock.gateway.accounts.oidc_sign_in import LASTS, OidcSignIn
+from penstock.gateway.accounts.oidc import LASTS, OidcSignIn
+from penstock.gateway.accounts.principal import AccountError, BadInput, Forbidden
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.parts import address_of, parts_of
 from penstock.gateway.frame.requests import Body, Secret, answers
-from penstock.gateway.frame.route_access import GuardedRoute
+from penstock.gateway.frame.route_access import GuardedRoute, address_of, parts_of
 from penstock.gateway.routes.account_routes import OfferedProvider, ProviderAddress, Tokens, shown_grant
 
 router = APIRouter(route_class=GuardedRoute, tags=["accounts"])

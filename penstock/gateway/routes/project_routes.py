@@ -12,9 +12,8 @@ from penstock.gateway.accounts import projects as invitations
 from penstock.gateway.accounts.api_tokens import ApiToken
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.parts import parts_of
 from penstock.gateway.frame.requests import NUMERIC, Body, Line, answers, example
-from penstock.gateway.frame.route_access import GuardedRoute, member_of
+from penstock.gateway.frame.route_access import GuardedRoute, member_of, parts_of
 from penstock.gateway.routes.account_routes import (
     AuditLog,
     Belonging,

@@ -1,20 +1,121 @@
-"""How content people are with the versions of an agent, and the conversations by which that is judged."""
+"""How content people are with each version of an agent, over all its conversations, rated or not.
 
+People rate what moves them: of those who rate, more are content or cross than of those who do not. So a
+version is judged by the thumbs-up among all conversations that it had, with the share that was rated beside
+it, and not at all below LEAST conversations.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from penstock.gateway import satisfaction
 from penstock.gateway.accounts import audit
 from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.feedback.feedback_rows import AgentId
-from penstock.gateway.frame.parts import parts_of
-from penstock.gateway.frame.requests import NUMERIC, Body, Text, answers, example
-from penstock.gateway.frame.route_access import GuardedRoute, member_of
-from penstock.gateway.routes.feedback_routes import SatisfactionByVersion, Stored
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Text, answers, example
+from penstock.gateway.frame.route_access import GuardedRoute, member_of, parts_of
+from penstock.gateway.routes.feedback_routes import Stored
+from penstock.gateway.routes.feedback_rows import AgentId
+from penstock.gateway.store.tables import ConversationRow, ProjectUsageRow
+from penstock.registry.ratings import Tally
+
+LEAST: Final = 30
+"""Fewest conversations of a version by which it is judged."""
+THUMB: Final = 0.5
+"""A score above it is a thumb up."""
+_Z: Final = 1.959964
+"""Of an interval that holds the true share in 95 of 100 cases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Satisfaction:
+    """Says what the conversations of a version came to.
+
+    share, low, high: of thumbs-up among all of them, with the interval of 95 % (Wilson); None: cannot tell.
+    """
+
+    version: int
+    conversations: int
+    rated: int
+    thumbs_up: int
+    share: float | None
+    low: float | None
+    high: float | None
+
+
+def satisfaction(told: Mapping[int, int], tallies: Sequence[Tally]) -> list[Satisfaction]:
+    """Return the satisfaction with each version, newest first.
+
+    told: how many conversations each version had, of the versions of which that was told at all.
+    """
+    rated = {one.version: one for one in tallies}
+    return [
+        _judged(version, told.get(version, 0), rated.get(version, Tally(version=version, rated=0, well=0)))
+        for version in sorted(told.keys() | rated.keys(), reverse=True)
+    ]
+
+
+def share_of(count: int, of: int) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Return a share and its interval of 95 % (Wilson); None each below LEAST, where one cannot tell."""
+    return (None, None, None) if of < LEAST else _interval(count, of)
+
+
+def note(session: Session, project: str, agent: str, version: int, conversations: Sequence[str]) -> int:
+    """Store that a version had these conversations, each once; returns how many are new."""
+    row = ConversationRow
+    own = (row.project == project) & (row.agent == agent) & (row.version == version)
+    names = set(conversations)
+    new = names - set(session.scalars(select(row.conversation).where(own & row.conversation.in_(names))))
+    session.add_all(
+        row(project=project, agent=agent, version=version, conversation=name) for name in sorted(new)
+    )
+    return len(new)
+
+
+def told_before(session: Session, project: str, more: int) -> int:
+    """Count `more` conversations of a project that are told now, and return how many there were before."""
+    usage = session.get(ProjectUsageRow, project)
+    if usage is None:
+        usage = ProjectUsageRow(project=project, conversations=0)
+        session.add(usage)
+    before, usage.conversations = usage.conversations, usage.conversations + more
+    return before
+
+
+def counts(session: Session, project: str, agent: str) -> dict[int, int]:
+    """Return how many conversations each version of an agent had."""
+    row = ConversationRow
+    counted = select(row.version, func.count()).where((row.project == project) & (row.agent == agent))
+    return dict(session.execute(counted.group_by(row.version)).all())
+
+
+def _judged(version: int, told: int, tally: Tally) -> Satisfaction:
+    every = max(told, tally.rated) if told else 0
+    share, low, high = share_of(tally.well, every)
+    return Satisfaction(
+        version=version,
+        conversations=every,
+        rated=tally.rated,
+        thumbs_up=tally.well,
+        share=share,
+        low=low,
+        high=high,
+    )
+
+
+def _interval(count: int, of: int) -> tuple[float, float, float]:
+    """Return the share, and the least and the greatest that it may be (Wilson 1927)."""
+    share, spread = count / of, _Z**2 / of
+    middle = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+    return share, max(0.0, middle - half), min(1.0, middle + half)
+
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
@@ -22,6 +123,27 @@ MAX_CONVERSATIONS: Final = 1000
 
 Member = Annotated[Membership, Depends(member_of)]
 Conversation = Annotated[Text, Field(min_length=1, max_length=128)]
+
+
+class VersionSatisfaction(Answer):
+    """How content people are with a version; null: it cannot be told, or no conversation was reported."""
+
+    version: int
+    conversations: int
+    rated: int
+    ratingRate: float | None  # noqa: N815
+    thumbsUp: int  # noqa: N815
+    satisfaction: float | None
+    low: float | None
+    high: float | None
+    verdict: Literal["told", "cannot tell"]
+
+
+class SatisfactionByVersion(Answer):
+    """The satisfaction with each version. leastConversations: below which it is not told."""
+
+    leastConversations: int  # noqa: N815
+    versions: list[VersionSatisfaction]
 
 
 class Conversations(Body):
@@ -41,9 +163,9 @@ def tell(request: Request, member: Member, agent_id: AgentId, body: Conversation
     name, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
 
     def store(session: Session, now: datetime) -> int:
-        stored = satisfaction.note(session, name, agent_id, body.version, body.conversations)
+        stored = note(session, name, agent_id, body.version, body.conversations)
         if stored:
-            quotas.check("conversations", satisfaction.told_before(session, name, stored), stored)
+            quotas.check("conversations", told_before(session, name, stored), stored)
             said = {"version": body.version, "conversations": stored}
             audit.note(
                 session, now, by=by, action="conversations told", project=name, subject=agent_id, **said
@@ -68,13 +190,13 @@ def satisfied(
     interval of 95 %; they are null where there are too few conversations to tell, or none was reported.
     """
     parts = parts_of(request)
-    told = parts.accounts.look(lambda session: satisfaction.counts(session, member.project, agent_id))
-    tallies = parts.registry.tally(f"{member.project}/{agent_id}", key, above=satisfaction.THUMB)
-    found = satisfaction.satisfaction(told, tallies)
-    return {"leastConversations": satisfaction.LEAST, "versions": [_shown(one) for one in found]}
+    told = parts.accounts.look(lambda session: counts(session, member.project, agent_id))
+    tallies = parts.registry.tally(f"{member.project}/{agent_id}", key, above=THUMB)
+    found = satisfaction(told, tallies)
+    return {"leastConversations": LEAST, "versions": [_shown(one) for one in found]}
 
 
-def _shown(one: satisfaction.Satisfaction) -> dict[str, Any]:
+def _shown(one: Satisfaction) -> dict[str, Any]:
     return {
         "version": one.version,
         "conversations": one.conversations,

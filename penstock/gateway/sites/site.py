@@ -1,14 +1,29 @@
-"""What a workload says of an API of its own, and what it is told of the run behind it."""
+"""What a workload says of an API of its own, what it is told of the run behind it, and calls of that run."""
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 
+from penstock.client import (
+    AsyncTextClient,
+    DeadlinePassed,
+    InvalidRequest,
+    NotAllowed,
+    NotReady,
+    Overloaded,
+    PolicyError,
+    Unreachable,
+)
+from penstock.client.text_client import DEADLINE_S
 from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.store.tables import Role
 from penstock.rpc.auth import Credentials
 
@@ -133,3 +148,117 @@ def is_editor(request: Request) -> bool:
     """Return whether the caller looks after the project; on loopback everybody does."""
     member = member_of_site(request)
     return member is None or member.role.includes(Role.EDITOR)
+
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class JsonRoute(APIRoute):
+    """Refuses what is posted as anything but JSON."""
+
+    def get_route_handler(self) -> Handler:
+        """Return the handler behind the check."""
+        handle = self.inner_handler()
+
+        async def checked(request: Request) -> Response:
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if request.method == "POST" and kind != "application/json":
+                raise ApiError(415, "content-type: send application/json")
+            return await handle(request)
+
+        return checked
+
+    def inner_handler(self) -> Handler:
+        """Return the handler of the framework."""
+        return super().get_route_handler()
+
+
+T = TypeVar("T")
+
+
+async def answered(call: Awaitable[T]) -> T:
+    """Return the result of a call of the run; raises ApiError for what it refuses and where it is silent."""
+    try:
+        return await call
+    except ValueError as error:
+        raise ApiError(422, str(error)) from error
+    except PolicyError as error:
+        raise of_run(error) from error
+
+
+def of_run(error: PolicyError) -> ApiError:
+    """Return what a client of the run raised, as an answer."""
+    detail = str(error) if error.refusal is None else error.refusal.detail
+    match error:
+        case InvalidRequest():
+            return ApiError(422, detail)
+        case Overloaded():
+            return ApiError(429, detail, retry_s=1)
+        case NotAllowed():
+            return ApiError(502, f"the run does not know this gateway: {detail}", error="bad_gateway")
+        case DeadlinePassed():
+            return ApiError(504, detail, error="timeout", retry_s=1)
+        case NotReady() | Unreachable():
+            return not_yet(detail)
+        case _:
+            return ApiError(502, detail, error="bad_gateway")
+
+
+def not_yet(why: str) -> ApiError:
+    """Return the answer of a site whose run is not ready. why: what is missing."""
+    return ApiError(503, f"the run behind it is not ready: {why}; try again", retry_s=1)
+
+
+REACH_S: Final = 2.0
+"""Seconds for which a server of text that cannot be reached is tried again."""
+_LOOK_S: Final = 1.0
+
+
+class ServedText:
+    """Used by one event loop.
+
+    moved: called where another server answers from now on, or none: what the one before held is over.
+    deadline_s: of a call. reach_s: for which a call tries a server that cannot be reached again.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        *,
+        moved: Callable[[], None] | None = None,
+        deadline_s: float = DEADLINE_S,
+        reach_s: float = REACH_S,
+    ) -> None:
+        self._upstream, self._moved = upstream, moved
+        self._deadline_s, self._reach_s = deadline_s, reach_s
+        self._client: AsyncTextClient | None = None
+        self._address = ""
+        self._looked_s = -1.0
+
+    async def client(self) -> AsyncTextClient | None:
+        """Return the client; None where there is no server yet, or none any more."""
+        now_s = time.monotonic()
+        if self._client is None or now_s - self._looked_s > _LOOK_S:
+            self._looked_s = now_s
+            found = await asyncio.to_thread(self._upstream.addresses)
+            if found.server != self._address:
+                await self._go_to(found.server)
+        return self._client
+
+    async def close(self) -> None:
+        """Close the connection; the server gives open conversations up after a while."""
+        await self._go_to("")
+
+    async def _go_to(self, address: str) -> None:
+        made = self._made(address) if address else None
+        before, self._client, self._address = self._client, made, address
+        if self._moved is not None:
+            self._moved()
+        if before is not None:
+            await before.close()
+
+    def _made(self, address: str) -> AsyncTextClient:
+        own = self._upstream.credentials
+        return AsyncTextClient(
+            address, credentials=own, policy="", reach_s=self._reach_s, deadline_s=self._deadline_s
+        )

@@ -23,13 +23,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
-from penstock.gateway.accounts.account_errors import Forbidden, NoSuchThing, Unauthenticated
 from penstock.gateway.accounts.accounts import Accounts
-from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.accounts.principal import Forbidden, Membership, NoSuchThing, Unauthenticated
 from penstock.gateway.frame.api_errors import ApiError, CallLimits
-from penstock.gateway.frame.doors import Doors
-from penstock.gateway.frame.envelope import Envelope
-from penstock.gateway.frame.parts import address_of
+from penstock.gateway.frame.envelope import Doors, Envelope
+from penstock.gateway.frame.route_access import address_of
 from penstock.gateway.http_server import HttpServer, check_listen
 from penstock.gateway.routes.account_routes import SignUp, shown_grant
 from penstock.gateway.sites.site import RunBehind, Site, Upstream

@@ -1,15 +1,18 @@
-"""The tables of the gateway; `migrations/` makes them, and a test holds the two together.
+"""The tables of the gateway, and its database: SQLite for one gateway, PostgreSQL where several share it.
 
-Secrets are stored as digests only: passwords as argon2id, tokens as SHA-256 of 256 random bits.
+`migrations/` makes the tables, and a test holds the two together. Secrets are stored as digests only:
+passwords as argon2id, tokens as SHA-256 of 256 random bits.
 """
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from sqlalchemy import JSON, BigInteger, Double, Index, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from penstock.registry.database import Database, Schema
 from penstock.registry.models import NAMES, UtcTime, words
 
 
@@ -269,3 +272,31 @@ class PolicyVersionRow(Base):
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
     __table_args__ = (Index("ix_agent_policy_versions_label", "project", "agent_id", "version", unique=True),)
+
+
+GATEWAY: Final = Schema(
+    migrations=Path(__file__).parent / "migrations",
+    version_table="gateway_version",  # a registry in the same PostgreSQL database keeps its own
+    remedy="start `penstock gateway` once, which makes them",
+)
+
+
+def open_database(url: str, *, migrate: bool) -> Database:
+    """Return the database at `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
+
+    Args:
+        url: of the database.
+        migrate: make the tables where there are none.
+
+    Raises:
+        SchemaMismatch: the tables are absent (without `migrate`) or of another revision.
+        Unavailable: the database does not answer.
+        ValueError: the URL is of another kind.
+    """
+    database = Database(url, "accounts database")
+    try:
+        GATEWAY.open(database, migrate=migrate)
+    except BaseException:
+        database.close()
+        raise
+    return database

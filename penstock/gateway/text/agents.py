@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.client import Arm, AsyncTextClient, PolicyError, TextDescription
-from penstock.gateway.sites.served_text import ServedText
+from penstock.gateway.sites.site import ServedText
 from penstock.gateway.text.chat_answers import ChatError, models, of_server
 from penstock.gateway.text.chat_requests import is_plain, model_of, unknown_model
 

@@ -17,12 +17,11 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
 from penstock.gateway.frame.api_errors import ApiError, CallLimits
-from penstock.gateway.frame.doors import Doors
+from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.frame.envelope import Envelope as ProcessEnvelope
-from penstock.gateway.frame.server_end import ANSWER_S, EventStream
+from penstock.gateway.frame.event_stream import ANSWER_S, EventStream
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.sites.served_text import ServedText
-from penstock.gateway.sites.site import RunBehind, Upstream
+from penstock.gateway.sites.site import RunBehind, ServedText, Upstream
 from penstock.gateway.text.agents import Agents, option_of
 from penstock.gateway.text.chat_answers import (
     INVALID,

@@ -137,9 +137,9 @@ def gateway(
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from penstock.gateway.accounts.audit import Quotas
-        from penstock.gateway.frame.doors import Doors
+        from penstock.gateway.accounts.oidc import read_provider
+        from penstock.gateway.frame.envelope import Doors
         from penstock.gateway.process import Places, main
-        from penstock.launch.gateway.oidc_file import read_provider
 
         names, pages = frozenset(hosts or ()), frozenset(origins or ())
         doors = Doors(hosts=names, origins=pages, proxies=tuple(proxies or ()))
@@ -167,7 +167,7 @@ def migrate(state: State = _STATE, database: DatabaseUrl = "", registry: Registr
     """Make the tables of both databases where there are none, and end."""
 
     def body() -> int:
-        from penstock.launch.gateway.installation import migrate as run
+        from penstock.launch.gateway.people import migrate as run
 
         return run(_places(state, database, None, registry))
 
@@ -179,7 +179,7 @@ def make_keys(file: Annotated[Path, typer.Argument(help="Written once, for its o
     """Write a file of signing keys for several gateways to share."""
 
     def body() -> int:
-        from penstock.launch.gateway.installation import make_keys as run
+        from penstock.launch.gateway.people import make_keys as run
 
         return run(file)
 

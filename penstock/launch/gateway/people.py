@@ -1,4 +1,4 @@
-"""What the operator of a gateway does to people and tokens, on its accounts database."""
+"""What the operator of a gateway does on its databases: tables and keys, people and tokens."""
 
 import getpass
 import sys
@@ -13,13 +13,37 @@ from sqlalchemy.orm import Session
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import keep_private
 from penstock.gateway.accounts import api_tokens, projects, users
-from penstock.gateway.accounts.account_errors import AccountError, BadInput
 from penstock.gateway.accounts.accounts import Accounts
+from penstock.gateway.accounts.principal import AccountError, BadInput
+from penstock.gateway.accounts.sessions import make_keys as write_keys
+from penstock.gateway.accounts.sessions import read_keys
 from penstock.gateway.accounts.users import check_password, hash_password
-from penstock.gateway.process import Places, open_accounts
+from penstock.gateway.process import Places, open_accounts, open_accounts_database, open_registry
 from penstock.gateway.store.tables import Role
 from penstock.registry.records import RegistryError
 from penstock.runtime.exit import EXIT_OK, Fatal
+
+
+def migrate(places: Places) -> int:
+    """Make the tables of both databases; returns the exit code. Raises ConfigurationError, Fatal."""
+    keep_private()
+    if not (places.database and places.registry):
+        places.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for opened in (open_accounts_database(places), open_registry(places)):
+        opened.close()
+    sys.stdout.write("the tables are up to date\n")
+    return EXIT_OK
+
+
+def make_keys(file: Path) -> int:
+    """Write keys, unless the file is there; returns the exit code. Raises ConfigurationError, OSError."""
+    try:
+        write_keys(file)
+    except OSError as error:  # it names a file beside this one, which becomes this one
+        raise OSError(error.errno, error.strerror, str(file)) from error
+    read_keys(file)
+    return EXIT_OK
+
 
 OPERATOR: Final = "operator"
 

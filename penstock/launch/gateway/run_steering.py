@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.run_folder import NoPlainFile
-from penstock.gateway.jobs import steering
-from penstock.gateway.jobs.steering import Action, CannotSteer, Order, TrafficChange, VersionFile
+from penstock.config.run_files import NoPlainFile
+from penstock.gateway.jobs import job_records
+from penstock.gateway.jobs.job_records import Action, CannotSteer, Order, TrafficChange, VersionFile
 from penstock.launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
 from penstock.launch.policy.policy_steering import Wish, rolled_back, wished
 from penstock.launch.policy.policy_view import RegistryPolicy, find_place, opened, traffic_json, version_json
@@ -137,7 +137,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except NoAnswer as error:
-        raise steering.NoAnswer(str(error)) from error
+        raise job_records.NoAnswer(str(error)) from error
     except NoPlainFile as error:
         raise CannotSteer(error.strerror) from error
     except (ConfigurationError, Fatal, OSError, ValueError) as error:

@@ -309,7 +309,7 @@ class Page:
         try:
             import uvicorn
 
-            from penstock.gateway.frame.doors import Doors
+            from penstock.gateway.frame.envelope import Doors
             from penstock.gateway.http_server import EndingServer
             from penstock.gateway.personal.personal_application import make_app
         except ImportError as error:

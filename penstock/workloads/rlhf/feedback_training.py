@@ -16,8 +16,10 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Final
 
-from penstock.config.run_folder import NoPlainFile, open_regular, opener, read_whole
-from penstock.gateway.surface import ApiError, Conclusion, Job, Outcome, TrainedVersion, finite, ratings_of
+from penstock.config.run_files import NoPlainFile, open_regular, opener, read_whole
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion, finite
+from penstock.gateway.routes.feedback_rows import ratings_of
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
 from penstock.workloads.rlhf.artefacts import MANIFEST, RESULTS
@@ -33,7 +35,7 @@ REUSED_PLACE: Final = "rewardModelPath"
 
 
 class FeedbackTraining:
-    """The kind of job; see `penstock.gateway.jobs.job_kinds.JobKind`."""
+    """The kind of job; see `penstock.gateway.jobs.job_records.JobKind`."""
 
     def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
         """Return how much feedback there is, what it says, and how far it goes; raises ApiError 400.

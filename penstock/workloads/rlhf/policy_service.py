@@ -20,29 +20,16 @@ from pydantic import field_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
-from penstock.gateway.surface import (
-    Access,
-    AgentId,
-    Answer,
-    ApiError,
-    Body,
-    GuardedRoute,
-    Job,
-    JobState,
-    Key,
-    Line,
-    Membership,
-    Service,
-    answers,
-    ended,
-    error_answer,
-    estimate,
-    example,
-    member_of,
-    queue,
-    version_of,
-    versions_of,
-)
+from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.application import Service
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.requests import Answer, Body, Line, answers, example
+from penstock.gateway.frame.route_access import Access, GuardedRoute, member_of, parts_of
+from penstock.gateway.jobs.job_records import Job
+from penstock.gateway.routes.description_routes import error_answer
+from penstock.gateway.routes.feedback_rows import AgentId, Key
+from penstock.gateway.routes.job_routes import ended, estimated, queue, version_of, versions_of
+from penstock.gateway.store.tables import JobState
 from penstock.workloads.rlhf.feedback_training import KIND, REUSED, REUSED_PLACE, FeedbackTraining
 
 # ---- Answers about trainings and policies, as the document describes them, in the service's own names.
@@ -168,8 +155,9 @@ async def train_policy(
     if body.dryRun:
         return await _dry_run(request, member, agent_id, body, asked)
     with _named_preset():
-        job = await queue(
-            request,
+        job = await run_in_threadpool(
+            queue,
+            parts_of(request),
             member,
             agent=agent_id,
             template=body.preset,
@@ -224,8 +212,14 @@ async def _dry_run(
     request: Request, member: Membership, agent: str, body: TrainingRequest, asked: dict[str, str | None]
 ) -> dict[str, Any]:
     with _named_preset():
-        found = await estimate(
-            request, member, agent=agent, template=body.preset, kind=KIND, numbers=body.numbers(), asked=asked
+        found = await estimated(
+            request,
+            member,
+            agent=agent,
+            template=body.preset,
+            kind=KIND,
+            numbers=body.numbers(),
+            asked=asked,
         )
     return {
         "dry_run": True,

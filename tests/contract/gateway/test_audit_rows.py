@@ -14,7 +14,7 @@ from penstock.config.workload import find, installed, load
 from penstock.gateway.accounts import audit, users
 from penstock.gateway.accounts import users as passwords
 from penstock.gateway.frame.route_access import ACCESS, PROJECT_HEADER, Access, Table
-from penstock.gateway.jobs.steering import CannotSteer, NoAnswer, Order
+from penstock.gateway.jobs.job_records import CannotSteer, NoAnswer, Order
 from penstock.gateway.store.tables import Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.launch.gateway.run_steering import RunSteering

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.jobs.dry_run_turns import AGAIN_S, DryRunTurns
+from penstock.gateway.jobs.job_dispatcher import AGAIN_S, DryRunTurns
 from penstock.gateway.store.tables import Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from tests.support.gateway.job_templates import write_templates

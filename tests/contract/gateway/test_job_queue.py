@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.accounts.account_errors import AccountConflict, BadInput, NoSuchThing
-from penstock.gateway.accounts.principal import Membership, Principal
+from penstock.gateway.accounts.principal import AccountConflict, BadInput, Membership, NoSuchThing, Principal
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Conclusion, Job, Number, Outcome, Template
 from penstock.gateway.store.tables import JobState, Role

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import users
 from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.jobs import log_stream
+from penstock.gateway.jobs import live_jobs
+from penstock.gateway.jobs.live_jobs import LiveJobs
 from penstock.gateway.store.tables import Role, UserRow
 from penstock.launch.gateway.local_runner import LocalRunner
 from tests.support.gateway.job_templates import write_templates
@@ -40,7 +41,7 @@ class CountingRunner(LocalRunner):
 @pytest.fixture
 def gateway(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallGateway:
     """One in which rights are looked at each time, with a job that goes on."""
-    monkeypatch.setattr(log_stream, "RIGHTS_S", 0.0)
+    monkeypatch.setattr(live_jobs, "RIGHTS_S", 0.0)
     registry = f"sqlite:///{tmp_path}/registry.sqlite" if "sqlite" in database_url else database_url
     runner = CountingRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
     return SmallGateway.at(database_url, registry, tmp_path, runner=runner)
@@ -65,8 +66,8 @@ def member_of(gateway: SmallGateway, header: dict[str, str]) -> Membership:
 
 def following(gateway: SmallGateway, member: Membership, job: str) -> AsyncIterator[str]:
     """The stream."""
-    assert gateway.parts.dispatcher is not None
-    return gateway.parts.dispatcher.readers.follow(member, job, 0)
+    live: LiveJobs = gateway.client.app.state.live  # type: ignore[attr-defined]
+    return live.follow_log(member, job, 0)
 
 
 async def next_news(stream: AsyncIterator[str]) -> dict[str, Any]:
@@ -81,7 +82,7 @@ async def next_news(stream: AsyncIterator[str]) -> dict[str, Any]:
 def test_a_hundred_readers_look_once(
     gateway: SmallGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_stream, "LOOK_S", 3600.0)
+    monkeypatch.setattr(live_jobs, "LOOK_S", 3600.0)
     job, runner = begun(gateway, tmp_path), gateway.parts.dispatcher.runner  # type: ignore[union-attr]
     member = member_of(gateway, gateway.token("alpha"))
 
@@ -98,7 +99,7 @@ def test_a_hundred_readers_look_once(
 def test_readers_that_look_together_do_not_wake_together(
     gateway: SmallGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_stream, "LOOK_S", 1.0)
+    monkeypatch.setattr(live_jobs, "LOOK_S", 1.0)
     rests, sleep = list[float](), asyncio.sleep
 
     async def noted(delay_s: float) -> None:
@@ -128,7 +129,7 @@ def test_readers_that_look_together_do_not_wake_together(
 def test_who_may_read_no_more_reads_no_more(
     gateway: SmallGateway, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_stream, "LOOK_S", 0.01)
+    monkeypatch.setattr(live_jobs, "LOOK_S", 0.01)
     job = begun(gateway, tmp_path)
     gateway.person("owner", "alpha", Role.OWNER)
     gateway.person("ada", "alpha", Role.VIEWER)

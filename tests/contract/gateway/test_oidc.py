@@ -13,7 +13,7 @@ pytest.importorskip("oidc_provider_mock", reason="a provider for tests, of the e
 
 import httpx2
 
-from penstock.gateway.accounts.oidc_provider import Newcomers, ProviderSettings
+from penstock.gateway.accounts.oidc import Newcomers, ProviderSettings
 from penstock.gateway.store.tables import Role
 from tests.support.gateway.identity_provider import Forge, IdentityProvider, identity_provider
 from tests.support.gateway.small_gateway import ADDRESS, SmallGateway

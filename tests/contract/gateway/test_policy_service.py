@@ -7,8 +7,8 @@ from typing import Any, Final
 import pytest
 
 from penstock.config.settings import Settings
+from penstock.gateway.frame.event_stream import ENDING
 from penstock.gateway.frame.route_access import PROJECT_HEADER
-from penstock.gateway.frame.server_end import ENDING
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Conclusion, Outcome, TrainedVersion
 from penstock.gateway.store.tables import JobState, Role

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.satisfaction import LEAST
+from penstock.gateway.routes.satisfaction_routes import LEAST
 from tests.support.gateway.small_gateway import SmallGateway
 
 GIVE = "/api/policies/feedback/my_agent"

@@ -9,8 +9,7 @@ import pytest
 from fastapi import APIRouter
 
 from penstock.gateway.application import Service
-from penstock.gateway.jobs.job_kinds import PlainTraining
-from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion
+from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, PlainTraining, TrainedVersion
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.registry.records import NewVersion, Origin
 from tests.support.gateway.small_gateway import SmallGateway

@@ -174,7 +174,8 @@ def trainings(folder: Path, job: dict[str, Any]) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "cwd"]):
         words = process.info["cmdline"] or []
-        if process.info["cwd"] == str(place) and "train" in words and "penstock.launch.cli" in words:
+        is_around = "penstock.launch.jobs.job_process" in words
+        if process.info["cwd"] == str(place) and "penstock.launch.cli" in words and not is_around:
             found.append(process)
     return found
 

@@ -11,17 +11,15 @@ from fastapi.testclient import TestClient
 from penstock.gateway.accounts import api_tokens, sessions, users
 from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.audit import Quotas
-from penstock.gateway.accounts.oidc_provider import Provider, ProviderSettings
-from penstock.gateway.accounts.oidc_sign_in import OidcSignIn
+from penstock.gateway.accounts.oidc import OidcSignIn, Provider, ProviderSettings
 from penstock.gateway.accounts.sessions import Keys, make_keys, read_keys
 from penstock.gateway.application import Service, make_app
 from penstock.gateway.frame.api_errors import CallLimits
-from penstock.gateway.frame.doors import Doors
-from penstock.gateway.frame.parts import Parts
+from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.route_access import Parts
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.gateway.jobs.job_records import Runner
-from penstock.gateway.store.accounts_database import open_database
-from penstock.gateway.store.tables import AuditRow, Role
+from penstock.gateway.store.tables import AuditRow, Role, open_database
 from penstock.registry.registry import Registry
 from penstock.rpc.gate import Rates
 from tests.support.gateway.described_answers import hold_to_document

@@ -11,8 +11,7 @@ import grpc
 
 from penstock.client.text_client import DEADLINE_S
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.sites.served_text import REACH_S, ServedText
-from penstock.gateway.sites.site import RunAddresses, Upstream
+from penstock.gateway.sites.site import REACH_S, RunAddresses, ServedText, Upstream
 from penstock.gateway.text.agents import DESCRIBE_S, FIRST, Agents
 from penstock.gateway.text.chat_routes import make_app
 from penstock.rpc.auth import Credentials

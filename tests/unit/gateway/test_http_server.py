@@ -20,8 +20,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway import people_metrics
 from penstock.gateway.application import make_app
 from penstock.gateway.frame.api_errors import CallLimits
-from penstock.gateway.frame.doors import Doors
-from penstock.gateway.frame.envelope import HEADERS
+from penstock.gateway.frame.envelope import HEADERS, Doors
 from penstock.gateway.http_server import HttpServer
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.rpc.address import AddressInUse

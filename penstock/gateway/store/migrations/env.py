@@ -2,8 +2,7 @@
 
 from alembic import context
 
-from penstock.gateway.store.accounts_database import GATEWAY
-from penstock.gateway.store.tables import Base
+from penstock.gateway.store.tables import GATEWAY, Base
 
 connection = context.config.attributes["connection"]
 # SQLite changes little in place: alembic copies the table instead.

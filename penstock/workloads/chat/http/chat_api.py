@@ -22,16 +22,9 @@ from typing import Any, Final, Literal
 from penstock.client import AsyncTextClient, InvalidRequest, PolicyError
 from penstock.client.text_async import AsyncAnswerStream
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.surface import (
-    ApiError,
-    RunSettings,
-    ServedText,
-    Upstream,
-    answered,
-    event,
-    not_yet,
-    of_run,
-)
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.event_stream import event
+from penstock.gateway.sites.site import RunSettings, ServedText, Upstream, answered, not_yet, of_run
 from penstock.registry.ratings import RatedConversation, Rating
 from penstock.registry.records import RegistryError
 from penstock.workloads.chat.http import chat_bodies

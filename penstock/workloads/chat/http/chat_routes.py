@@ -1,38 +1,28 @@
 """The calls of the page: conversations, ratings, one's own data, the overview, and what is decided there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request
 
 from penstock.client import TextDescription
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.surface import (
-    ANSWER_S,
-    LEAST,
-    THUMB,
-    ApiError,
-    EventStream,
-    JsonRoute,
-    RunSettings,
-    Satisfaction,
-    answered,
-    caller_of,
-    event,
-    is_editor,
-    satisfaction,
-    share_of,
-)
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.event_stream import ANSWER_S, EventStream, event
+from penstock.gateway.routes.satisfaction_routes import LEAST, THUMB, Satisfaction, satisfaction, share_of
+from penstock.gateway.sites.site import JsonRoute, RunSettings, answered, caller_of, is_editor
 from penstock.registry.ratings import RatedConversation, Tally
-from penstock.registry.records import Event
+from penstock.registry.records import Event, PolicyVersion, RegistryError, Unavailable, UnknownVersion
 from penstock.registry.registry import Registry
 from penstock.registry.routing import Arms
-from penstock.workloads.chat.http import chat_bodies, steering
+from penstock.workloads.chat.http import chat_bodies
 from penstock.workloads.chat.http import chat_bodies as bodies
 from penstock.workloads.chat.http.chat_api import ACCOUNT, ChatApi, TalkCounts, VersionCounts, person_of
+from penstock.workloads.chat.loop import loop_state, served_judge
 from penstock.workloads.chat.loop.loop_state import folder_of
 from penstock.workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
 from penstock.workloads.chat.loop.served_judge import Change, read_weighed
@@ -331,37 +321,88 @@ async def look_at_satisfaction(api: Api) -> dict[str, Any]:
 @router.post("/api/chat/promote")
 async def promote(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
     """Let a version answer everybody."""
-    return await asyncio.to_thread(steering.promote, *await api.kept(), body, _name_of(request))
+    by = _name_of(request)
+    return await _decided(
+        api, lambda registry, policy: registry.promote(policy, body.version, body.reason, by=by)
+    )
 
 
 @router.post("/api/chat/rollback")
 async def roll_back(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
     """Withdraw the canary, or the version that answers for the one before it."""
-    return await asyncio.to_thread(steering.roll_back, *await api.kept(), body, _name_of(request))
+    by = _name_of(request)
+    return await _decided(
+        api,
+        lambda registry, policy: (
+            registry.rollback(policy, body.reason, by=by, version=body.version).withdrawn
+        ),
+    )
 
 
 @router.post("/api/chat/weigh")
 async def weigh(request: Request, api: Api, body: bodies.Weigh) -> dict[str, Any]:
     """Change what criteria count in the reward of the loop, from its next reward model on."""
-    return await asyncio.to_thread(steering.weigh, await api.run(), body, _name_of(request))
+    folder = _loop_of(await api.run())
+    try:
+        weights = await asyncio.to_thread(
+            served_judge.weigh, folder, body.weights, body.reason, _name_of(request)
+        )
+    except ConfigurationError as error:
+        raise ApiError(422, str(error), field="weights") from error
+    return {"weights": weights}
 
 
 @router.post("/api/chat/pause")
 async def pause(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, Any]:
     """Have the loop wait."""
-    return await asyncio.to_thread(steering.pause_loop, await api.run(), body, _name_of(request))
+    folder = _loop_of(await api.run())
+    await asyncio.to_thread(loop_state.pause, folder, body.reason, _name_of(request))
+    return {"paused": True}
 
 
 @router.post("/api/chat/resume")
 async def resume(api: Api, _body: bodies.Body) -> dict[str, Any]:
     """Let the loop go on; a step that failed is tried again."""
-    return await asyncio.to_thread(steering.resume_loop, await api.run())
+    await asyncio.to_thread(loop_state.resume, _loop_of(await api.run()))
+    return {"paused": False}
 
 
 @router.post("/api/chat/abandon")
 async def abandon(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, Any]:
     """Give up the round of the loop that goes on."""
-    return await asyncio.to_thread(steering.abandon_round, await api.run(), body, _name_of(request))
+    folder = _loop_of(await api.run())
+    try:
+        given_up = await asyncio.to_thread(loop_state.abandon, folder, body.reason, _name_of(request))
+    except ConfigurationError as error:
+        raise ApiError(409, str(error)) from error
+    return {"abandoned": given_up}
+
+
+async def _decided(api: ChatApi, decide: Callable[[Registry, str], PolicyVersion]) -> dict[str, Any]:
+    """Return the version of which something was decided in the registry; raises ApiError."""
+    url, policy = await api.kept()
+
+    def work() -> PolicyVersion:
+        with Registry.open(url, migrate=True) as opened:
+            return decide(opened, policy)
+
+    try:
+        made = await asyncio.to_thread(work)
+    except UnknownVersion as error:
+        raise ApiError(404, str(error), field="version") from error
+    except Unavailable as error:
+        raise ApiError(503, str(error), retry_s=1) from error
+    except RegistryError as error:
+        raise ApiError(409, str(error), field="version") from error
+    return {"version": made.version, "status": made.status.value}
+
+
+def _loop_of(run: RunSettings) -> Path:
+    """Return the folder of a run's loop; raises ApiError 409 where there is none."""
+    folder = None if run.folder is None else loop_state.folder_of(run.folder)
+    if folder is None or not folder.is_dir():
+        raise ApiError(409, "there is no loop: start it with --learn, or `penstock chat loop run`")
+    return folder
 
 
 def _person(request: Request, body: bodies.Me) -> str:

@@ -8,7 +8,9 @@ from typing import Final
 from fastapi import APIRouter, FastAPI, Response
 
 from penstock import __version__
-from penstock.gateway.surface import Loop, Page, Site, Upstream, add_error_handlers, console_file, file_answer
+from penstock.gateway.frame.api_errors import add_handlers as add_error_handlers
+from penstock.gateway.routes.console_routes import Page, console_file, file_answer
+from penstock.gateway.sites.site import Loop, Site, Upstream
 from penstock.workloads.chat.commands.loop_commands import check_options
 from penstock.workloads.chat.http.chat_api import ChatApi
 from penstock.workloads.chat.http.chat_routes import router

@@ -19,22 +19,19 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import StrictBool
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.surface import (
+from penstock.gateway.accounts.principal import Membership
+from penstock.gateway.application import Service
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.requests import Answer, Body, Line, answers
+from penstock.gateway.frame.route_access import (
     Access,
-    Answer,
-    ApiError,
-    Body,
     GuardedRoute,
-    Line,
-    Membership,
-    Page,
-    Service,
-    answers,
-    file_answer,
+    audited,
     member_of,
-    noted,
+    parts_of,
     state_folder,
 )
+from penstock.gateway.routes.console_routes import Page, file_answer
 from penstock.workloads.goals.injector.injection_journal import INJECTIONS, TooLate, UnknownGoal, veto
 from penstock.workloads.goals.injector.injector import switch
 from penstock.workloads.goals.injector.injector_view import summary_of, view_of
@@ -214,8 +211,8 @@ def set_auto(request: Request, member: Member, injector: str, body: WantedAuto) 
     """Have goals carried out, or only proposed, from the next interval on."""
     with _told():
         folder = injector_folder(state_folder(request), member.project, injector)
-        with _noted(request, member, "injector switched", injector, on=body.on) as by:
-            switch(folder, on=body.on, by=by)
+        with _audited(request, member, "injector switched", injector, on=body.on):
+            switch(folder, on=body.on, by=member.principal.subject)
 
 
 @router.post("/api/projects/{project}/injectors/{injector}/vetoes", status_code=204)
@@ -223,8 +220,8 @@ def forbid(request: Request, member: Member, injector: str, body: NewVeto) -> No
     """Forbid a goal that was proposed and is not carried out yet; again changes nothing."""
     with _told():
         folder = injector_folder(state_folder(request), member.project, injector)
-        with _noted(request, member, "goal vetoed", injector, goal=body.goalId) as by:
-            veto(folder, body.goalId, by)
+        with _audited(request, member, "goal vetoed", injector, goal=body.goalId):
+            veto(folder, body.goalId, member.principal.subject)
 
 
 def service() -> Service:
@@ -241,12 +238,12 @@ def service() -> Service:
     return Service(router=router, access=access)
 
 
-def _noted(
+def _audited(
     request: Request, member: Membership, action: str, injector: str, **detail: Any
-) -> AbstractContextManager[str]:
+) -> AbstractContextManager[None]:
     """Have the audit say what is asked of an injector, unless its files refuse it."""
     refusals = (UnknownGoal, TooLate, ConfigurationError)
-    return noted(request, member, action, f"injector/{injector}", refusals=refusals, **detail)
+    return audited(parts_of(request), member, action, f"injector/{injector}", refusals=refusals, **detail)
 
 
 @contextmanager

@@ -1,27 +1,67 @@
 """The routes: actions for prompts, transitions, updates, checkpoints, mutations of a text, ratings."""
 
 import asyncio
+import inspect
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from penstock.client import Action, CommandRefusal
-from penstock.gateway.surface import ApiError, JsonRoute, answered, caller_of
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.sites.site import Handler, JsonRoute, answered, caller_of
 from penstock.protocol.tensor import Array
 from penstock.workloads.prompts.categories import classify
 from penstock.workloads.prompts.checked_reward import NoSuchCheck
 from penstock.workloads.prompts.features import MUTATION_TYPES, mutate
 from penstock.workloads.prompts.http import api_bodies as bodies
 from penstock.workloads.prompts.http.chains import Step
-from penstock.workloads.prompts.http.json_routes import DirectRoute
 from penstock.workloads.prompts.http.prompts_api import PromptsApi, PromptWork, checked_prompt, numbers
 from penstock.workloads.prompts.http.run_learning import state_key
 from penstock.workloads.prompts.optimise import Optimised, optimise
+
+
+class DirectRoute(JsonRoute):
+    """A short way for calls of every step: a function of `body`, and perhaps of `request` and `api`.
+
+    The framework reads a body by Python's JSON, looks for what else a function needs, and checks what it
+    answers. Here the function's model reads the bytes, and the answer, a model already, is written as it is.
+    Errors and the description of the API are the same.
+    """
+
+    def inner_handler(self) -> Handler:
+        """Return a handler that calls the function, without what the framework does for others."""
+        function: Any = self.endpoint
+        wanted = set(inspect.signature(function).parameters)
+        assert {"body"} <= wanted <= {"request", "api", "body"}, function
+        model: type[BaseModel] = get_type_hints(function)["body"]
+
+        async def direct(request: Request) -> Response:
+            try:
+                body = model.model_validate_json(await request.body())
+            except ValidationError as error:
+                raise RequestValidationError(_of_body(error)) from error
+            except ClientDisconnect as error:
+                raise ApiError(400, "the body broke off") from error
+            given = {"request": request, "api": request.app.state.api, "body": body}
+            answer: BaseModel = await function(**{name: given[name] for name in wanted})
+            return Response(answer.model_dump_json(), media_type="application/json")
+
+        return direct
+
+
+def _of_body(error: ValidationError) -> list[dict[str, Any]]:
+    """Return what is wrong as the framework tells it, without what was sent."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return [{**one, "loc": ("body", *one["loc"])} for one in found]
+
 
 # ---- Paths of several mutations from a prompt: the best one, and one that is drawn.
 

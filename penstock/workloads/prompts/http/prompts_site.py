@@ -10,15 +10,10 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from penstock import __version__
-from penstock.gateway.surface import (
-    ERROR_SCHEMA,
-    Site,
-    Upstream,
-    add_error_handlers,
-    console_file,
-    error_answer,
-    file_answer,
-)
+from penstock.gateway.frame.api_errors import add_handlers as add_error_handlers
+from penstock.gateway.routes.console_routes import console_file, file_answer
+from penstock.gateway.routes.description_routes import ERROR_SCHEMA, error_answer
+from penstock.gateway.sites.site import Site, Upstream
 from penstock.workloads.prompts.http.prompt_routes import router
 from penstock.workloads.prompts.http.prompts_api import PromptsApi
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.client import AsyncControlClient, CommandRefusal, CommandReport, CommandState
 from penstock.client.values import RunStatus
-from penstock.gateway.surface import ApiError
+from penstock.gateway.frame.api_errors import ApiError
 from penstock.protocol.tensor import Array
 
 LEAST_STEPS: Final = 128

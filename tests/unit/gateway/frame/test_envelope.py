@@ -10,9 +10,8 @@ pytest.importorskip("fastapi", reason="the gateway needs its extra")
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway import people_metrics
-from penstock.gateway.frame.doors import Doors
-from penstock.gateway.frame.envelope import HEADERS, Envelope
-from penstock.gateway.frame.server_end import ENDING
+from penstock.gateway.frame.envelope import HEADERS, Doors, Envelope
+from penstock.gateway.frame.event_stream import ENDING
 
 DOORS = Doors(max_body_bytes=10, large_at_once=1)
 SCOPE = {

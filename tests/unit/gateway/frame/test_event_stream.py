@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the gateway needs its extra")
 
-from penstock.gateway.frame.server_end import ENDING, EventStream
+from penstock.gateway.frame.event_stream import ENDING, EventStream
 
 
 class Listener:

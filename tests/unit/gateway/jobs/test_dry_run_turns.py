@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.gateway.jobs.dry_run_turns import MOST_OF_PROJECT, DryRunTurns, NoTurn
+from penstock.gateway.jobs.job_dispatcher import MOST_OF_PROJECT, DryRunTurns, NoTurn
 
 
 async def stays() -> bool:

@@ -9,7 +9,7 @@ pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 
 from fastapi.testclient import TestClient
 
-from penstock.gateway.frame.doors import Doors
+from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.personal.personal_application import make_app
 from penstock.gateway.personal.shown_runs import Actions, Admission
 from penstock.launch.gateway.run_steering import RunSteering

@@ -7,8 +7,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from penstock.gateway.store.accounts_database import GATEWAY, open_database
-from penstock.gateway.store.tables import Base, Role
+from penstock.gateway.store.tables import GATEWAY, Base, Role, open_database
 from penstock.registry.database import Database
 from penstock.registry.records import SchemaMismatch
 from penstock.registry.registry import Registry

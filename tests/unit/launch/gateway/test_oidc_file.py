@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("jwt", reason="the gateway needs its extra")
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.accounts.oidc import read_provider
 from penstock.gateway.store.tables import Role
-from penstock.launch.gateway.oidc_file import read_provider
 
 WHOLE = """
 issuer = "https://accounts.example"

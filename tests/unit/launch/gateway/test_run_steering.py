@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.gateway.jobs.steering import Action, CannotSteer, Order
+from penstock.gateway.jobs.job_records import Action, CannotSteer, Order
 from penstock.launch.gateway.local_runner import RUN_FOLDER
 from penstock.launch.gateway.run_steering import PodSteering, RunSteering
 from penstock.policy import weights

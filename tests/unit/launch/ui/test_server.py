@@ -26,7 +26,7 @@ from tests.support.storage.ready_tables import with_registry
 
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
-from penstock.gateway.frame.doors import Doors  # noqa: E402
+from penstock.gateway.frame.envelope import Doors  # noqa: E402
 from penstock.gateway.personal.personal_application import make_app  # noqa: E402 - where FastAPI is
 from penstock.gateway.personal.shown_runs import Admission  # noqa: E402
 from penstock.launch.ui.server import (  # noqa: E402

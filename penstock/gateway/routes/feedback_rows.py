@@ -19,6 +19,7 @@ from penstock.gateway.frame.api_errors import ApiError, field_of
 from penstock.gateway.frame.requests import NUMERIC, Body, Number, Text, example
 from penstock.registry.feedback import Feedback
 from penstock.registry.ratings import KeptRating, Rating
+from penstock.registry.registry import Registry
 
 # ---- What a request says of responses: a score of one, or which of two is the better one.
 
@@ -129,6 +130,8 @@ def rating_of(body: NewFeedback | NewPair, *, project: str, rater: str, request_
 
 
 MAX_ROWS: Final = 10_000
+_PAGE_OF_ROWS: Final = 1000
+_PAGE_OF_CHARS: Final = 4_000_000
 ONLY_EXPORTED: Final = frozenset({"number", "id", "createdAt", "raterId"})
 """What an import leaves out: it is made anew where the rows are taken in."""
 
@@ -202,3 +205,11 @@ def _row(said: Any) -> FeedbackRow | PairRow:
 def _without(row: dict[str, Any], columns: tuple[str, str]) -> dict[str, Any]:
     """Leave out columns of the other kind of row that say nothing, as a table of both kinds has them."""
     return {key: value for key, value in row.items() if key not in columns or value is not None}
+
+
+def ratings_of(registry: Registry, policy: str) -> Iterator[KeptRating]:
+    """Yield all ratings of `PROJECT/AGENT`, oldest first; a few megabytes are in memory at a time."""
+    number = 0
+    while page := registry.ratings(policy, number, _PAGE_OF_ROWS, most_chars=_PAGE_OF_CHARS):
+        yield from page
+        number = page[-1].number

@@ -1,16 +1,30 @@
-"""How a request learns that its server has begun to end, or is full: by the state of its scope.
+"""Server-sent events, and how a request learns that its server has begun to end, or is full.
 
 An answer that goes on for as long as its caller reads, or that waits for something, would hold the server up
-until it is cancelled.
+until it is cancelled; the state of its scope tells it.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
+
+STILL_HERE: Final = ": still here\n\n"
+"""A comment: a connection that is gone is noticed by what is sent."""
+
+
+def event(kind: str, data: Any, number: int | None = None) -> str:
+    """Return an event as it is sent.
+
+    data: JSON values. number: its id, which a browser that connects again repeats. Raises ValueError for NaN.
+    """
+    place = "" if number is None else f"id: {number}\n"
+    return f"event: {kind}\n{place}data: {json.dumps(data, allow_nan=False)}\n\n"
+
 
 ENDING: Final = "ending"
 """Name of the event among what a server hands to each request as its state."""
