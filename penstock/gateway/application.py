@@ -6,9 +6,8 @@ from typing import Final
 
 from fastapi import APIRouter, FastAPI
 
-from penstock import __version__
 from penstock.gateway.frame.api_errors import add_handlers
-from penstock.gateway.frame.envelope import Doors, Envelope
+from penstock.gateway.frame.envelope import Doors, Envelope, bare_app
 from penstock.gateway.frame.route_access import ACCESS, Parts, Table, add_routes
 from penstock.gateway.jobs.job_records import JobKind
 from penstock.gateway.jobs.live_jobs import LiveJobs
@@ -58,14 +57,7 @@ def make_app(parts: Parts, doors: Doors, services: Sequence[Service] = ()) -> Fa
     services: of workloads.
     Raises ValueError for a route without a line of access, and for a line without its route.
     """
-    app = FastAPI(
-        title="Penstock",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
+    app = bare_app("Penstock")
     app.state.parts = parts
     app.state.access = {}
     app.state.live = LiveJobs(parts.accounts, parts.dispatcher)

@@ -1,6 +1,6 @@
 """The console: a page for people, of a few files that call the API like any other program."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -40,12 +40,23 @@ def link_page() -> Page:
 )
 def file_of_page(file: str) -> Response:
     """Return a file of the page."""
-    return console_file(file)
+    return file_answer(_FILES, file)
 
 
-def console_file(name: str) -> Response:
-    """Return a file of the console by its name; raises ApiError 404 where there is none."""
-    return file_answer(_FILES, name)
+def page_router(path: str, folder: Path, index: str, of_console: Collection[str]) -> APIRouter:
+    """Return the routes of the page of a site: itself, and its files, some of which are the console's."""
+    router = APIRouter(include_in_schema=False)
+    files = {file.name: file for file in folder.iterdir()}
+
+    @router.get(path, response_class=Page)
+    async def page() -> Page:
+        return Page(files[index].read_bytes())
+
+    @router.get(f"{path}/{{file}}", response_class=Response)
+    async def file_of_page(file: str) -> Response:
+        return file_answer(_FILES if file in of_console else files, file)
+
+    return router
 
 
 def file_answer(files: Mapping[str, Path], name: str) -> Response:

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -18,7 +18,7 @@ from fastapi import APIRouter, FastAPI, Form, Request
 from pydantic import SecretStr
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
@@ -26,7 +26,7 @@ from penstock.config.settings import Settings
 from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.principal import Forbidden, Membership, NoSuchThing, Unauthenticated
 from penstock.gateway.frame.api_errors import ApiError, CallLimits
-from penstock.gateway.frame.envelope import Doors, Envelope
+from penstock.gateway.frame.envelope import Doors, Envelope, LetIn
 from penstock.gateway.frame.route_access import address_of
 from penstock.gateway.http_server import HttpServer, check_listen
 from penstock.gateway.routes.account_routes import SignUp, shown_grant
@@ -107,50 +107,41 @@ _OF_ANYBODY: Final = frozenset({"/api/me", "/api/auth/sign-out"})
 """Of the routes of signing in, what every member may call."""
 
 
-class TokenDoor:
-    """The middleware. project: whose tokens count. admit: counts a call of somebody; raises ApiError."""
+def token_door(accounts: Accounts, project: str, site: Site, admit: Callable[[str], None]) -> LetIn:
+    """Return the door. project: whose tokens count. admit: counts a call of somebody; raises ApiError."""
 
-    def __init__(
-        self, app: ASGIApp, accounts: Accounts, project: str, site: Site, admit: Callable[[str], None]
-    ) -> None:
-        self._app, self._accounts, self._project, self._site = app, accounts, project, site
-        self._admit = admit
+    async def let_in(scope: Scope) -> None:
+        if _is_open(site, scope["method"], scope["path"]):
+            return
+        member = await run_in_threadpool(_admitted, accounts, project, site, scope)
+        admit(member.principal.subject)
+        scope["penstock.member"] = member
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] == "http" and not self._is_open(scope):
-            try:
-                member = await run_in_threadpool(self._admitted, scope)
-                self._admit(member.principal.subject)
-            except ApiError as error:
-                await error.response()(scope, receive, send)
-                return
-            scope["penstock.member"] = member
-        await self._app(scope, receive, send)
+    return let_in
 
-    def _is_open(self, scope: Scope) -> bool:
-        path = scope["path"]
-        if scope["method"] == "POST":
-            return path in OPEN
-        return scope["method"] == "GET" and any(
-            path == prefix or path.startswith(f"{prefix}/") for prefix in self._site.open_paths
-        )
 
-    def _admitted(self, scope: Scope) -> Membership:
-        header = Headers(scope=scope).get("authorization")
-        if header is None:
-            raise ApiError(401, "sign in, or send a token of the project: `Authorization: Bearer TOKEN`")
-        try:
-            principal = self._accounts.authenticate(header)
-            member = self._accounts.membership(principal, self._project)
-        except Unauthenticated as error:
-            raise ApiError(401, str(error)) from error
-        except (Forbidden, NoSuchThing) as error:
-            raise ApiError(403, "you are no member of this project") from error
-        least = Role.VIEWER if scope["path"] in self._site.viewer_paths | _OF_ANYBODY else Role.EDITOR
-        if not member.role.includes(least):
-            raise ApiError(403, f"your role in this project is {member.role}, this needs {least}")
-        return member
+def _is_open(site: Site, method: str, path: str) -> bool:
+    if method == "POST":
+        return path in OPEN
+    return method == "GET" and any(
+        path == prefix or path.startswith(f"{prefix}/") for prefix in site.open_paths
+    )
+
+
+def _admitted(accounts: Accounts, project: str, site: Site, scope: Scope) -> Membership:
+    header = Headers(scope=scope).get("authorization")
+    if header is None:
+        raise ApiError(401, "sign in, or send a token of the project: `Authorization: Bearer TOKEN`")
+    try:
+        member = accounts.membership(accounts.authenticate(header), project)
+    except Unauthenticated as error:
+        raise ApiError(401, str(error)) from error
+    except (Forbidden, NoSuchThing) as error:
+        raise ApiError(403, "you are no member of this project") from error
+    least = Role.VIEWER if scope["path"] in site.viewer_paths | _OF_ANYBODY else Role.EDITOR
+    if not member.role.includes(least):
+        raise ApiError(403, f"your role in this project is {member.role}, this needs {least}")
+    return member
 
 
 log = logging.getLogger(__name__)
@@ -164,15 +155,12 @@ RATES: Final = Rates(calls=5000.0, bytes=512.0 * MIB, settings="per address")
 class Reach:
     """Says who reaches a site.
 
-    listen: HOST:PORT. hosts, origins, proxies: as those of `Doors`. project: whose tokens count; "" on
-    loopback, where none is asked for. accounts: opens the accounts that know the tokens. insecure: plaintext
-    beyond loopback.
+    listen: HOST:PORT. project: whose tokens count; "" on loopback, where none is asked for. accounts: opens
+    the accounts that know the tokens. insecure: plaintext beyond loopback.
     """
 
     listen: str
-    hosts: frozenset[str] = frozenset()
-    origins: frozenset[str] = frozenset()
-    proxies: tuple[str, ...] = ()
+    doors: Doors = field(default_factory=Doors)
     project: str = ""
     accounts: Callable[[], AbstractContextManager[Accounts]] | None = None
     insecure: bool = False
@@ -228,7 +216,7 @@ def main(
             certificate=section.tls_certificate,
             key=section.tls_key,
             insecure=reach.insecure,
-            proxies=reach.proxies,
+            proxies=reach.doors.proxies,
             lifespan="on",
         )
         watch = threading.Thread(target=_watch, args=(run, lifecycle), name="run", daemon=True)
@@ -254,11 +242,12 @@ def _upstream(run: RunBehind, own: Credentials, state: Path | None) -> Upstream:
 def guarded_app(site: Site, upstream: Upstream, reach: Reach, accounts: Accounts | None) -> FastAPI:
     """Return the application of a site with what surrounds every request. accounts: None: no token."""
     app, limits = site.make_app(upstream), CallLimits(address=RATES, account=RATES)
+    let_in = None
     if accounts is not None:
         app.include_router(sign_in_router(accounts))
-        app.add_middleware(TokenDoor, accounts=accounts, project=reach.project, site=site, admit=limits.admit)
-    doors = Doors(hosts=reach.hosts, origins=reach.origins, proxies=reach.proxies, large=frozenset())
-    app.add_middleware(Envelope, doors=doors, admit=limits.admit_address)
+        let_in = token_door(accounts, reach.project, site, limits.admit)
+    doors = replace(reach.doors, large=frozenset())
+    app.add_middleware(Envelope, doors=doors, admit=limits.admit_address, let_in=let_in)
     return app
 
 

@@ -1,27 +1,27 @@
-"""`penstock gateway`: serve HTTP with accounts, and what its operator does to people and tokens.
+"""`penstock gateway`: serve HTTP with accounts, what its operator does to people and tokens, and its sites.
 
 The commands `user` and `token` work on the accounts database itself, whether a gateway serves or not. Who
-can read it and the keys is the operator; the audit names them so.
+can read it and the keys is the operator; the audit names them so. Each installed workload that has an API of
+its own (`Workload.site`) adds a command `penstock gateway NAME`.
 """
 
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
-from penstock.config.configuration_error import how_to_install
-from penstock.launch.gateway.site_commands import (
-    FurtherAgents,
-    HostNames,
-    Origins,
-    Proxies,
-    WithSites,
-    checked_address,
-    named_agents,
-)
+from penstock.config.configuration_error import ConfigurationError
+from penstock.config.extras import how_to_install
+from penstock.config.workload import find, installed, load
 from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import (
     Assignments,
@@ -34,21 +34,17 @@ from penstock.runtime.foreground import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from penstock.config.settings import Settings
+    from penstock.gateway.accounts.accounts import Accounts
     from penstock.gateway.application import Service
+    from penstock.gateway.frame.envelope import Doors
     from penstock.gateway.process import Places, Work
-    from penstock.gateway.sites.site import RunBehind
+    from penstock.gateway.sites.site import RunBehind, Site
     from penstock.runtime.lifecycle import Lifecycle
 
-gateway_commands = typer.Typer(cls=WithSites, help="Serve people over HTTP: accounts, projects, feedback.")
-user_commands = typer.Typer(help="People who may sign in.", no_args_is_help=True)
-token_commands = typer.Typer(help="API tokens, by which programs act in a project.", no_args_is_help=True)
-gateway_commands.add_typer(user_commands, name="user")
-gateway_commands.add_typer(token_commands, name="token")
-
-OPERATOR = "operator"
+# ---- Options.
 
 State = Annotated[
     Path, typer.Option("--state", help="Folder of keys and SQLite files that have no other place.")
@@ -72,7 +68,92 @@ PasswordFile = Annotated[
     Path | None,
     typer.Option("--password-file", help="File with the password; default: asked for, or read from stdin."),
 ]
+HostNames = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="Name by which it is reached, beside loopback; may be repeated."),
+]
+Origins = Annotated[
+    list[str] | None,
+    typer.Option("--origin", metavar="URL", help="Pages of this origin may call; may be repeated."),
+]
+Proxies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--proxy",
+        metavar="ADDRESS",
+        help="Proxy, or network of them, that says who calls (X-Forwarded-For); may be repeated.",
+    ),
+]
+FurtherAgents = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--agent",
+        metavar="NAME=DIR|ADDRESS",
+        help="A further run, or the server of one, where several are answered for; may be repeated.",
+    ),
+]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _STATE = Path("gateway-state")
+_PLACES: dict[str, tuple[Any, Any]] = {
+    "state": (State, _STATE),
+    "database": (DatabaseUrl, ""),
+    "registry": (RegistryUrl, ""),
+    "keys": (KeysFile, None),
+}
+
+
+def _on(*names: str) -> Callable[[Callable[..., int]], Callable[..., None]]:
+    """Return a decorator that adds options of places to a command, which gets `Places` of them first."""
+
+    def add(function: Callable[..., int]) -> Callable[..., None]:
+        def command(**said: Any) -> None:
+            def body() -> int:
+                from penstock.gateway.process import Places
+
+                places = {name: said.pop(name) for name in names}
+                return function(Places(**places), **said)
+
+            finish(body)
+
+        functools.update_wrapper(command, function)
+        _, *own = inspect.signature(function).parameters.values()
+        kind = inspect.Parameter.KEYWORD_ONLY
+        options = [
+            inspect.Parameter(name, kind, default=_PLACES[name][1], annotation=_PLACES[name][0])
+            for name in names
+        ]
+        every = [one.replace(kind=kind) for one in own] + options
+        command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in every}
+        return command
+
+    return add
+
+
+class WithSites(TyperGroup):
+    """The commands of the gateway, and behind them one for each site."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, as help lists them."""
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in _sites() if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of a name, None where there is none."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None or cmd_name not in _sites():
+            return found
+        outer = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        outer.callback()(lambda: None)  # so that typer makes a group, of one command
+        outer.command(cmd_name)(_command(cmd_name))
+        return typer.main.get_group(outer).get_command(ctx, cmd_name)
+
+
+gateway_commands = typer.Typer(cls=WithSites, help="Serve people over HTTP: accounts, projects, feedback.")
+user_commands = typer.Typer(help="People who may sign in.", no_args_is_help=True)
+token_commands = typer.Typer(help="API tokens, by which programs act in a project.", no_args_is_help=True)
+gateway_commands.add_typer(user_commands, name="user")
+gateway_commands.add_typer(token_commands, name="token")
 
 
 class RunnerName(StrEnum):
@@ -138,18 +219,15 @@ def gateway(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from penstock.gateway.accounts.audit import Quotas
         from penstock.gateway.accounts.oidc import read_provider
-        from penstock.gateway.frame.envelope import Doors
         from penstock.gateway.process import Places, main
 
-        names, pages = frozenset(hosts or ()), frozenset(origins or ())
-        doors = Doors(hosts=names, origins=pages, proxies=tuple(proxies or ()))
         places = Places(state=state, database=database, registry=registry, keys=keys, models=models)
         _check_runner(runner, cluster, registry)
         return main(
             lifecycle,
             settings,
             places=places,
-            doors=doors,
+            doors=_doors(hosts, origins, proxies),
             listen=listen,
             insecure=insecure,
             work=None
@@ -162,16 +240,13 @@ def gateway(
     in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
 
 
-@gateway_commands.command("migrate")
-def migrate(state: State = _STATE, database: DatabaseUrl = "", registry: RegistryUrl = "") -> None:
+@gateway_commands.command()
+@_on("state", "database", "registry")
+def migrate(places: "Places") -> int:
     """Make the tables of both databases where there are none, and end."""
+    from penstock.launch.gateway.people import migrate
 
-    def body() -> int:
-        from penstock.launch.gateway.people import migrate as run
-
-        return run(_places(state, database, None, registry))
-
-    finish(body)
+    return migrate(places)
 
 
 @gateway_commands.command("keys")
@@ -179,9 +254,9 @@ def make_keys(file: Annotated[Path, typer.Argument(help="Written once, for its o
     """Write a file of signing keys for several gateways to share."""
 
     def body() -> int:
-        from penstock.launch.gateway.people import make_keys as run
+        from penstock.launch.gateway.people import make_keys
 
-        return run(file)
+        return make_keys(file)
 
     finish(body)
 
@@ -211,110 +286,71 @@ def text(
 
 
 @user_commands.command("add")
+@_on("state", "database", "keys")
 def add_user(
+    places: "Places",
     name: Name,
     project: Project,
     role: RoleName = "owner",
     password_file: PasswordFile = None,
-    state: State = _STATE,
-    database: DatabaseUrl = "",
-    keys: KeysFile = None,
-) -> None:
+) -> int:
     """Add a person, as a member of a project."""
+    from penstock.launch.gateway.people import add
 
-    def body() -> int:
-        from penstock.launch.gateway.people import add
-
-        return add(_places(state, database, keys), name, project, role, password_file)
-
-    finish(body)
+    return add(places, name, project, role, password_file)
 
 
-@user_commands.command("grant")
-def grant(
-    name: Name,
-    project: Project,
-    role: RoleName = "editor",
-    state: State = _STATE,
-    database: DatabaseUrl = "",
-    keys: KeysFile = None,
-) -> None:
+@user_commands.command()
+@_on("state", "database", "keys")
+def grant(places: "Places", name: Name, project: Project, role: RoleName = "editor") -> int:
     """Make a person who has an account a member of another project, or change their role."""
+    from penstock.launch.gateway.people import grant
 
-    def body() -> int:
-        from penstock.launch.gateway.people import grant as run
-
-        return run(_places(state, database, keys), name, project, role)
-
-    finish(body)
+    return grant(places, name, project, role)
 
 
 @user_commands.command("password")
-def reset_password(
-    name: Name,
-    password_file: PasswordFile = None,
-    state: State = _STATE,
-    database: DatabaseUrl = "",
-    keys: KeysFile = None,
-) -> None:
+@_on("state", "database", "keys")
+def reset_password(places: "Places", name: Name, password_file: PasswordFile = None) -> int:
     """Set a person's password; all their sessions end."""
+    from penstock.launch.gateway.people import reset_password
 
-    def body() -> int:
-        from penstock.launch.gateway.people import reset_password as run
-
-        return run(_places(state, database, keys), name, password_file)
-
-    finish(body)
+    return reset_password(places, name, password_file)
 
 
-@user_commands.command("disable")
-def disable(name: Name, state: State = _STATE, database: DatabaseUrl = "", keys: KeysFile = None) -> None:
+@user_commands.command()
+@_on("state", "database", "keys")
+def disable(places: "Places", name: Name) -> int:
     """Let a person sign in no more; their sessions end, and the tokens, links and invitations they made."""
+    from penstock.launch.gateway.people import disable
 
-    def body() -> int:
-        from penstock.launch.gateway.people import disable as run
-
-        return run(_places(state, database, keys), name)
-
-    finish(body)
+    return disable(places, name)
 
 
 @token_commands.command("add")
+@_on("state", "database", "keys")
 def add_token(
+    places: "Places",
     name: Annotated[str, typer.Argument(help="What the token is for.")],
     project: Project,
     role: Annotated[str, typer.Option("--role", help="viewer or editor.")] = "editor",
     days: Annotated[int | None, typer.Option(min=1, max=3650, help="Default: until it is revoked.")] = None,
-    state: State = _STATE,
-    database: DatabaseUrl = "",
-    keys: KeysFile = None,
-) -> None:
+) -> int:
     """Print a new token, this once; a netrc file may hold it as the password."""
+    from penstock.launch.gateway.people import add_token
 
-    def body() -> int:
-        from penstock.launch.gateway.people import add_token as run
-
-        return run(_places(state, database, keys), name, project, role, days)
-
-    finish(body)
+    return add_token(places, name, project, role, days)
 
 
 @token_commands.command("revoke")
+@_on("state", "database", "keys")
 def revoke_token(
-    token: Annotated[str, typer.Argument(help="Id of the token.")],
-    project: Project,
-    state: State = _STATE,
-    database: DatabaseUrl = "",
-    keys: KeysFile = None,
-) -> None:
+    places: "Places", token: Annotated[str, typer.Argument(help="Id of the token.")], project: Project
+) -> int:
     """Refuse a token from now on."""
+    from penstock.launch.gateway.people import revoke_token
 
-    def body() -> int:
-        from penstock.launch.gateway.people import revoke_token as run
-
-        return run(_places(state, database, keys), token, project)
-
-    finish(body)
+    return revoke_token(places, token, project)
 
 
 def _check_extra() -> None:
@@ -339,7 +375,6 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
 
 def _text_servers(server: str, agents: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
     """Return the runs that are answered for by name, the first one as FIRST; raises ConfigurationError."""
-    from penstock.config.configuration_error import ConfigurationError
     from penstock.gateway.text.agents import FIRST
     from penstock.launch.gateway.run_behind import NamedServer
 
@@ -353,8 +388,6 @@ def _text_servers(server: str, agents: "Sequence[str]", settings: "Settings") ->
 
 def _check_runner(runner: RunnerName, cluster: Path | None, registry: str) -> None:
     """Raise ConfigurationError where jobs shall run on a cluster, and what that takes is not said."""
-    from penstock.config.configuration_error import ConfigurationError
-
     if (runner is RunnerName.KUBERNETES) is (cluster is None):
         raise ConfigurationError(
             f"--runner {runner} --cluster {cluster}: --runner kubernetes and --cluster FILE come together"
@@ -371,8 +404,7 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
 
     cluster: file of where; None: as processes here. registry: URL of theirs; "": a file in `state`.
     """
-    from penstock.config.configuration_error import ConfigurationError
-    from penstock.gateway.process import Work
+    from penstock.gateway.process import Places, Work
     from penstock.launch.gateway.job_templates import check_templates
     from penstock.launch.gateway.kubernetes_runner import KubernetesRunner, read_cluster
     from penstock.launch.gateway.local_runner import LocalRunner
@@ -386,7 +418,7 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
     try:
         if cluster is None:
             local = LocalRunner(state / "jobs", templates)
-            url = _places(state, "", None, registry).registry_url()
+            url = Places(state=state, registry=registry).registry_url()
             return Work(
                 runner=local, steering=RunSteering(local.run_folder, url), at_once=at_once, services=services
             )
@@ -398,15 +430,221 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
     )
 
 
+def _doors(hosts: list[str] | None, origins: list[str] | None, proxies: list[str] | None) -> "Doors":
+    from penstock.gateway.frame.envelope import Doors
+
+    return Doors(hosts=frozenset(hosts or ()), origins=frozenset(origins or ()), proxies=tuple(proxies or ()))
+
+
 def _services() -> "list[Service]":
     """Return what the installed workloads add to a gateway."""
-    from penstock.config.workload import find, installed, load
-
     paths = [workload.http for workload in map(find, installed()) if workload.http]
     return [cast("Service", load(path)()) for path in paths]
 
 
-def _places(state: Path, database: str, keys: Path | None, registry: str = "") -> "Places":
-    from penstock.gateway.process import Places
+# ---- Sites: the API of a workload over one run, and further runs behind it by name.
 
-    return Places(state=state, database=database, keys=keys, registry=registry)
+
+def named_agents(said: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
+    """Return the runs that `NAME=DIR` and `NAME=ADDRESS` say, by name; raises ConfigurationError for others.
+
+    settings: what was said here, of the runs that are known by an address alone.
+    """
+    from penstock.launch.gateway.run_behind import NamedRun, NamedServer
+
+    found: dict[str, RunBehind] = {}
+    for one in said:
+        agent, _, place = one.partition("=")
+        if not _NAME.fullmatch(agent) or not place:
+            raise ConfigurationError(
+                f"--agent {one!r}: write NAME=DIR or NAME=ADDRESS; a name has 1 to 64 of A-Z, a-z, 0-9, . _ -"
+            )
+        if agent in found:
+            raise ConfigurationError(f"--agent {one}: {agent} is named twice")
+        is_folder = Path(place).is_dir()
+        found[agent] = (
+            NamedRun(Path(place))
+            if is_folder
+            else NamedServer(checked_address("--agent", place), "", settings)
+        )
+    return found
+
+
+def checked_address(option: str, address: str) -> str:
+    """Return an address of a server, or ""; raises ConfigurationError that names the option."""
+    from penstock.rpc.address import check_address
+
+    try:
+        return check_address(address) if address else ""
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
+
+
+def _sites() -> list[str]:
+    return sorted(name for name in installed() if find(name).site)
+
+
+def _command(name: str) -> "Callable[..., None]":
+    def serve_site(
+        run: Annotated[
+            Path | None, typer.Option("--run", metavar="DIR", help="Folder of a run that goes on and serves.")
+        ] = None,
+        server: Annotated[
+            str, typer.Option("--server", metavar="ADDRESS", help="A policy server: HOST:PORT or unix:/path.")
+        ] = "",
+        broker: Annotated[
+            str, typer.Option("--broker", metavar="ADDRESS", help="With --server: the broker of its run.")
+        ] = "",
+        listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8765",
+        state: Annotated[
+            Path | None,
+            typer.Option(
+                "--state",
+                help="Folder of what it keeps, and of the run that is begun here; default: NAME-state.",
+            ),
+        ] = None,
+        agents: FurtherAgents = None,
+        recipe: Annotated[
+            Path | None, typer.Option("--recipe", help="What is trained; default: the workload's own.")
+        ] = None,
+        train: Annotated[
+            list[str] | None,
+            typer.Option("--train", metavar="SECTION.KEY=VALUE", help="Setting of the run; may be repeated."),
+        ] = None,
+        learn: Annotated[
+            bool,
+            typer.Option("--learn", help="Also learn from what people say, where NAME has a loop for it."),
+        ] = False,
+        loop: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--loop",
+                metavar="OPTION=VALUE",
+                help="With --learn: option of that loop, such as labels=100; may be repeated.",
+            ),
+        ] = None,
+        project: Annotated[
+            str, typer.Option("--project", help="Beyond loopback: project whose tokens count.")
+        ] = "",
+        accounts: Annotated[
+            Path,
+            typer.Option("--accounts", help="State folder of the gateway that gives out the tokens."),
+        ] = _STATE,
+        database: Annotated[
+            str, typer.Option("--database", metavar="URL", help="Its accounts, where they lie elsewhere.")
+        ] = "",
+        keys: Annotated[Path | None, typer.Option("--keys", help="Its file of signing keys.")] = None,
+        hosts: HostNames = None,
+        origins: Origins = None,
+        proxies: Proxies = None,
+        config: ConfigFile = None,
+        assignments: Assignments = None,
+        endpoints: EndpointFile = None,
+        insecure: Insecure = False,
+    ) -> None:
+        def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+            from penstock.gateway.sites.site_process import Reach, main
+            from penstock.launch.gateway.run_behind import NamedRun, NamedServer, OwnRun
+
+            site: Site = load(find(name).site)()
+            _check_one(run, server, broker)
+            others = agents_of(name, site, agents or (), settings)
+            words = loop_words(name, site, loop or (), learn=learn, server=server)
+            behind: RunBehind
+            if run is not None:
+                behind = NamedRun(run)
+            elif server:
+                behind = NamedServer(
+                    checked_address("--server", server), checked_address("--broker", broker), settings
+                )
+            else:
+                behind = OwnRun.of_site(
+                    site, state or Path(f"{name}-state"), recipe, train or (), learns=learn
+                )
+                if words is not None and site.loop is not None and recipe is None:
+                    words = (*site.loop.options, *words)
+            reach = Reach(
+                listen=listen,
+                doors=_doors(hosts, origins, proxies),
+                project=project,
+                accounts=lambda: _accounts(accounts, database, keys),
+                insecure=insecure,
+            )
+            kept = state or Path(f"{name}-state")
+            beside = _beside(site, words, kept)
+            return main(
+                lifecycle,
+                settings,
+                site=site,
+                behind=behind,
+                reach=reach,
+                state=kept,
+                agents=others,
+                beside=beside,
+            )
+
+        in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
+
+    serve_site.__doc__ = f"Serve the API of {name} over one run, which is begun unless one is named."
+    return serve_site
+
+
+@contextmanager
+def _accounts(state: Path, database: str, keys: Path | None) -> "Iterator[Accounts]":
+    """Open the accounts of a gateway that is there already."""
+    from penstock.gateway.process import Places, open_accounts
+
+    accounts, opened = open_accounts(Places(state=state, database=database, keys=keys), make=False)
+    try:
+        yield accounts
+    finally:
+        opened.close()
+
+
+def loop_words(
+    name: str, site: "Site", said: "Sequence[str]", *, learn: bool, server: str
+) -> tuple[str, ...] | None:
+    """Return the options of a site's loop, None where it is not to learn.
+
+    Raises ConfigurationError for options that the loop would refuse, and for those of none.
+    """
+    if not learn:
+        if said:
+            raise ConfigurationError(f"--loop {said[0]}: belongs to --learn, which starts the loop")
+        return None
+    if site.loop is None:
+        raise ConfigurationError(f"--learn: {name} has no loop: leave it out")
+    if server:
+        raise ConfigurationError("--learn: needs the folder of the run: name it with --run, not --server")
+    for one in said:
+        if not one.partition("=")[2]:
+            raise ConfigurationError(f"--loop {one!r}: write OPTION=VALUE, such as labels=100")
+    words = tuple(f"--{one}" for one in said)
+    site.loop.check(words)
+    return words
+
+
+def agents_of(name: str, site: "Site", said: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
+    """Return the further runs of a site by name; raises ConfigurationError for what is none."""
+    if said and not site.takes_agents:
+        raise ConfigurationError(f"--agent {said[0]}: {name} answers for one run: leave it out")
+    return named_agents(said, settings)
+
+
+def _beside(
+    site: "Site", words: tuple[str, ...] | None, state: Path
+) -> "Callable[[RunBehind], AbstractContextManager[object]] | None":
+    """Return what makes the site's loop for a run; None without one."""
+    from penstock.launch.gateway.run_behind import LoopBeside
+
+    loop = site.loop
+    if words is None or loop is None:
+        return None
+    return lambda run: LoopBeside(loop.words, words, run.settings, state)
+
+
+def _check_one(run: Path | None, server: str, broker: str) -> None:
+    if run is not None and server:
+        raise ConfigurationError("--run, --server: name one of them")
+    if broker and not server:
+        raise ConfigurationError("--broker: belongs to --server; a run's folder says where its broker is")

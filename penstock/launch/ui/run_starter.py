@@ -13,7 +13,7 @@ import subprocess
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +23,11 @@ from penstock.config.algorithm_sections import SECTIONS, algorithm_sections
 from penstock.config.run_folder import make_private
 from penstock.config.sections import Section
 from penstock.config.settings import ConfigurationError, Settings, load
-from penstock.gateway.personal.shown_runs import CannotStart
 from penstock.launch.inspection.processes import is_going_on
+from penstock.launch.jobs import local_jobs
+from penstock.launch.jobs.job_process import LOG_FILE
 from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
+from penstock.launch.ui.catalogue import is_run
 
 # ---- The JSON schema of a run's settings, with their lines of help, and with the section of every
 # algorithm.
@@ -82,21 +84,25 @@ WAIT_S: Final = 120.0
 _LOOK_S: Final = 0.2
 
 
-class RunStarter:
-    """Starts trainings in `runs`. state: folder of what was asked for; is_run: whether a folder is one."""
+class CannotStart(Exception):
+    """Reports a training that was not started; the message says why. field: of the request that is wrong."""
 
-    def __init__(self, runs: Path, state: Path, is_run: Callable[[Path], bool]) -> None:
-        self._runs, self._state, self._is_run = runs, state, is_run
+    def __init__(self, why: str, field: str | None = None) -> None:
+        super().__init__(why)
+        self.field = field
+
+
+class RunStarter:
+    """Starts trainings in `runs`. state: folder of what was asked for."""
+
+    def __init__(self, runs: Path, state: Path) -> None:
+        self._runs, self._state = runs, state
         self._children: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
 
-    def schema(self) -> Mapping[str, Any]:
-        """Return the JSON schema of all settings."""
-        return settings_schema()
-
     def start(self, name: str, settings: Mapping[str, Any]) -> None:
         """Start a training as the run `name`, and return once it is among the runs; raises CannotStart."""
-        if self._is_run(self._runs):
+        if is_run(self._runs):
             raise CannotStart("this is the folder of one run: start `penstock ui` on the folder above it")
         said = _checked({"run": name, **settings})
         run = self._runs / name
@@ -116,28 +122,24 @@ class RunStarter:
     def _begin(self, run: Path, settings: Mapping[str, Any]) -> None:
         place = self._state / "starts" / run.name
         make_private(place)
-        recipe, log = place / "asked.toml", place / "train.log"
+        recipe, log = place / "asked.toml", place / LOG_FILE
         recipe.write_text(tomli_w.dumps(settings))
-        with log.open("wb") as out:
-            child = subprocess.Popen(
-                penstock("train", str(recipe), "--run-dir", str(run), "--json"),
-                cwd=place,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=without_configuration(os.environ),
-                start_new_session=True,
-            )
+        local_jobs.forget(place)
+        log.unlink(missing_ok=True)
+        command = penstock("train", str(recipe), "--run-dir", str(run), "--json")
+        child = local_jobs.start(place, command, cwd=place, env=without_configuration(os.environ))
+        if child is None:
+            raise CannotStart("another training of this name is being started: choose another", "name")
         self._children.append(child)
         until_s = time.monotonic() + WAIT_S
-        while not (self._is_run(run) and is_going_on(run)):
+        while not (is_run(run) and is_going_on(run)):
             try:
                 code = child.wait(_LOOK_S)
             except subprocess.TimeoutExpired:
                 if time.monotonic() > until_s:
                     raise CannotStart(f"its run is not there after {WAIT_S:g} s: look into {log}") from None
             else:
-                if self._is_run(run):
+                if is_run(run):
                     return  # it was over before anybody looked: the page tells how
                 shutil.rmtree(run, ignore_errors=True)  # made here, and never a run: the name is free again
                 raise CannotStart(last_line(log) or f"it ended with exit code {code}")

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import penstock.gateway.application
-import penstock.gateway.personal.personal_application
+import penstock.launch.ui.application
 import penstock.workloads.goals.http.goals_service
 from penstock.gateway.frame.requests import Body
 from penstock.gateway.store.tables import Role
@@ -21,7 +21,7 @@ KNOWN_ELSEWHERE: Final = {(TrainingRequest, "maxSteps"), (TrainingRequest, "lear
 """Programs that know the original service may have sent them as texts."""
 LOADED: Final = (
     penstock.gateway.application,
-    penstock.gateway.personal.personal_application,
+    penstock.launch.ui.application,
     penstock.workloads.goals.http.goals_service,
 )
 """What defines bodies."""

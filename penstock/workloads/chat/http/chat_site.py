@@ -5,34 +5,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import FastAPI
 
-from penstock import __version__
 from penstock.gateway.frame.api_errors import add_handlers as add_error_handlers
-from penstock.gateway.routes.console_routes import Page, console_file, file_answer
+from penstock.gateway.frame.envelope import bare_app
+from penstock.gateway.routes.console_routes import page_router
 from penstock.gateway.sites.site import Loop, Site, Upstream
 from penstock.workloads.chat.commands.loop_commands import check_options
 from penstock.workloads.chat.http.chat_api import ChatApi
 from penstock.workloads.chat.http.chat_routes import router
 
 _PACKAGE: Final = Path(__file__).resolve().parents[3]
-_FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
 _OF_CONSOLE: Final = frozenset({"api.js", "console.css", "elements.js", "icon.svg"})
 _TALKING: Final = ("agents", "begin", "say", "thumb", "stars", "prefer", "correct", "end", "mine", "forget")
-
-page_router = APIRouter(include_in_schema=False)
-
-
-@page_router.get("/chat", response_class=Page)
-async def page() -> Page:
-    """Return the page."""
-    return Page(_FILES["chat.html"].read_bytes())
-
-
-@page_router.get("/chat/{file}", response_class=Response)
-async def file_of_page(file: str) -> Response:
-    """Return a file of the page."""
-    return console_file(file) if file in _OF_CONSOLE else file_answer(_FILES, file)
 
 
 def make_app(upstream: Upstream) -> FastAPI:
@@ -46,17 +31,10 @@ def make_app(upstream: Upstream) -> FastAPI:
         for one in apis.values():
             await one.close()
 
-    app = FastAPI(
-        title="Penstock chat",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-        lifespan=life,
-    )
+    app = bare_app("Penstock chat", life)
     app.include_router(router)
-    app.include_router(page_router)
+    static = Path(__file__).parent / "static"
+    app.include_router(page_router("/chat", static, "chat.html", _OF_CONSOLE))
     add_error_handlers(app)
     return app
 

@@ -6,42 +6,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from penstock import __version__
 from penstock.gateway.frame.api_errors import add_handlers as add_error_handlers
-from penstock.gateway.routes.console_routes import console_file, file_answer
+from penstock.gateway.frame.envelope import bare_app
+from penstock.gateway.routes.console_routes import page_router
 from penstock.gateway.routes.description_routes import ERROR_SCHEMA, error_answer
 from penstock.gateway.sites.site import Site, Upstream
 from penstock.workloads.prompts.http.prompt_routes import router
 from penstock.workloads.prompts.http.prompts_api import PromptsApi
 
-# ---- The page of one prompt: `/prompts`, a few files that call the API like any other program.
-
-page_router = APIRouter(include_in_schema=False)
-
-_FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
 _OF_CONSOLE: Final = frozenset({"console.css", "elements.js", "icon.svg"})
-
-
-class Page(Response):
-    """The page itself."""
-
-    media_type = "text/html"
-
-
-@page_router.get("/prompts", response_class=Page)
-async def page() -> Page:
-    """Return the page."""
-    return Page(_FILES["index.html"].read_bytes())
-
-
-@page_router.get("/prompts/{file}", response_class=Response)
-async def file_of_page(file: str) -> Response:
-    """Return a file of the page."""
-    return console_file(file) if file in _OF_CONSOLE else file_answer(_FILES, file)
-
 
 _ERRORS: Final[dict[int | str, str]] = {
     400: "The body cannot be read.",
@@ -74,17 +50,10 @@ def make_app(upstream: Upstream, make_api: Callable[[Upstream], PromptsApi] = Pr
         await asyncio.wait([working])
         await api.close()
 
-    app = FastAPI(
-        title="Penstock prompts",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url="/openapi.json",
-        redirect_slashes=False,
-        lifespan=life,
-    )
+    app = bare_app("Penstock prompts", life, openapi_url="/openapi.json")
     app.include_router(router, responses={status: error_answer(text) for status, text in _ERRORS.items()})
-    app.include_router(page_router)
+    static = Path(__file__).parent / "static"
+    app.include_router(page_router("/prompts", static, "index.html", _OF_CONSOLE))
     add_error_handlers(app)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
     return app

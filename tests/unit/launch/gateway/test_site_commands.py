@@ -8,8 +8,8 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.settings import Settings
+from penstock.launch.gateway.gateway_commands import agents_of, loop_words
 from penstock.launch.gateway.run_behind import NamedRun, NamedServer
-from penstock.launch.gateway.site_commands import agents_of, loop_words
 from penstock.workloads.chat.http.chat_site import site as chat_site
 from penstock.workloads.prompts.http.prompts_site import site as prompts_site
 

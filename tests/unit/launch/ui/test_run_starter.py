@@ -7,9 +7,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 
-from penstock.gateway.personal.shown_runs import CannotStart
-from penstock.launch.ui.run_starter import RunStarter
-from penstock.launch.ui.server import is_run
+from penstock.launch.ui.run_starter import CannotStart, RunStarter
 from tests.support.run.left_run import make_run
 
 
@@ -27,7 +25,7 @@ from tests.support.run.left_run import make_run
 def test_a_setting_that_is_wrong_is_named_and_nothing_is_made(
     tmp_path: Path, settings: dict[str, Any], field: str
 ) -> None:
-    starter = RunStarter(tmp_path / "runs", tmp_path / "state", is_run)
+    starter = RunStarter(tmp_path / "runs", tmp_path / "state")
     (tmp_path / "runs").mkdir()
     with pytest.raises(CannotStart) as refused:
         starter.start("mine", settings)
@@ -39,11 +37,11 @@ def test_a_setting_that_is_wrong_is_named_and_nothing_is_made(
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(CannotStart, match="choose another") as refused:
-        RunStarter(tmp_path, tmp_path / "state", is_run).start("mine", {})
+        RunStarter(tmp_path, tmp_path / "state").start("mine", {})
     assert refused.value.field == "name"
 
 
 def test_below_a_run_none_is_started(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     with pytest.raises(CannotStart, match="on the folder above it"):
-        RunStarter(run, tmp_path / "state", is_run).start("mine", {})
+        RunStarter(run, tmp_path / "state").start("mine", {})

@@ -10,6 +10,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 from fastapi.testclient import TestClient
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.sites.site import RunAddresses, Upstream
 from penstock.gateway.sites.site_process import Reach, guarded_app
 from penstock.gateway.store.tables import Role
@@ -30,7 +31,9 @@ class Doored:
         for name, project in (("ada", "alpha"), ("bob", "beta")):
             self.gateway.person(name, project, Role.OWNER)
         upstream = Upstream(addresses=RunAddresses, credentials=Credentials())
-        reach = Reach(listen="0.0.0.0:8765", hosts=frozenset({HOST}), project="alpha", insecure=True)
+        reach = Reach(
+            listen="0.0.0.0:8765", doors=Doors(hosts=frozenset({HOST})), project="alpha", insecure=True
+        )
         self.app = guarded_app(site(), upstream, reach, self.gateway.accounts)
 
     def call(self, path: str, headers: dict[str, str], body: dict[str, Any] | None = None) -> Any:

@@ -6,6 +6,7 @@ without the cookie of the one browser that was let in is refused. Everything the
 """
 
 import asyncio
+import getpass
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
@@ -18,15 +19,14 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.api_errors import ApiError, add_handlers
-from penstock.gateway.frame.envelope import Doors, Envelope
+from penstock.gateway.frame.envelope import Doors, Envelope, LetIn, bare_app
 from penstock.gateway.frame.event_stream import STILL_HERE, EventStream, event
 from penstock.gateway.frame.requests import Body
 from penstock.gateway.jobs.job_records import Action
-from penstock.gateway.personal.shown_runs import PARAMETER, Actions, Admission, CannotStart, Runs, UnknownRun
 from penstock.gateway.routes.job_routes import (
     NewTraffic,
     Promotion,
@@ -35,6 +35,10 @@ from penstock.gateway.routes.job_routes import (
     WeightsFile,
     Withdrawal,
 )
+from penstock.launch.gateway.run_steering import RunSteering
+from penstock.launch.ui.catalogue import Catalogue, UnknownRun
+from penstock.launch.ui.run_starter import CannotStart, RunStarter, settings_schema
+from penstock.launch.ui.server import PARAMETER, Admission
 
 # ---- What the person does: start a training, steer a run, decide about its versions.
 
@@ -46,20 +50,20 @@ class NewRun(Body):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-def add_actions(app: FastAPI, runs: Runs, actions: Actions) -> None:
+def add_actions(app: FastAPI, runs: Catalogue, starter: RunStarter) -> None:
     """Add the routes."""
-    router, steering = APIRouter(), actions.steering
+    router, steering, by = APIRouter(), RunSteering(runs.folder_of), getpass.getuser()
 
     @router.get("/api/settings")
     def schema() -> Mapping[str, Any]:
         """Return the JSON schema of all settings of a run."""
-        return actions.starter.schema()
+        return settings_schema()
 
     @router.post("/api/runs", status_code=201)
     def start(body: NewRun) -> dict[str, str]:
         """Start a training, and answer once its run is there."""
         try:
-            actions.starter.start(body.name, body.settings)
+            starter.start(body.name, body.settings)
         except CannotStart as error:
             raise ApiError(422 if error.field else 409, str(error), field=error.field) from error
         return {"name": body.name}
@@ -80,18 +84,18 @@ def add_actions(app: FastAPI, runs: Runs, actions: Actions) -> None:
     def promote(name: str, body: Promotion) -> Mapping[str, Any]:
         """Make a version active or the canary."""
         return steering.promote(
-            name, body.version, to=body.to, canary_share=body.canaryShare, reason=body.reason, by=actions.by
+            name, body.version, to=body.to, canary_share=body.canaryShare, reason=body.reason, by=by
         )
 
     @router.post("/api/runs/{name}/rollback")
     def roll_back(name: str, body: Withdrawal) -> Mapping[str, Any]:
         """Withdraw a version, the canary or the active one."""
-        return steering.roll_back(name, body.version, reason=body.reason, by=actions.by)
+        return steering.roll_back(name, body.version, reason=body.reason, by=by)
 
     @router.put("/api/runs/{name}/traffic")
     def set_traffic(name: str, body: NewTraffic) -> Mapping[str, Any]:
         """Change which share of the clients gets which version."""
-        return steering.set_traffic(name, body.change(), reason=body.reason, by=actions.by)
+        return steering.set_traffic(name, body.change(), reason=body.reason, by=by)
 
     app.include_router(router)
 
@@ -120,39 +124,25 @@ _NOT_LET_IN: Final = (
 )
 
 
-class PersonalDoor:
-    """The middleware."""
+def door(admission: Admission) -> LetIn:
+    """Return what lets in the browser with the cookie, and leads it from the printed address to the page."""
 
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
-        self._app, self._admission = app, admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def let_in(scope: Scope) -> Response | None:
         asked = HTTPConnection(scope)
-        is_known = self._admission.admits(asked.cookies.get(self._admission.cookie))
-        entrance = self._entrance(asked, is_known=is_known)
-        if entrance is not None:
-            await entrance(scope, receive, send)
-        elif is_known:
-            await self._app(scope, receive, send)
-        else:
-            await ApiError(401, _NOT_LET_IN).response()(scope, receive, send)
-
-    def _entrance(self, asked: HTTPConnection, *, is_known: bool) -> RedirectResponse | None:
-        """Return the way from the printed address to the page without a secret, for whom it lets in."""
+        is_known = admission.admits(asked.cookies.get(admission.cookie))
         secret = asked.query_params.get(PARAMETER)
-        if secret is None or (asked.scope["method"], asked.scope["path"]) != ("GET", "/"):
-            return None
-        session = self._admission.exchange(secret)
-        if session is None and not is_known:
-            return None
-        away = RedirectResponse("/", status_code=303)
-        if session is not None:
-            away.set_cookie(self._admission.cookie, session, httponly=True, samesite="strict")
-        return away
+        if secret is not None and (scope["method"], scope["path"]) == ("GET", "/"):
+            session = admission.exchange(secret)
+            if session is not None or is_known:
+                away = RedirectResponse("/", status_code=303)
+                if session is not None:
+                    away.set_cookie(admission.cookie, session, httponly=True, samesite="strict")
+                return away
+        if not is_known:
+            raise ApiError(401, _NOT_LET_IN)
+        return None
+
+    return let_in
 
 
 # ---- Runs live, as server-sent events: what has changed since it was sent last, and nothing else.
@@ -163,7 +153,7 @@ QUIET_LOOKS: Final = 15
 """Looks without news after which a sign of life is sent."""
 
 
-async def live(runs: Runs, chosen: str, compared: Sequence[str], **more: Any) -> AsyncIterator[str]:
+async def live(runs: Catalogue, chosen: str, compared: Sequence[str], **more: Any) -> AsyncIterator[str]:
     """Yield the events without end.
 
     chosen: the run that is looked at, "" for none. more: that is told with the list.
@@ -186,7 +176,7 @@ async def live(runs: Runs, chosen: str, compared: Sequence[str], **more: Any) ->
 
 
 def _looked(
-    runs: Runs, chosen: str, compared: Sequence[str], more: Mapping[str, Any]
+    runs: Catalogue, chosen: str, compared: Sequence[str], more: Mapping[str, Any]
 ) -> dict[tuple[str, str], str]:
     """Return every event as it is now, by kind and run."""
     looks: dict[tuple[str, str], Callable[[], Any]] = {("runs", ""): lambda: {**runs.listed(), **more}}
@@ -197,7 +187,7 @@ def _looked(
     return {key: _told(*key, look) for key, look in looks.items()}
 
 
-def _curve(runs: Runs, name: str) -> Any:
+def _curve(runs: Catalogue, name: str) -> Any:
     return {"name": name, "columns": runs.curve(name)}
 
 
@@ -226,26 +216,25 @@ _TYPES: Final = {
 
 
 def make_app(
-    runs: Runs, *, doors: Doors, admission: Admission | None = None, actions: Actions | None = None
+    runs: Catalogue, *, doors: Doors, admission: Admission | None = None, starter: RunStarter | None = None
 ) -> FastAPI:
     """Return the application.
 
-    doors: under which names it is reached. admission: who is let in; None: everyone who reaches it. actions:
-    what may be done; None: everything is only looked at.
+    doors: under which names it is reached. admission: who is let in; None: everyone who reaches it. starter:
+    of trainings, for a person who may act; None: everything is only looked at.
 
-    Raises ValueError for actions without an admission.
+    Raises ValueError for a starter without an admission.
     """
-    if actions is not None and admission is None:
+    if starter is not None and admission is None:
         raise ValueError("who may act is let in by name: actions need an admission")
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app = bare_app("Penstock runs")
     _serve_page(app)
-    _serve_runs(app, runs, can_act=actions is not None)
-    if actions is not None:
-        add_actions(app, runs, actions)
+    _serve_runs(app, runs, can_act=starter is not None)
+    if starter is not None:
+        add_actions(app, runs, starter)
     _tell_errors(app)
-    if admission is not None:
-        app.add_middleware(PersonalDoor, admission=admission)
-    app.add_middleware(Envelope, doors=doors, admit=lambda _: None)
+    let_in = None if admission is None else door(admission)
+    app.add_middleware(Envelope, doors=doors, admit=lambda _: None, let_in=let_in)
     return app
 
 
@@ -265,7 +254,7 @@ def _file(content: bytes, media_type: str) -> Callable[[], Response]:
     return lambda: Response(content, media_type=media_type)
 
 
-def _serve_runs(app: FastAPI, runs: Runs, *, can_act: bool) -> None:
+def _serve_runs(app: FastAPI, runs: Catalogue, *, can_act: bool) -> None:
     router = APIRouter()
 
     @router.get("/api/runs")

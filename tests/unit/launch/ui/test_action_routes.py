@@ -10,11 +10,10 @@ pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 from fastapi.testclient import TestClient
 
 from penstock.gateway.frame.envelope import Doors
-from penstock.gateway.personal.personal_application import make_app
-from penstock.gateway.personal.shown_runs import Actions, Admission
-from penstock.launch.gateway.run_steering import RunSteering
+from penstock.launch.ui.application import make_app
+from penstock.launch.ui.catalogue import Catalogue
 from penstock.launch.ui.run_starter import RunStarter
-from penstock.launch.ui.server import Catalogue, is_run
+from penstock.launch.ui.server import Admission
 from tests.support.run.left_run import make_run
 
 DONE: Any = {
@@ -30,9 +29,8 @@ WEIGHTS = "/api/runs/a/versions/1/weights"
 def app_of(folder: Path, admission: Admission) -> Any:
     """The application of a folder in which something may be done."""
     runs = Catalogue(folder)
-    starter = RunStarter(folder, folder / "state", is_run)
-    actions = Actions(starter=starter, steering=RunSteering(runs.folder_of), by="me")
-    return make_app(runs, doors=Doors(), admission=admission, actions=actions)
+    starter = RunStarter(folder, folder / "state")
+    return make_app(runs, doors=Doors(), admission=admission, starter=starter)
 
 
 def browser(app: Any) -> TestClient:
@@ -82,7 +80,6 @@ def test_what_cannot_be_done_is_told_in_words(tmp_path: Path) -> None:
 
 def test_no_action_is_offered_where_everybody_is_let_in(tmp_path: Path) -> None:
     runs = Catalogue(tmp_path)
-    starter = RunStarter(tmp_path, tmp_path / "state", is_run)
-    actions = Actions(starter=starter, steering=RunSteering(runs.folder_of), by="me")
+    starter = RunStarter(tmp_path, tmp_path / "state")
     with pytest.raises(ValueError, match="need an admission"):
-        make_app(runs, doors=Doors(), actions=actions)
+        make_app(runs, doors=Doors(), starter=starter)

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 
-from penstock.gateway.personal import personal_application
-from penstock.gateway.personal.personal_application import live
-from penstock.launch.ui.server import Catalogue
+from penstock.launch.ui import application
+from penstock.launch.ui.application import live
+from penstock.launch.ui.catalogue import Catalogue
 from tests.support.run.left_run import make_run
 
 
@@ -24,7 +24,7 @@ def parsed(text: str) -> tuple[str, Any]:
 def test_everything_is_sent_once_and_then_what_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(personal_application, "LOOK_S", 0.01)
+    monkeypatch.setattr(application, "LOOK_S", 0.01)
     for name in ("a", "b"):
         make_run(tmp_path / name, summary={})
 
@@ -60,7 +60,7 @@ def test_a_run_that_is_not_there_is_trouble_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_stream_without_news_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(personal_application, "LOOK_S", 0.001)
+    monkeypatch.setattr(application, "LOOK_S", 0.001)
 
     async def listen() -> None:
         stream = live(Catalogue(tmp_path), "", ())
