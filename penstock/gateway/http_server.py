@@ -23,6 +23,9 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.event_stream import ENDING, FULL
 from penstock.protocol.limits import KIB
 from penstock.rpc.address import AddressInUse, check_address, is_local
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
+from penstock.runtime.health import Health, announce, leave_out_what_stays
+from penstock.runtime.lifecycle import Lifecycle
 
 HEAD_S: Final = 10.0
 KEEP_ALIVE_S: Final = 30
@@ -145,6 +148,7 @@ class HttpServer:
         most_of_address: int = MAX_OF_ADDRESS,
         most_connections: int = MAX_CONNECTIONS,
         lifespan: Literal["on", "off"] = "off",
+        log_level: str | None = None,
     ) -> None:
         check_listen(listen, encrypted=certificate is not None, insecure=insecure)
         self._socket = _bind(listen)
@@ -160,6 +164,7 @@ class HttpServer:
             ws="none",
             lifespan=lifespan,
             log_config=None,
+            log_level=log_level,
             access_log=False,  # it would write queries, and with them what presigned links carry
             server_header=False,
             proxy_headers=bool(proxies),  # by itself it takes the word of whoever connects from this machine
@@ -186,6 +191,20 @@ class HttpServer:
         self._server.should_exit = True
         self._thread.join(2 * DRAIN_S)
         self._socket.close()
+
+    def serve(
+        self, lifecycle: Lifecycle, health: Health, role: str, metrics_port: int, page: str = ""
+    ) -> int:
+        """Serve until the lifecycle drains; returns the exit code. page: path of the page for people."""
+        self.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
+        leave_out_what_stays()
+        health.set_ready(True)
+        announce(role, metrics_port=metrics_port, address=self.address)
+        log.info("serving", extra={"url": f"{self.url}{page}"})
+        lifecycle.draining.wait()
+        health.set_ready(False, "draining")
+        self.stop()
+        return EXIT_FAILED if self.failed else EXIT_OK
 
     def _run(self) -> None:
         try:

@@ -32,8 +32,8 @@ from penstock.gateway.store.tables import open_database
 from penstock.registry.database import Database, parse_url
 from penstock.registry.records import SchemaMismatch, Unavailable
 from penstock.registry.registry import Registry
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
-from penstock.runtime.health import Health, announce, leave_out_what_stays, serve_http
+from penstock.runtime.exit import Fatal
+from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 
 log = logging.getLogger(__name__)
@@ -67,19 +67,15 @@ class Places:
             _check_url(option, said, called)
 
     def database_url(self) -> str:
-        """Return the URL of the accounts database."""
         return self.database or self._file("accounts.sqlite")
 
     def registry_url(self) -> str:
-        """Return the URL of the registry."""
         return self.registry or self._file("registry.sqlite")
 
     def keys_file(self) -> Path:
-        """Return the file of the signing keys."""
         return self.keys or self.state / "keys.json"
 
     def models_folder(self) -> Path:
-        """Return the folder below which models are exported."""
         return self.models or self.state / "models"
 
     def _file(self, name: str) -> str:
@@ -107,7 +103,6 @@ class Work:
     services: Sequence[Service] = ()
 
     def dispatcher(self, accounts: Accounts, registry: Registry, places: Places) -> JobDispatcher:
-        """Return the dispatcher of the jobs."""
         kinds = {name: kind for one in self.services for name, kind in one.kinds.items()}
         return JobDispatcher(
             accounts,
@@ -214,20 +209,13 @@ def main(
         beside = [_beside(lifecycle, "expiry", lambda end: sweep(accounts, end))]
         if dispatcher is not None:
             beside.append(_beside(lifecycle, "jobs", dispatcher.work))
-        server.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
-        leave_out_what_stays()
-        health.set_ready(True)
-        announce(ROLE, metrics_port=metrics_port, address=server.address)
-        log.info("serving", extra={"url": server.url})
-        lifecycle.draining.wait()
-        health.set_ready(False, "draining")
-        server.stop()
+        code = server.serve(lifecycle, health, ROLE, metrics_port)
         for thread in beside:
             thread.join(END_S)
     finally:
         registry.close()
         database.close()
-    return EXIT_FAILED if server.failed else EXIT_OK
+    return code
 
 
 def _check_models(folder: Path) -> None:
@@ -244,7 +232,6 @@ def _check_models(folder: Path) -> None:
 
 
 def _beside(lifecycle: Lifecycle, name: str, work: Callable[[threading.Event], None]) -> threading.Thread:
-    """Do work that ends with the lifecycle in a thread of its own."""
     thread = threading.Thread(target=work, args=(lifecycle.draining,), name=name, daemon=True)
     thread.start()
     return thread

@@ -16,8 +16,6 @@ from sqlalchemy import CursorResult, Delete, delete, or_, select
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import api_tokens, projects, sessions, users
-from penstock.gateway.accounts import projects as invitations
-from penstock.gateway.accounts import users as attempts
 from penstock.gateway.accounts.principal import (
     API,
     REFRESH,
@@ -74,37 +72,41 @@ class Accounts:
         if scheme.lower() not in {"basic", "bearer"} or not credential:
             raise Unauthenticated("send `Authorization: Bearer TOKEN`, or Basic with it as the password")
         if is_secret(credential, API):
-            return self._read(lambda session: api_tokens.by_secret(session, self._clock(), credential))
+            return self.look(lambda session: api_tokens.by_secret(session, self._clock(), credential))
         if scheme.lower() == "basic":
             raise Unauthenticated("Basic takes an API token as the password, nothing else")
-        return self._read(
+        return self.look(
             lambda session: sessions.by_access_token(session, self._clock(), self._keys, credential)
+        )
+
+    def count_attempt(self, account: str, address: str) -> None:
+        """Count an attempt to sign in; raises TooManyAttempts for one too many."""
+        users.check_attempts(
+            self.run(lambda session, now: users.count_attempt(session, now, account=account, address=address))
         )
 
     def sign_in(self, name: str, password: str, *, address: str) -> Grant:
         """Begin a session; raises Unauthenticated, TooManyAttempts."""
         account = name.strip().lower()
-        attempts.check(
-            self._write(
-                lambda session: attempts.count(session, self._clock(), account=account, address=address)
-            )
-        )
-        user = self._read(lambda session: users.find(session, account))
+        self.count_attempt(account, address)
+        user = self.look(lambda session: users.find(session, account))
         if not is_password(None if user is None or user.disabled else user.password, password):
             raise Unauthenticated(_NOT_KNOWN)
         assert user is not None
 
         def work(session: Session) -> Grant:
-            attempts.forgive(session, account=account, address=address)
+            users.forgive_attempts(session, account=account, address=address)
             return sessions.begin(session, self._clock(), self._keys, self._same(session, user))
 
-        return self._write(work)
+        return self._database.write(work)
 
     def refresh(self, token: str) -> Grant:
         """Exchange a refresh token; raises Unauthenticated for one that does not count."""
         grant = None
         if is_secret(token, REFRESH):
-            grant = self._write(lambda session: sessions.exchange(session, self._clock(), self._keys, token))
+            grant = self._database.write(
+                lambda session: sessions.exchange(session, self._clock(), self._keys, token)
+            )
         if grant is None:
             raise Unauthenticated("the refresh token does not count, or no more: sign in again")
         return grant
@@ -113,40 +115,36 @@ class Accounts:
         """Exchange an API token for an access token; raises Unauthenticated."""
         if not is_secret(secret, API):
             raise Unauthenticated("client_secret is an API token of a project")
-        found = self._read(lambda session: api_tokens.by_secret(session, self._clock(), secret))
+        found = self.look(lambda session: api_tokens.by_secret(session, self._clock(), secret))
         return sessions.grant_to_program(self._clock(), self._keys, found)
 
     def sign_out(self, principal: Principal) -> None:
         """End the session of a person; a program has none."""
         if principal.session is not None:
             session_id = principal.session
-            self._write(lambda session: sessions.end(session, self._clock(), session_id))
+            self._database.write(lambda session: sessions.end(session, self._clock(), session_id))
 
     def change_password(self, principal: Principal, current: str, new: str, *, address: str) -> None:
         """Set a new password and end all sessions; raises Unauthenticated, TooManyAttempts, BadInput."""
         account, subject = principal.name, principal.subject
-        attempts.check(
-            self._write(
-                lambda session: attempts.count(session, self._clock(), account=account, address=address)
-            )
-        )
-        user = self._read(lambda session: users.find(session, account))
+        self.count_attempt(account, address)
+        user = self.look(lambda session: users.find(session, account))
         if user is None or not is_password(user.password, current):
             raise Unauthenticated(_NOT_KNOWN)
         encoded = hash_password(new, name=account)
 
         def work(session: Session) -> None:
-            attempts.forgive(session, account=account, address=address)
+            users.forgive_attempts(session, account=account, address=address)
             same = self._same(session, user)
             users.change_password(session, self._clock(), same, password=encoded, by=subject)
 
-        self._write(work)
+        self._database.write(work)
 
     # ------------------------------------------------------------ people and projects
 
     def membership(self, principal: Principal, project: str) -> Membership:
         """Return what a principal is in a project; raises NoSuchThing."""
-        return self._read(lambda session: projects.membership(session, principal, project))
+        return self.look(lambda session: projects.membership(session, principal, project))
 
     def check_still(self, member: Membership) -> None:
         """Raise Unauthenticated or NoSuchThing where a member has lost their session, token or project."""
@@ -155,11 +153,10 @@ class Accounts:
             principal = sessions.again(session, self._clock(), member.principal)
             projects.membership(session, principal, member.project)
 
-        self._read(work)
+        self.look(work)
 
     def projects_of(self, principal: Principal) -> tuple[Membership, ...]:
-        """Return what a principal belongs to."""
-        return self._read(lambda session: projects.projects_of(session, principal))
+        return self.look(lambda session: projects.projects_of(session, principal))
 
     def add_user(self, name: str, password: str, *, project: str | None, role: Role, by: str) -> str:
         """Add a person, and make them a member of a project; returns their id.
@@ -179,7 +176,7 @@ class Accounts:
                 projects.set_role(session, now, project=project, user=user.id, role=role, by=by)
             return user.id
 
-        return self._write(work)
+        return self._database.write(work)
 
     def add_member(self, name: str, *, project: str, role: Role, by: str) -> None:
         """Make a person a member of a project, which is added where absent with its owner.
@@ -193,7 +190,7 @@ class Accounts:
             projects.known_or_owned(session, self._clock(), project, role, by=by)
             projects.set_role(session, self._clock(), project=project, user=user.id, role=role, by=by)
 
-        self._write(work)
+        self._database.write(work)
 
     def sign_up(self, invitation: str, name: str, password: str, *, address: str) -> str:
         """Add the person who holds an invitation; returns the project.
@@ -201,30 +198,25 @@ class Accounts:
         Raises BadInput, AccountConflict, TooManyAttempts.
         """
         account = users.check_name(name)
-        attempts.check(
-            self._write(
-                lambda session: attempts.count(session, self._clock(), account=account, address=address)
-            )
-        )
+        self.count_attempt(account, address)
         encoded = hash_password(password, name=account)
 
         def work(session: Session) -> str:
-            row = invitations.find(session, self._clock(), invitation)
-            attempts.forgive(session, account=account, address=address)
+            row = projects.find_invitation(session, self._clock(), invitation)
+            users.forgive_attempts(session, account=account, address=address)
             user = users.add(
                 session, self._clock(), name=account, password=encoded, by=None, invited_by=row.by
             )
-            return invitations.redeem(session, self._clock(), row, user=user.id)
+            return projects.redeem(session, self._clock(), row, user=user.id)
 
-        return self._write(work)
+        return self._database.write(work)
 
     def pseudonym(self, purpose: str, *parts: str) -> str:
-        """Return an opaque id of the parts for a purpose."""
         return self._keys.pseudonym(purpose, *parts)
 
     def run(self, work: Callable[[Session, datetime], T]) -> T:
         """Return the result of a change, committed, as `Database.write` does."""
-        return self._write(lambda session: work(session, self._clock()))
+        return self._database.write(lambda session: work(session, self._clock()))
 
     def run_by(self, member: Membership, work: Callable[[Session, datetime], T]) -> T:
         """Return the result of a change by a member, committed, where they may still do as much as before.
@@ -240,11 +232,11 @@ class Accounts:
                 raise Forbidden("your role in this project has just become another one: ask again")
             return work(session, now)
 
-        return self._write(checked)
+        return self._database.write(checked)
 
     def look(self, work: Callable[[Session], T]) -> T:
         """Return the result of `work`, from one consistent view."""
-        return self._read(work)
+        return self._database.read(work)
 
     def _same(self, session: Session, user: UserRow) -> UserRow:
         """Return the row of a person again, as long as their password is the one that was looked at."""
@@ -252,12 +244,6 @@ class Accounts:
         if row is None or row.password != user.password or row.disabled:
             raise Unauthenticated(_NOT_KNOWN)
         return row
-
-    def _read(self, work: Callable[[Session], T]) -> T:
-        return self._database.read(work)
-
-    def _write(self, work: Callable[[Session], T]) -> T:
-        return self._database.write(work)
 
 
 def _password_of(value: str) -> str:

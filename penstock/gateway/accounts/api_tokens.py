@@ -70,7 +70,6 @@ def tokens(session: Session, project: str) -> tuple[ApiToken, ...]:
 
 
 def count(session: Session, now: datetime, project: str) -> int:
-    """Return how many tokens of a project count."""
     valid = ApiTokenRow.revoked.is_(None) & (ApiTokenRow.expires.is_(None) | (ApiTokenRow.expires > now))
     own = (ApiTokenRow.project == project) & valid
     return session.scalar(select(func.count()).select_from(ApiTokenRow).where(own)) or 0

@@ -40,8 +40,6 @@ from sqlalchemy.orm import Session
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.accounts import audit, projects, sessions, users
-from penstock.gateway.accounts import projects as invitations
-from penstock.gateway.accounts import users as attempts
 from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.principal import (
     INVITATION,
@@ -273,7 +271,7 @@ def add(
     password: a hash that nothing matches. Raises Forbidden for anybody else, BadInput for an invitation that
     does not count.
     """
-    row = invitations.find(session, now, invitation) if invitation else None
+    row = projects.find_invitation(session, now, invitation) if invitation else None
     welcome = settings.domains.get(identity.address.rpartition("@")[2]) if identity.address else None
     if row is None and (welcome is None or session.get(ProjectRow, welcome.project) is None):
         raise Forbidden(NOT_KNOWN)
@@ -282,7 +280,7 @@ def add(
     session.add(IdentityRow(issuer=identity.issuer, subject=identity.subject, user=user.id, since=now))
     audit.note(session, now, by=by, action="identity added", subject=f"user/{user.id}")
     if row is not None:
-        invitations.redeem(session, now, row, user=user.id)
+        projects.redeem(session, now, row, user=user.id)
     elif welcome is not None:
         projects.set_role(session, now, project=welcome.project, user=user.id, role=welcome.role, by=by)
     return user
@@ -354,16 +352,12 @@ class OidcSignIn:
         if issuer and issuer != self.provider.settings.issuer:
             raise Unauthenticated("the answer is of another provider: begin again")
         account = f"oidc/{address}"
-        attempts.check(
-            self._accounts.run(
-                lambda session, now: attempts.count(session, now, account=account, address=address)
-            )
-        )
+        self._accounts.count_attempt(account, address)
         identity = self.provider.identity(code, verifier=str(claims["verifier"]), nonce=str(claims["nonce"]))
         password = hash_password(new_secret(REFRESH), name="unused")
 
         def work(session: Session, now: datetime) -> Grant:
-            attempts.forgive(session, account=account, address=address)
+            users.forgive_attempts(session, account=account, address=address)
             user = find(session, identity)
             if user is None:
                 user = add(

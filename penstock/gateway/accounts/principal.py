@@ -65,7 +65,6 @@ def new_secret(kind: str) -> str:
 
 
 def is_secret(text: str, kind: str) -> bool:
-    """Return whether a text has the form of a secret of this kind."""
     return text.startswith(f"{kind}_") and _SECRET.fullmatch(text) is not None
 
 

@@ -183,13 +183,13 @@ def invite(session: Session, now: datetime, member: Membership, *, role: Role, d
     return secret
 
 
-def stored(session: Session, project: str) -> int:
+def stored_invitations(session: Session, project: str) -> int:
     """Return how many invitations of a project are stored; one that has ended is, for a day."""
     own = InvitationRow.project == project
     return session.scalar(select(func.count()).select_from(InvitationRow).where(own)) or 0
 
 
-def find(session: Session, now: datetime, secret: str) -> InvitationRow:
+def find_invitation(session: Session, now: datetime, secret: str) -> InvitationRow:
     """Return an invitation that still counts.
 
     Raises BadInput for one that is unknown, used or expired: it does not say which.

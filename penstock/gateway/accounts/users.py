@@ -96,7 +96,6 @@ def disable(session: Session, now: datetime, user: UserRow, *, by: str) -> None:
 
 
 def end_sessions(session: Session, now: datetime, user: str, *, reason: str) -> None:
-    """End every open session of a person."""
     open_ones = (SessionRow.user == user) & SessionRow.ended.is_(None)
     session.execute(update(SessionRow).where(open_ones).values(ended=now, reason=reason))
 
@@ -157,7 +156,7 @@ MOST_OF_ADDRESS: Final = 50
 MOST_OF_ACCOUNT: Final = 200
 
 
-def count(session: Session, now: datetime, *, account: str, address: str) -> float:
+def count_attempt(session: Session, now: datetime, *, account: str, address: str) -> float:
     """Count an attempt; returns the seconds to wait where it is one too many, else 0."""
     session.execute(delete(AttemptRow).where(AttemptRow.since < now - WINDOW))
     refused_s = _count(session, now, _subject("address", address), MOST_OF_ADDRESS)
@@ -169,13 +168,13 @@ def count(session: Session, now: datetime, *, account: str, address: str) -> flo
     )
 
 
-def check(wait_s: float) -> None:
-    """Raise TooManyAttempts where `count` said to wait; outside the transaction, which keeps its count."""
+def check_attempts(wait_s: float) -> None:
+    """Raise TooManyAttempts where `count_attempt` said to wait; outside of its transaction."""
     if wait_s > 0:
         raise TooManyAttempts(wait_s)
 
 
-def forgive(session: Session, *, account: str, address: str) -> None:
+def forgive_attempts(session: Session, *, account: str, address: str) -> None:
     """Forget the attempts of an account at an address: it was its owner. Elsewhere this one did not count."""
     session.execute(delete(AttemptRow).where(AttemptRow.subject == _both(account, address)))
     own = AttemptRow.subject.in_((_subject("address", address), _subject("account", account)))

@@ -81,7 +81,6 @@ class ApiError(HTTPException):
         self.retry_s = retry_s
 
     def response(self) -> Response:
-        """Return the error as an answer."""
         headers = {}
         if self.status is HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = CHALLENGE

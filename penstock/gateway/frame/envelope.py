@@ -320,7 +320,6 @@ class _Answer:
         self.is_last = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.begun = True
             MutableHeaders(scope=message).update({**HEADERS, **self.permitted})

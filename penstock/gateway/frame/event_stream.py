@@ -94,7 +94,6 @@ class EventStream(StreamingResponse):
         self._grace_s, self._cut_off, self._on_end = grace_s, cut_off, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until they or the server end."""
         self._ending = ending(scope)
         try:
             await super().__call__(scope, receive, send)
@@ -102,7 +101,6 @@ class EventStream(StreamingResponse):
             self._on_end()
 
     async def stream_response(self, send: Send) -> None:
-        """Send them as they come."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with until(self._ending, self._grace_s) as limit:
             async for one in self.body_iterator:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
@@ -55,7 +55,6 @@ class Parts:
 
 
 def parts_of(request: Request) -> Parts:
-    """Return the parts of the gateway that a request came to."""
     found: Parts = request.app.state.parts
     return found
 
@@ -229,6 +228,9 @@ def member_of(request: Request) -> Membership:
     """Return what the caller is in the project; of a route whose access names a role."""
     found: Membership = request.state.member
     return found
+
+
+Member = Annotated[Membership, Depends(member_of)]
 
 
 # ---- The audit of what is done outside the accounts' database.

@@ -111,7 +111,6 @@ class DryRunTurns:
             return ticket
 
     def _take(self, ticket: _Ticket) -> bool:
-        """Return whether a ticket has the turn now."""
         with self._changing:
             if self._has_turn is not None:
                 return False

@@ -152,7 +152,6 @@ def by_key(session: Session, project: str, request_key: str | None) -> Job | Non
 
 
 def record(row: JobRow) -> Job:
-    """Return a row as a record."""
     return Job(**{name: getattr(row, name) for name in Job.__dataclass_fields__})
 
 
@@ -198,7 +197,6 @@ MAX_VERSIONS: Final = 1000
 
 
 def add_version(session: Session, now: datetime, job: Job, made: TrainedVersion) -> None:
-    """Add what a job trained to the versions of its agent."""
     session.add(
         PolicyVersionRow(
             id=job.id,
@@ -216,7 +214,6 @@ def add_version(session: Session, now: datetime, job: Job, made: TrainedVersion)
 
 
 def version_labels(session: Session, project: str, agent: str) -> frozenset[str]:
-    """Return the labels of all versions of an agent."""
     own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
     return frozenset(session.scalars(select(PolicyVersionRow.version).where(own)))
 

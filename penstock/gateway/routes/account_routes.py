@@ -229,7 +229,9 @@ def join(request: Request, body: Join, caller: Caller) -> dict[str, str]:
     secret = body.invitation.get_secret_value()
     accounts = parts_of(request).accounts
     project = accounts.run(
-        lambda session, now: projects.redeem(session, now, projects.find(session, now, secret), user=user)
+        lambda session, now: projects.redeem(
+            session, now, projects.find_invitation(session, now, secret), user=user
+        )
     )
     return {"project": project}
 

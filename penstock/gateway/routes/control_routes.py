@@ -5,14 +5,14 @@ What the run refuses leaves none; an order that is asked after again leaves one.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.requests import Answer, answers
-from penstock.gateway.frame.route_access import GuardedRoute, audited, member_of, parts_of
+from penstock.gateway.frame.route_access import GuardedRoute, Member, audited, parts_of
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Action, Order, Steering
 from penstock.gateway.routes.job_routes import (
@@ -115,7 +115,6 @@ class RolledBack(Answer):
 
 router = APIRouter(route_class=GuardedRoute, tags=["control"])
 
-Member = Annotated[Membership, Depends(member_of)]
 _ANSWERED_LATER: Final = {Action.CHECKPOINT, Action.RESTORE, Action.FLUSH}
 
 

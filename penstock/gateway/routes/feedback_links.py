@@ -28,7 +28,7 @@ from penstock.gateway.accounts.principal import (
     new_secret,
 )
 from penstock.gateway.frame.requests import NUMERIC, Answer, Body, answers, example
-from penstock.gateway.frame.route_access import GuardedRoute, member_of, parts_of
+from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.feedback_routes import RatingKept, keep
 from penstock.gateway.routes.feedback_rows import (
     AgentId,
@@ -48,8 +48,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 MAX_ITEMS: Final = 100
 MAX_DAYS: Final = 90
 PURPOSE: Final = "link"
-
-Member = Annotated[Membership, Depends(member_of)]
 
 
 class LinkItem(PromptAnswered):

@@ -19,9 +19,9 @@ from penstock.gateway.accounts.principal import Membership, Principal
 from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Number, Text, answers, example
 from penstock.gateway.frame.route_access import (
     GuardedRoute,
+    Member,
     Parts,
     audited,
-    member_of,
     parts_of,
     principal_of,
 )
@@ -88,8 +88,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 MAX_EXPORTED: Final = 1000
 MAX_EXPORTED_CHARS: Final = 4_000_000
 """Of the texts in one answer, which is made as a whole."""
-
-Member = Annotated[Membership, Depends(member_of)]
 
 
 class JsonLines(Response):

@@ -161,7 +161,6 @@ def rating_row(kept: KeptRating) -> dict[str, Any]:
 
 
 def late_row(late: Feedback) -> dict[str, Any]:
-    """Return a late reward as a row."""
     return {
         "number": late.number,
         "createdAt": late.time,

@@ -9,7 +9,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
@@ -17,7 +17,7 @@ from penstock.gateway.accounts.principal import AccountConflict, Membership
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.event_stream import EventStream, ending
 from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Line, Number, Text, answers, example
-from penstock.gateway.frame.route_access import GuardedRoute, Parts, member_of, parts_of
+from penstock.gateway.frame.route_access import GuardedRoute, Member, Parts, parts_of
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_dispatcher import AGAIN_S, JobDispatcher, NoTurn
 from penstock.gateway.jobs.job_records import (
@@ -134,7 +134,6 @@ class DryRunShown(Answer):
 
 router = APIRouter(route_class=GuardedRoute, tags=["jobs"])
 
-Member = Annotated[Membership, Depends(member_of)]
 AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,38}$")]
 MAX_NUMBERS: Final = 64
 ENDED_LOOK_S: Final = 0.5
@@ -438,7 +437,6 @@ class WeightsFile(Response):
 
     @classmethod
     def of(cls, file: VersionFile) -> "WeightsFile":
-        """Return a file as an answer."""
         name = re.sub(r"[^A-Za-z0-9._-]", "-", file.name)
         return cls(file.content, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 

@@ -3,17 +3,15 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import api_tokens, audit, projects
-from penstock.gateway.accounts import projects as invitations
 from penstock.gateway.accounts.api_tokens import ApiToken
-from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.requests import NUMERIC, Body, Line, answers, example
-from penstock.gateway.frame.route_access import GuardedRoute, member_of, parts_of
+from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.account_routes import (
     AuditLog,
     Belonging,
@@ -25,8 +23,6 @@ from penstock.gateway.routes.account_routes import (
 from penstock.gateway.store.tables import Role
 
 router = APIRouter(route_class=GuardedRoute, tags=["projects"])
-
-Member = Annotated[Membership, Depends(member_of)]
 
 
 class NewRole(Body):
@@ -43,7 +39,7 @@ class NewInvitation(Body):
     model_config = example(role="editor", days=7)
 
     role: Role
-    days: Annotated[int, Field(ge=1, le=invitations.MAX_DAYS), NUMERIC] = 7
+    days: Annotated[int, Field(ge=1, le=projects.MAX_DAYS), NUMERIC] = 7
 
 
 class NewToken(Body):
@@ -97,8 +93,8 @@ def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, A
     quotas = parts_of(request).quotas
 
     def add(session: Session, now: datetime) -> str:
-        quotas.check("invitations", invitations.stored(session, member.project))
-        return invitations.invite(session, now, member, role=body.role, days=body.days)
+        quotas.check("invitations", projects.stored_invitations(session, member.project))
+        return projects.invite(session, now, member, role=body.role, days=body.days)
 
     secret = parts_of(request).accounts.run_by(member, add)
     return {"invitation": secret, "role": body.role, "days": body.days}

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import audit
-from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Text, answers, example
-from penstock.gateway.frame.route_access import GuardedRoute, member_of, parts_of
+from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.feedback_routes import Stored
 from penstock.gateway.routes.feedback_rows import AgentId
 from penstock.gateway.store.tables import ConversationRow, ProjectUsageRow
@@ -121,7 +120,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
 MAX_CONVERSATIONS: Final = 1000
 
-Member = Annotated[Membership, Depends(member_of)]
 Conversation = Annotated[Text, Field(min_length=1, max_length=128)]
 
 

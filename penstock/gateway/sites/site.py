@@ -169,7 +169,6 @@ class JsonRoute(APIRoute):
         return checked
 
     def inner_handler(self) -> Handler:
-        """Return the handler of the framework."""
         return super().get_route_handler()
 
 

@@ -36,8 +36,8 @@ from penstock.protocol.limits import MIB
 from penstock.rpc.address import is_local
 from penstock.rpc.auth import Credentials
 from penstock.rpc.gate import Rates
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
-from penstock.runtime.health import Health, announce, leave_out_what_stays, serve_http
+from penstock.runtime.exit import Fatal
+from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 
 # ---- Signing in at a site that other machines reach: the gateway's own calls for it, at the same paths.
@@ -48,7 +48,6 @@ _NONE: Final = SecretStr("")
 
 
 def sign_in_router(accounts: Accounts) -> APIRouter:
-    """Return the routes on these accounts."""
     router = APIRouter(tags=["accounts"])
 
     @router.post("/api/auth/token")
@@ -220,19 +219,12 @@ def main(
             lifespan="on",
         )
         watch = threading.Thread(target=_watch, args=(run, lifecycle), name="run", daemon=True)
-        http.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
         watch.start()
-        leave_out_what_stays()
-        health.set_ready(True)
-        announce(ROLE, metrics_port=metrics_port, address=http.address)
-        log.info("serving", extra={"url": f"{http.url}{site.page}"})
-        lifecycle.draining.wait()
-        health.set_ready(False, "draining")
-        http.stop()
+        code = http.serve(lifecycle, health, ROLE, metrics_port, site.page)
         failure = run.failure()
     if failure:
         raise Fatal(f"the run behind it is over: {failure}")
-    return EXIT_FAILED if http.failed else EXIT_OK
+    return code
 
 
 def _upstream(run: RunBehind, own: Credentials, state: Path | None) -> Upstream:
@@ -252,7 +244,6 @@ def guarded_app(site: Site, upstream: Upstream, reach: Reach, accounts: Accounts
 
 
 def _watch(run: RunBehind, lifecycle: Lifecycle) -> None:
-    """End with the run."""
     while not lifecycle.draining.wait(1.0):
         if run.failure():
             lifecycle.drain("the run behind it is over")

@@ -24,7 +24,6 @@ class Role(StrEnum):
     OWNER = "owner"
 
     def includes(self, other: "Role") -> bool:
-        """Return whether this role may do all that the other may."""
         ranks = tuple(Role)
         return ranks.index(self) >= ranks.index(other)
 

@@ -591,7 +591,6 @@ def _command(name: str) -> "Callable[..., None]":
 
 @contextmanager
 def _accounts(state: Path, database: str, keys: Path | None) -> "Iterator[Accounts]":
-    """Open the accounts of a gateway that is there already."""
     from penstock.gateway.process import Places, open_accounts
 
     accounts, opened = open_accounts(Places(state=state, database=database, keys=keys), make=False)

@@ -395,7 +395,6 @@ def name_of(job: str) -> str:
 
 
 def selector(place: str) -> str:
-    """Return the label selector of all objects of a place."""
     return f"app.kubernetes.io/managed-by={MANAGER},{PLACE_LABEL}={place}"
 
 
@@ -535,7 +534,6 @@ def _why_killed(pods: Sequence[Object]) -> str:
 
 
 def _why_failed(job: Object, pods: Sequence[Object]) -> str:
-    """Return why a Job failed whose program left no word."""
     limit = _memory_limit(job)
     for status in _containers(pods):
         ended = status.get("state", {}).get("terminated") or {}

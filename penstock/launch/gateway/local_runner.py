@@ -54,7 +54,6 @@ class JobFolders:
         self.place = _place(self.jobs / "place")
 
     def templates(self) -> Mapping[str, Template]:
-        """Return the templates by name."""
         return self._templates.templates()
 
     @contextmanager

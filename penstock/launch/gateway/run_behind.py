@@ -56,7 +56,6 @@ log = logging.getLogger(__name__)
 
 
 def addresses_in(folder: Path) -> RunAddresses:
-    """Return what a run's folder says of where its processes are."""
     found = read_endpoints(folder).values()
     by_role = {one.role: str(one.address) for one in found if one.address}
     return RunAddresses(server=by_role.get("server", ""), broker=by_role.get("broker", ""))

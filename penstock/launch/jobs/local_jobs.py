@@ -92,7 +92,6 @@ def stop(folder: Path) -> bool:
 
 
 def forget(folder: Path) -> None:
-    """Let a job that has ended be started again in its folder."""
     for name in (BEGUN_FILE, ENDED_FILE, STARTS_FILE):
         (folder / name).unlink(missing_ok=True)
 

@@ -1,1 +1,1 @@
-"""What the page of one person is handed: runs of a folder, a starter of trainings, and the socket."""
+"""The page of one person: runs of a folder live, and a form that starts trainings; no accounts."""

@@ -51,7 +51,6 @@ class NewRun(Body):
 
 
 def add_actions(app: FastAPI, runs: Catalogue, starter: RunStarter) -> None:
-    """Add the routes."""
     router, steering, by = APIRouter(), RunSteering(runs.folder_of), getpass.getuser()
 
     @router.get("/api/settings")

@@ -213,7 +213,6 @@ def _ending(summary: dict[str, Any]) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run."""
     if not os.access(folder, os.R_OK | os.X_OK):
         return False  # somebody else's
     return (folder / CONFIG_FILE).is_file() and any((folder / sign).exists() for sign in _SIGNS)

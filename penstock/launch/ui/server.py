@@ -9,7 +9,6 @@ import hmac
 import logging
 import os
 import secrets
-import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -21,12 +20,11 @@ from typing import Final, Self
 from penstock.config.extras import how_to_install
 from penstock.config.settings import ConfigurationError
 from penstock.launch.ui.catalogue import Catalogue
-from penstock.rpc.address import check_address, is_local
+from penstock.rpc.address import AddressInUse, check_address, is_local
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
 
 BESIDE_A_RUN: Final = "127.0.0.1:0"
-_STOP_S: Final = 2.0
 SECRET_BYTES: Final = 32
 PARAMETER: Final = "secret"
 
@@ -84,18 +82,13 @@ class Page:
         state: Path | None = None,
     ) -> None:
         try:
-            import uvicorn
-
             from penstock.gateway.frame.envelope import Doors
-            from penstock.gateway.http_server import EndingServer
+            from penstock.gateway.http_server import HttpServer
             from penstock.launch.ui.application import make_app
             from penstock.launch.ui.run_starter import RunStarter
         except ImportError as error:
             raise ConfigurationError(f"no page without its extra: {error}; {how_to_install('ui')}") from error
         _check(address, insecure=insecure)
-        self._socket = _bind(address)
-        host, port = self._socket.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
         runs = Catalogue(folder)
         app = make_app(
             runs,
@@ -103,36 +96,22 @@ class Page:
             admission=admission,
             starter=None if state is None else RunStarter(folder.resolve(), state),
         )
-        # The launcher's own logging stays as it is: lines of a web server are no lines of a run.
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            http="h11",
-        )
-        self._server = EndingServer(config)
-        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+        try:
+            # The launcher's own logging stays as it is: lines of a web server are no lines of a run.
+            self._server = HttpServer(app, address, insecure=True, log_level="warning")
+        except AddressInUse as error:
+            raise ConfigurationError(str(error)) from error
+        self.url = f"{self._server.url}/"
 
     def __enter__(self) -> Self:
         """Serve from a thread."""
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(_STOP_S)
-        self._socket.close()
-
-    def _run(self) -> None:
-        try:
-            self._server.run(sockets=[self._socket])
-        except Exception:
-            log.exception("the page has ended")
+        self._server.stop()
 
 
 def main(folder: Path, address: str, *, insecure: bool) -> int:
@@ -177,15 +156,3 @@ def _check(address: str, *, insecure: bool) -> None:
             f"--listen {address}: beyond loopback anybody could read the page, it has no authentication; "
             "forward a port (ssh -L), or say --insecure"
         )
-
-
-def _bind(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, int(port)), family=family)
-    except OSError as error:
-        raise ConfigurationError(
-            f"--listen {address}: {error.strerror}; choose another port, or 0"
-        ) from error

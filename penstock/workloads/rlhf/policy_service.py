@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import field_validator
 from pydantic_core import PydanticCustomError
@@ -24,7 +24,7 @@ from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.application import Service
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.requests import Answer, Body, Line, answers, example
-from penstock.gateway.frame.route_access import Access, GuardedRoute, member_of, parts_of
+from penstock.gateway.frame.route_access import Access, GuardedRoute, Member, parts_of
 from penstock.gateway.jobs.job_records import Job
 from penstock.gateway.routes.description_routes import error_answer
 from penstock.gateway.routes.feedback_rows import AgentId, Key
@@ -97,8 +97,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["policies"])
 WAIT_S: Final = 600.0
 MAX_WAIT_S: Final = 3600.0
 _WAIT: Final = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
-
-Member = Annotated[Membership, Depends(member_of)]
 
 
 class TrainingRequest(Body):

@@ -180,7 +180,6 @@ class AnswerBook:
                 )
 
     def note_asked(self, conversation: str, turn: int) -> None:
-        """Note that somebody was asked about an answer."""
         with closing(self._open()) as opened, opened:
             opened.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", (conversation, turn))
 
@@ -284,7 +283,6 @@ class Judge:
             return {}
 
     def close(self) -> None:
-        """Close the connection."""
         while self._clients:
             self._clients.popitem()[1].close()
 

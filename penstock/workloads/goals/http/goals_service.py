@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import StrictBool
 
 from penstock.config.configuration_error import ConfigurationError
@@ -26,8 +26,8 @@ from penstock.gateway.frame.requests import Answer, Body, Line, answers
 from penstock.gateway.frame.route_access import (
     Access,
     GuardedRoute,
+    Member,
     audited,
-    member_of,
     parts_of,
     state_folder,
 )
@@ -157,7 +157,6 @@ def _folders(place: Path) -> dict[str, Path]:
 
 router = APIRouter(route_class=GuardedRoute, tags=["goals"])
 
-Member = Annotated[Membership, Depends(member_of)]
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
 

@@ -123,7 +123,6 @@ class Chains:
             await asyncio.wait(self._ending)
 
     def end_idle(self) -> None:
-        """Begin to end the chains that nothing follows."""
         before_s = time.monotonic() - self.idle_s
         for place in [key for key, chains in self._open.items() if chains[0].heard_s < before_s]:
             chains = self._open[place]

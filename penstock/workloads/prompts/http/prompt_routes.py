@@ -164,7 +164,6 @@ router = APIRouter(route_class=JsonRoute, tags=["prompts"])
 
 
 async def api_of(request: Request) -> PromptsApi:
-    """Return what the routes work with."""
     found: PromptsApi = request.app.state.api
     return found
 

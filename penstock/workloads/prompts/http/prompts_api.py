@@ -62,7 +62,6 @@ class PromptWork:
 
     @property
     def rewarded_by(self) -> bodies.RewardedBy:
-        """Return what gives the rewards."""
         if self.parts.reward is None:
             return "ratings"
         return "quality" if isinstance(self.parts.reward, QualityReward) else "source"
@@ -103,7 +102,6 @@ class PromptWork:
         return found
 
     def embedded(self, prompt: str, encoding: str) -> bodies.EmbedAnswer:
-        """Return a prompt as numbers."""
         return bodies.EmbedAnswer(
             embedding=self._encoded(prompt, encoding),
             category=classify(prompt),
@@ -115,7 +113,6 @@ class PromptWork:
         return None if self.parts.reward is None else self.parts.reward.of(start, before, after)
 
     def mutated(self, start: str, prompt: str, body: bodies.MutateRequest) -> bodies.MutateAnswer:
-        """Return what a mutation makes of a prompt."""
         text = mutate(prompt, body.action)
         return bodies.MutateAnswer(
             prompt=text,
@@ -135,7 +132,6 @@ class PromptWork:
 
 
 def numbers(array: Any) -> list[float]:
-    """Return an array's numbers in a row."""
     return [float(number) for number in np.asarray(array).reshape(-1)]
 
 

@@ -215,7 +215,6 @@ class GivenAnswers:
         return self._of(caller).by_ticket.get(ticket)
 
     def unused(self, caller: str, state: StateKey, action: int) -> GivenAnswer | None:
-        """Return the newest answer to a state that named this action and that no transition belongs to."""
         found = self._of(caller).by_place.get((state, action), ())
         return next((one for one in reversed(found) if not one.is_used), None)
 
