@@ -175,7 +175,7 @@ def trainings(folder: Path, job: dict[str, Any]) -> list[psutil.Process]:
     for process in psutil.process_iter(["cmdline", "cwd"]):
         words = process.info["cmdline"] or []
         is_around = "penstock.launch.jobs.job_process" in words
-        if process.info["cwd"] == str(place) and "penstock.launch.cli" in words and not is_around:
+        if process.info["cwd"] == str(place) and "train" in words and not is_around:
             found.append(process)
     return found
 
