@@ -223,7 +223,7 @@ class JobKind(Protocol):
         """Return what a finished job came to, with its files where they shall be found.
 
         taken: labels of the versions that the agent has. folder: of the job, with the run's, `run`, in it;
-        the training writes there, so that its files are opened by `penstock.config.run_files`.
+        the training writes there, so that its files are opened by `penstock.config.run_folder`.
         models: below which models are exported. Raises OSError where files cannot be written, ValueError
         where the run lacks what its kind must leave.
         """

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from penstock.config.configuration_error import ConfigurationError
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.config.workload import find, installed, load
 from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import (

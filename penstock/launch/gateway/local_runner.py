@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import tomli_w
 
-from penstock.config.run_files import NoPlainFile, guard, open_regular, opener
-from penstock.config.run_folder import make_private
+from penstock.config.run_folder import NoPlainFile, guard, make_private, open_regular, opener
 from penstock.gateway.jobs.job_records import CannotBegin, Job, Outcome, Stage, Template
 from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway.job_templates import TemplateFolder, chosen_settings

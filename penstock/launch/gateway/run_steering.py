@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.run_files import NoPlainFile
+from penstock.config.run_folder import NoPlainFile
 from penstock.gateway.jobs import job_records
 from penstock.gateway.jobs.job_records import Action, CannotSteer, Order, TrafficChange, VersionFile
 from penstock.launch.control.control_calls import Ask, ControlCalls, command_json, opened_for

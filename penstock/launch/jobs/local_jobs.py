@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.run_files import NoPlainFile, open_regular, opener, read_whole
 from penstock.config.run_folder import LOCK_FILE as RUN_LOCK_FILE
-from penstock.config.run_folder import make_private
+from penstock.config.run_folder import NoPlainFile, make_private, open_regular, opener, read_whole
 from penstock.launch.jobs.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
 from penstock.launch.run.memory import problem
 from penstock.launch.run.summary import SUMMARY_FILE

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config.run_files import read_whole
-from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE
+from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE, read_whole
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.launch.inspection.curve import Curve, rates
 from penstock.launch.inspection.processes import ENDPOINTS_FILE, METRICS_FILE, is_going_on, read_learnt

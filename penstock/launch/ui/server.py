@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from penstock.config.extras import how_to_install
+from penstock.config.configuration_error import how_to_install
 from penstock.config.settings import ConfigurationError
 from penstock.launch.ui.catalogue import Catalogue
 from penstock.rpc.address import AddressInUse, check_address, is_local

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Final
 
-from penstock.config.run_files import NoPlainFile, open_regular, opener, read_whole
+from penstock.config.run_folder import NoPlainFile, open_regular, opener, read_whole
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion, finite
 from penstock.gateway.routes.feedback_rows import ratings_of
