@@ -82,6 +82,8 @@ class Page:
         state: Path | None = None,
     ) -> None:
         try:
+            import uvicorn  # noqa: F401 - the first that is absent without the extra
+
             from penstock.gateway.frame.envelope import Doors
             from penstock.gateway.http_server import HttpServer
             from penstock.launch.ui.application import make_app
