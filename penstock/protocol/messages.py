@@ -1,46 +1,39 @@
 """What actor and broker tell each other beside fragments, as frozen dataclasses."""
 
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Final
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
 
+from penstock.protocol.refusal import Labelled
 from penstock.v1 import experience_pb2, weights_pb2
 
 
-class Role(IntEnum):
+def same_fields(kind: type[Any], message: Any) -> dict[str, Any]:
+    """Return the fields of a message that the dataclass `kind` has under the same names."""
+    return {one.name: getattr(message, one.name) for one in fields(kind)}
+
+
+class Role(Labelled):
     """Names the kind of actor that opens a session."""
 
     ROLLOUT = 1
     SERVER = 2
     EVALUATION = 3
 
-    @property
-    def label(self) -> str:
-        return self.name.lower()
 
-
-class Durability(IntEnum):
+class Durability(Labelled):
     """Says how much an acknowledgement survives."""
 
     MEMORY = 1
     FSYNC_1S = 2
     FSYNC = 3
 
-    @property
-    def label(self) -> str:
-        return self.name.lower()
 
-
-class RunState(IntEnum):
+class RunState(Labelled):
     """Says whether the run goes on."""
 
     RUNNING = 1
     PAUSED = 2
     STOPPING = 3
-
-    @property
-    def label(self) -> str:
-        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +45,11 @@ class Credit:
     round: int = 0
 
     def to_proto(self) -> experience_pb2.Leave:
-        return experience_pb2.Leave(
-            begin_through=self.begin_through, min_version=self.min_version, round=self.round
-        )
+        return experience_pb2.Leave(**asdict(self))
 
     @classmethod
     def from_proto(cls, message: experience_pb2.Leave) -> "Credit":
-        return cls(message.begin_through, message.min_version, message.round)
+        return cls(**same_fields(cls, message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +62,11 @@ class Publication:
     size: int = 0
 
     def to_proto(self) -> weights_pb2.Publication:
-        return weights_pb2.Publication(
-            version=self.version, update=self.update, sha256=self.sha256, size=self.size
-        )
+        return weights_pb2.Publication(**asdict(self))
 
     @classmethod
     def from_proto(cls, message: weights_pb2.Publication) -> "Publication":
-        return cls(message.version, message.update, message.sha256, message.size)
+        return cls(**same_fields(cls, message))
 
 
 BASE: Final = 0
@@ -100,25 +89,11 @@ class Episode:
     version: int
 
     def to_proto(self) -> experience_pb2.Episode:
-        return experience_pb2.Episode(
-            slot_id=self.slot_id,
-            episode_id=self.episode_id,
-            episode_return=self.episode_return,
-            length=self.length,
-            terminated=self.terminated,
-            version=self.version,
-        )
+        return experience_pb2.Episode(**asdict(self))
 
     @classmethod
     def from_proto(cls, message: experience_pb2.Episode) -> "Episode":
-        return cls(
-            slot_id=message.slot_id,
-            episode_id=message.episode_id,
-            episode_return=message.episode_return,
-            length=message.length,
-            terminated=message.terminated,
-            version=message.version,
-        )
+        return cls(**same_fields(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,23 +107,12 @@ class Report:
     episodes: tuple[Episode, ...] = ()
 
     def to_proto(self) -> experience_pb2.ReportEpisodesRequest:
-        return experience_pb2.ReportEpisodesRequest(
-            session=self.session,
-            sequence=self.sequence,
-            evaluation=self.evaluation,
-            deterministic=self.deterministic,
-            episodes=[episode.to_proto() for episode in self.episodes],
-        )
+        return experience_pb2.ReportEpisodesRequest(**asdict(self))
 
     @classmethod
     def from_proto(cls, message: experience_pb2.ReportEpisodesRequest) -> "Report":
-        return cls(
-            session=message.session,
-            sequence=message.sequence,
-            evaluation=message.evaluation,
-            deterministic=message.deterministic,
-            episodes=tuple(Episode.from_proto(episode) for episode in message.episodes),
-        )
+        episodes = tuple(map(Episode.from_proto, message.episodes))
+        return cls(**same_fields(cls, message) | {"episodes": episodes})
 
     def encode(self) -> bytes:
         return self.to_proto().SerializeToString()

@@ -12,7 +12,15 @@ from enum import IntEnum
 from penstock.v1 import refusal_pb2 as pb
 
 
-class Reason(IntEnum):
+class Labelled(IntEnum):
+    """Its members have a lower-case name for logs, metric labels and summaries."""
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+class Reason(Labelled):
     """Same numbers as `penstock.v1.Reason`; a test compares the two."""
 
     FULL = 1
@@ -27,10 +35,6 @@ class Reason(IntEnum):
     EPISODE_UNKNOWN = 10
     EPISODE_ELSEWHERE = 11
     DEADLINE = 12
-
-    @property
-    def label(self) -> str:
-        return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Run specification: what every process of a run agrees on, written once by the learner."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from penstock.protocol import spaces
 from penstock.protocol.conformance import MOST
@@ -49,13 +49,8 @@ class RunSpecification:
 
     def to_proto(self) -> pb.RunSpecification:
         return pb.RunSpecification(
-            run=self.run,
-            seed=self.seed,
-            environment_json=self.environment_json,
-            policy_json=self.policy_json,
-            actor_json=self.actor_json,
-            evaluation_json=self.evaluation_json,
-            workload=self.workload,
+            **{name: getattr(self, name) for name in _SAME},
+            hard_staleness=self.stale_after,
             observation_space=spaces.to_proto(self.observation_space),
             action_space=spaces.to_proto(self.action_space),
             schema=self.schema.to_proto(),
@@ -63,14 +58,6 @@ class RunSpecification:
                 observation={name: to_tensor(array) for name, array in self.probe.observation.items()},
                 action={name: to_tensor(array) for name, array in self.probe.action.items()},
             ),
-            unroll_length=self.unroll_length,
-            lock_step=self.lock_step,
-            session_timeout_ms=self.session_timeout_ms,
-            hard_staleness=self.stale_after,
-            update_steps=self.update_steps,
-            max_reward=self.max_reward,
-            max_log_prob=self.max_log_prob,
-            final_masks=self.final_masks,
         )
 
     @classmethod
@@ -80,26 +67,15 @@ class RunSpecification:
             "observation": {k: from_tensor(f"probe.{k}", t) for k, t in message.probe.observation.items()},
             "action": {k: from_tensor(f"probe.{k}", t) for k, t in message.probe.action.items()},
         }
+        check_id("run", message.run)
+        check_id("workload", message.workload)
         return cls(
-            run=check_id("run", message.run),
-            seed=message.seed,
-            environment_json=message.environment_json,
-            policy_json=message.policy_json,
-            actor_json=message.actor_json,
-            evaluation_json=message.evaluation_json,
-            workload=check_id("workload", message.workload),
+            **{name: getattr(message, name) for name in _SAME},
+            stale_after=message.hard_staleness,
             observation_space=spaces.from_proto("observation_space", message.observation_space),
             action_space=spaces.from_proto("action_space", message.action_space),
             schema=FragmentSchema.from_proto(message.schema),
             probe=Probe(**probe),
-            unroll_length=message.unroll_length,
-            lock_step=message.lock_step,
-            session_timeout_ms=message.session_timeout_ms,
-            stale_after=message.hard_staleness,
-            update_steps=message.update_steps,
-            max_reward=message.max_reward,
-            max_log_prob=message.max_log_prob,
-            final_masks=message.final_masks,
         )
 
     def encode(self) -> bytes:
@@ -109,3 +85,8 @@ class RunSpecification:
     @classmethod
     def decode(cls, data: bytes) -> "RunSpecification":
         return cls.from_proto(pb.RunSpecification.FromString(data))
+
+
+_CONVERTED: Final = {"observation_space", "action_space", "schema", "probe", "stale_after"}
+_SAME: Final = [one.name for one in fields(RunSpecification) if one.name not in _CONVERTED]
+"""Fields that are the same in the message."""
