@@ -1,15 +1,15 @@
 """What actor and broker tell each other beside fragments, as frozen dataclasses."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.protocol.refusal import Labelled
 from penstock.v1 import experience_pb2, weights_pb2
 
 
-def same_fields(kind: type[Any], message: Any) -> dict[str, Any]:
-    """Return the fields of a message that the dataclass `kind` has under the same names."""
-    return {one.name: getattr(message, one.name) for one in fields(kind)}
+def _same(kind: Any, source: Any) -> dict[str, Any]:
+    """Return what a message or a record has under the names of the fields of `kind`, which has slots."""
+    return {name: getattr(source, name) for name in kind.__slots__}
 
 
 class Role(Labelled):
@@ -45,11 +45,11 @@ class Credit:
     round: int = 0
 
     def to_proto(self) -> experience_pb2.Leave:
-        return experience_pb2.Leave(**asdict(self))
+        return experience_pb2.Leave(**_same(Credit, self))
 
     @classmethod
     def from_proto(cls, message: experience_pb2.Leave) -> "Credit":
-        return cls(**same_fields(cls, message))
+        return cls(**_same(cls, message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class Publication:
     size: int = 0
 
     def to_proto(self) -> weights_pb2.Publication:
-        return weights_pb2.Publication(**asdict(self))
+        return weights_pb2.Publication(**_same(Publication, self))
 
     @classmethod
     def from_proto(cls, message: weights_pb2.Publication) -> "Publication":
-        return cls(**same_fields(cls, message))
+        return cls(**_same(cls, message))
 
 
 BASE: Final = 0
@@ -89,11 +89,11 @@ class Episode:
     version: int
 
     def to_proto(self) -> experience_pb2.Episode:
-        return experience_pb2.Episode(**asdict(self))
+        return experience_pb2.Episode(**_same(Episode, self))
 
     @classmethod
     def from_proto(cls, message: experience_pb2.Episode) -> "Episode":
-        return cls(**same_fields(cls, message))
+        return cls(**_same(cls, message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +107,13 @@ class Report:
     episodes: tuple[Episode, ...] = ()
 
     def to_proto(self) -> experience_pb2.ReportEpisodesRequest:
-        return experience_pb2.ReportEpisodesRequest(**asdict(self))
+        episodes = [episode.to_proto() for episode in self.episodes]
+        return experience_pb2.ReportEpisodesRequest(**_same(Report, self) | {"episodes": episodes})
 
     @classmethod
     def from_proto(cls, message: experience_pb2.ReportEpisodesRequest) -> "Report":
         episodes = tuple(map(Episode.from_proto, message.episodes))
-        return cls(**same_fields(cls, message) | {"episodes": episodes})
+        return cls(**_same(cls, message) | {"episodes": episodes})
 
     def encode(self) -> bytes:
         return self.to_proto().SerializeToString()

@@ -11,10 +11,10 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_health.v1 import health_pb2 as pb
 from grpc_reflection.v1alpha import reflection
 
@@ -89,25 +89,17 @@ CONNECTION_GRACE_S: Final = 60.0
 """What a connection that has reached its age is given for the calls on it; the longest is shorter."""
 
 
-class ServingStatus(Protocol):
-    """The standard health service."""
-
-    async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
-        """Set what checks of `service` answer from now on."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
     """A server with its health service."""
 
     server: grpc.aio.Server
-    health: ServingStatus
+    health: HealthServicer
     service_names: tuple[str, ...]
 
     async def set_serving(self, *, serving: bool) -> None:
         """Answer health checks SERVING or NOT_SERVING, for the server and each service."""
-        status = health_pb2.HealthCheckResponse.ServingStatus
-        value = status.SERVING if serving else status.NOT_SERVING
+        value = Status.SERVING if serving else Status.NOT_SERVING
         for name in ("", *self.service_names):
             await self.health.set(name, value)
 

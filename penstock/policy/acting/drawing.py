@@ -5,7 +5,7 @@ of the network that belong to the leaf.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,16 +175,14 @@ class MultiCategoricalDrawing(Drawing):
         self.cuts = [slice(end - n, end) for end, n in zip(ends, space.nvec, strict=True)]
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        pieces = zip(self.drawn_parts, self.cuts, strict=True)
-        return self._join([part.draw(parameters[:, cut], random) for part, cut in pieces])
+        return self._join([part.draw(own, random) for part, own in self._each(parameters)])
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        pieces = zip(self.drawn_parts, self.cuts, strict=True)
-        return self._join([part.mode(parameters[:, cut]) for part, cut in pieces])
+        return self._join([part.mode(own) for part, own in self._each(parameters)])
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
-        pieces = zip(self.drawn_parts, self.cuts, np.moveaxis(action, -1, 0), strict=True)
-        total: Reals = np.sum([part.chance(parameters[:, cut], column) for part, cut, column in pieces], 0)
+        pieces = zip(self._each(parameters), np.moveaxis(action, -1, 0), strict=True)
+        total: Reals = np.sum([part.chance(own, column) for (part, own), column in pieces], 0)
         return total
 
     def from_environment(self, action: Array) -> Array:
@@ -196,13 +194,15 @@ class MultiCategoricalDrawing(Drawing):
         return each
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        pieces = zip(self.drawn_parts, self.cuts, strict=True)
-        probabilities = [part.describe(parameters[:, cut])["probability"] for part, cut in pieces]
+        probabilities = [part.describe(own)["probability"] for part, own in self._each(parameters)]
         return {"probability": np.concatenate(probabilities, -1)}
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
         pieces = zip(self.drawn_parts, self.cuts, strict=True)
         return np.concatenate([part.masked(parameters[:, cut], allowed[:, cut]) for part, cut in pieces], -1)
+
+    def _each(self, parameters: Reals) -> Iterator[tuple[CategoricalDrawing, Reals]]:
+        return ((part, parameters[:, cut]) for part, cut in zip(self.drawn_parts, self.cuts, strict=True))
 
     def _join(self, drawn: Sequence[tuple[Array, Reals]]) -> tuple[Array, Reals]:
         action = np.stack([a for a, _ in drawn], -1).astype(self.action_dtype, copy=False)
@@ -264,11 +264,12 @@ class GaussianDrawing(Drawing):
         self.high: Reals = np.asarray(space.high, self.action_dtype)
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        noise = random.standard_normal(parameters.shape, dtype=np.float32)
-        return self._at(parameters, parameters + np.exp(self._log_std()) * noise)
+        mean, log_std = self._split(parameters)
+        noise = random.standard_normal(mean.shape, dtype=np.float32)
+        return self._at(parameters, mean + np.exp(log_std) * noise)
 
     def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        return self._at(parameters, parameters)
+        return self._at(parameters, self._split(parameters)[0])
 
     def chance(self, parameters: Reals, action: Array) -> Reals:
         raw: Any = action.reshape(len(parameters), -1)
@@ -281,8 +282,12 @@ class GaussianDrawing(Drawing):
         return np.minimum(np.maximum(action, self.low), self.high)
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
-        std = np.broadcast_to(np.exp(self._log_std()), parameters.shape)
-        return {"mean": parameters, "std": std}
+        mean, log_std = self._split(parameters)
+        return {"mean": mean, "std": np.broadcast_to(np.exp(log_std), mean.shape)}
+
+    def _split(self, parameters: Reals) -> tuple[Reals, Reals]:
+        """Return the means [N, A] and the logarithms of the standard deviations, [A] or [N, A]."""
+        return parameters, self._log_std()
 
     def _log_std(self) -> Reals:
         return self._drawn_log_std
@@ -341,18 +346,6 @@ class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
 
     def own_weights(self) -> dict[str, Array]:
         return {}
-
-    def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
-        mean, log_std = self._split(parameters)
-        noise = random.standard_normal(mean.shape, dtype=np.float32)
-        return self._at(parameters, mean + np.exp(log_std) * noise)
-
-    def mode(self, parameters: Reals) -> tuple[Array, Reals]:
-        return self._at(parameters, self._split(parameters)[0])
-
-    def describe(self, parameters: Reals) -> dict[str, Reals]:
-        mean, log_std = self._split(parameters)
-        return {"mean": mean, "std": np.exp(log_std)}
 
     def _split(self, parameters: Reals) -> tuple[Reals, Reals]:
         mean, log_std = parameters[..., : self.count], parameters[..., self.count :]
