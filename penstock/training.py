@@ -170,12 +170,8 @@ def _result(run_dir: Path, summary: Mapping[str, Any]) -> TrainingResult:
         raise TrainingFailed(str(summary["failure"]))
     return TrainingResult(
         run_dir=run_dir,
-        solved=summary["solved"],
-        interrupted=summary["interrupted"],
-        mean_return=summary["mean_return"],
-        updates=summary["updates"],
-        env_steps=summary["env_steps"],
         summary=summary,
+        **{name: summary[name] for name in ("solved", "interrupted", "mean_return", "updates", "env_steps")},
     )
 
 

@@ -17,7 +17,7 @@ from penstock.broker.log.connection import connect, without_password
 from penstock.broker.log.replies import Commit, LogEntry
 from penstock.broker.log.script import KEPT_LOST
 from penstock.protocol.fragment import Beginning, Fragment, beginnings, parse_header
-from penstock.rpc.tls_files import TlsFiles
+from penstock.rpc.identity import TlsFiles
 from penstock.runtime.exit import Fatal
 
 _SLICE: Final = 64

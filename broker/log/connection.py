@@ -36,7 +36,7 @@ from penstock.config.settings import BrokerSection
 from penstock.config.url_secrets import split_password
 from penstock.protocol.limits import MIB
 from penstock.protocol.messages import Durability
-from penstock.rpc.tls_files import TlsFiles
+from penstock.rpc.identity import TlsFiles
 
 CONNECT_TIMEOUT_S: Final = 2.0
 REPLY_TIMEOUT_S: Final = 5.0

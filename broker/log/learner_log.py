@@ -49,7 +49,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Publication
 from penstock.protocol.refusal import Reason, Refusal, Refused
-from penstock.rpc.tls_files import TlsFiles
+from penstock.rpc.identity import TlsFiles
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.retry import retry

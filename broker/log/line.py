@@ -34,7 +34,7 @@ from penstock.broker.log.connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, c
 from penstock.broker.log.replies import Appended, AppendItem
 from penstock.broker.log.script import load
 from penstock.protocol.limits import KIB
-from penstock.rpc.tls_files import TlsFiles
+from penstock.rpc.identity import TlsFiles
 
 Piece = bytes | memoryview
 OnReply = Callable[[Any], None]

@@ -34,7 +34,7 @@ from penstock.broker.log.script import Script, load
 from penstock.protocol.limits import STAGING_EXPIRY_S
 from penstock.protocol.messages import Publication, Report, Role, RunState, Watch
 from penstock.protocol.refusal import Reason, Refusal, Refused
-from penstock.rpc.tls_files import TlsFiles
+from penstock.rpc.identity import TlsFiles
 from penstock.runtime.failpoint import failpoint
 
 CHANGES_HEARTBEAT_S: Final = 1.0

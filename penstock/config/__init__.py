@@ -1,4 +1,1 @@
-"""What a process is configured with.
-
-These are settings in sections, trusted modules, credentials and the workload record.
-"""
+"""What a process is configured with."""

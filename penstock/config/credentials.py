@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from penstock.config.settings import ConfigurationError, RegistrySection, SecuritySection
 from penstock.rpc.auth import Credentials
-from penstock.rpc.tls_files import TlsFiles
+from penstock.rpc.identity import TlsFiles
 
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """Name of a header (RFC 9110, token)."""

@@ -1,8 +1,4 @@
-"""Options of a command, stated once: fields of a frozen dataclass with flag and help as annotation.
-
-`penstock.launch.commands.service_commands` gives a command these options, `words` states them on the command
-line of a child.
-"""
+"""Options of a command, stated once: fields of a frozen dataclass with flag and help as annotation."""
 
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints

@@ -1,8 +1,7 @@
-"""Modules that this process may import although somebody else names them.
+"""Modules and places that this process may use although a run specification names them.
 
-A run specification comes over the network or out of a run's folder; what it names is imported only when
-`actor.allow_modules` of this process, never of the specification, holds it. Nor is a file read or an address
-called that it names: `actor.places` of this process says where things are.
+What it names is imported only when `actor.allow_modules` of this process holds it; `actor.places` of this
+process says where files and addresses are.
 """
 
 import hashlib

@@ -1,8 +1,6 @@
 """What kind of work a run does: a record of module paths, found by entry point.
 
-Paths, not imports: each role loads only its own side, so an actor imports no learner and a broker
-neither. A path is "module:function". This module imports nothing heavy either: the records of all installed
-workloads are read where `penstock --help` lists their commands.
+Paths, "module:function", not imports: each role loads only its own side, and `penstock --help` nothing heavy.
 """
 
 import functools

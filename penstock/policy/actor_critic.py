@@ -1,9 +1,6 @@
 """Actor and critic as networks: the part of a policy that the learner trains, in torch.
 
-Observations and actions are dictionaries by the paths of `penstock.protocol.spaces.leaves`, raw and as they
-were drawn. Beside the observation a row may hold action masks (`mask/action`, bool, true where allowed) and
-the policy's state (`state/…`, see `penstock.policy.memory`); without them everything is allowed, and an
-episode begins. `penstock.policy.policy` adds the actor's part.
+Rows are as in `penstock.policy.acting.acting_policy`; `penstock.policy.policy` adds the actor's part.
 """
 
 import copy

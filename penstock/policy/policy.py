@@ -1,8 +1,4 @@
-"""The policy: observations in, actions and values out; what actors run, in numpy where that is faster.
-
-See `penstock.policy.acting.acting_policy` for what goes in and out, and `penstock.policy.acting.array_policy`
-for one that acts without torch.
-"""
+"""The policy: observations in, actions and values out; what actors run, in numpy where that is faster."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

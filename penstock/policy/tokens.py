@@ -1,8 +1,6 @@
 """Policies over token sequences, as an algorithm sees them; they are independent of the model behind them.
 
-A row is one sequence: a prompt and its response, padded on the right. A policy reads whole rows and answers
-for the wanted places in them only, flat, so that nothing of the size of a vocabulary is made for prompts and
-padding.
+A row is one sequence: a prompt and its response, padded on the right. Answers are for the wanted places only.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,4 @@
-"""Whether a fragment follows the run's schema, checked before anything is stored.
-
-Every failure is a ValueError that names field, value and remedy. The common case is cheap: a table that
-conformed for a (T, N) does so again.
-"""
+"""Whether a fragment follows the run's schema; every failure names field, value and remedy."""
 
 import math
 from collections.abc import Mapping, Sequence

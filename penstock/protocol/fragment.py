@@ -1,9 +1,4 @@
-"""Fragment: T steps of N slots as one unit of transport, storage and accounting.
-
-`build` packs arrays, `check` holds a fragment against the run's schema, `arrays` gives zero-copy views. The
-broker reads header and table and of the payload no more than `check_content` says. The parts lie beside this
-file: `header`, `header_codec`, `payload`, `conformance`; `append` has fragments as they cross the wire.
-"""
+"""Fragment: T steps of N slots as one unit of transport, storage and accounting."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

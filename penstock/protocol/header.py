@@ -1,8 +1,4 @@
-"""Fragment header: everything about a fragment but its bytes, as immutable values.
-
-Field meanings are in `protos/penstock/v1/fragment.proto`. Nothing here is checked on construction:
-`penstock.protocol.conformance` holds a header against the run's schema before it is stored.
-"""
+"""Fragment header and payload: immutable values, which `penstock.protocol.conformance` checks."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

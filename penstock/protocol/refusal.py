@@ -1,10 +1,4 @@
-"""Why something was not taken: one enumeration for the wire, the logs and the metrics.
-
-    Refused                  raised where a caller cannot go on without handling it
-      .refusal: Refusal      reason, detail, retry_after_ms, expected
-
-Errors that are not refusals: ValueError and its subclasses for what breaks a contract locally.
-"""
+"""Why something was not taken: one enumeration for the wire, the logs and the metrics."""
 
 from dataclasses import dataclass
 from enum import IntEnum

@@ -1,10 +1,7 @@
 """The database behind the registry, and behind the accounts of a gateway: connections, transactions, tables.
 
-SQLite (a file; write-ahead log, one writer at a time from the first statement on) or PostgreSQL
-(serialisable). A transaction that loses against another is run again, on what the other left, for at most
-RETRY_S; then it is a Conflict. Nothing is half done: a transaction that raises leaves nothing behind, also
-when its process is killed. A write-ahead log needs a local disk: several machines share a registry through
-PostgreSQL.
+SQLite (write-ahead log, one writer at a time; on a local disk) or PostgreSQL (serialisable). A transaction
+that loses against another is run again for at most RETRY_S; then it is a Conflict. Nothing is half done.
 """
 
 import sqlite3

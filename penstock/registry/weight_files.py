@@ -22,6 +22,7 @@ from typing import IO, Final
 
 from penstock.config.run_folder import open_regular, opener
 from penstock.protocol.specification import RunSpecification
+from penstock.runtime.output_file import sync_folder
 
 FOLDER: Final = "policies"
 DESCRIPTION: Final = "policy.json"
@@ -143,8 +144,4 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)

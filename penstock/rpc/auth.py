@@ -1,9 +1,7 @@
 """With what a process proves who it is; `penstock.rpc.address` says where it may do without.
 
-Over TLS a server asks its callers for a certificate of `authority`, or, where it has a file of accepted
-tokens, for one of those.
 Certificates are rotated by replacing the files: a server reads them again before the next handshake, a
-client's channel is built anew (`rotation`).
+client's channel is built anew (`channel`).
 """
 
 import hashlib
@@ -19,8 +17,7 @@ from typing import Any, Final
 import grpc
 
 from penstock.rpc.address import check_plaintext
-from penstock.rpc.identity import Identity, Party, Unidentified, parse
-from penstock.rpc.tls_files import TlsFiles
+from penstock.rpc.identity import Identity, Party, TlsFiles, Unidentified, parse
 
 # ---- Bearer tokens: how a server knows them, how a client shows them.
 

@@ -1,15 +1,15 @@
-"""Who a caller is: party, run and name, as its certificate or its token says.
+"""Who a caller is: party, run and name, as its certificate or its token says: `penstock://RUN/PARTY[/NAME]`.
 
-A certificate carries them as one URI among its subject alternative names,
-`penstock://RUN/PARTY[/NAME]`; a token stands beside them in the file of accepted tokens. A certificate
-without a name may act under any actor id, one with a name only under that name and names that it
-begins: `gpu-3` allows the actor ids `gpu-3` and `gpu-3-…`.
+A certificate without a name may act under any actor id, one with a name only under that name and names that
+it begins: `gpu-3` allows the actor ids `gpu-3` and `gpu-3-…`. And the PEM files. Loads no gRPC.
 """
 
+import ssl
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from penstock.protocol.limits import check_id
@@ -77,3 +77,29 @@ def from_alternative_names(names: Iterable[bytes]) -> Identity:
             "`penstock certificates` makes such"
         )
     return parse(ours[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """PEM files of a process's certificate chain and key, and of the authority of its peers."""
+
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+
+    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """Return what differs when a file was replaced or written; raises OSError when one is gone."""
+        found = [path.stat() for path in (self.certificate, self.key, self.authority) if path is not None]
+        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
+
+    def check_pair(self) -> None:
+        """Raise ValueError unless the key is the certificate's."""
+        if self.certificate is None or self.key is None:
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+        except ssl.SSLError as error:
+            raise ValueError(
+                f"tls_certificate={self.certificate} tls_key={self.key}: {error.reason or error}; "
+                "give a PEM certificate and its own key"
+            ) from error

@@ -19,27 +19,32 @@ Format = Literal["text", "json"]
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-class KeyValueFormatter(logging.Formatter):
-    """Formats one line per record; a traceback, where there is one, follows it."""
-
+class _Formatter(logging.Formatter):
     converter = staticmethod(time.gmtime)
 
     def __init__(self, role: str, run: str | None) -> None:
         super().__init__()
-        self._role = role
-        self._run = run
+        self.role = role
+        self.run = run or None
+
+    def stamp(self, record: logging.LogRecord) -> str:
+        return f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z"
+
+
+class KeyValueFormatter(_Formatter):
+    """Formats one line per record; a traceback, where there is one, follows it."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
-        if self._run:
-            fields.setdefault("run", self._run)
+        if self.run:
+            fields.setdefault("run", self.run)
         pairs = "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
         level = record.levelname.lower()
-        line = f"{_stamp(self, record)} {level} {self._role} {record.getMessage()}{pairs}"
+        line = f"{self.stamp(record)} {level} {self.role} {record.getMessage()}{pairs}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_Formatter):
     """Formats one JSON object per record.
 
     Its fields are time, level, role, run (null until it is known), logger, message, then the record's own.
@@ -47,18 +52,11 @@ class JsonFormatter(logging.Formatter):
     A traceback is the field `exception`. An own field whose name is taken is left out.
     """
 
-    converter = staticmethod(time.gmtime)
-
-    def __init__(self, role: str, run: str | None) -> None:
-        super().__init__()
-        self._role = role
-        self.run = run or None
-
     def format(self, record: logging.LogRecord) -> str:
         own: dict[str, Any] = {
-            "time": _stamp(self, record),
+            "time": self.stamp(record),
             "level": record.levelname.lower(),
-            "role": self._role,
+            "role": self.role,
             "run": self.run,
             "logger": record.name,
             "message": record.getMessage(),
@@ -108,10 +106,6 @@ class _Handler(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging names it
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
-
-
-def _stamp(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    return f"{formatter.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z"
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Every metric of the core, declared once: prefix `penstock_`, unit in the name, help text.
 
-Labels come from small enumerations only (role, reason, phase, cause): never an actor's name or a
-session. Each process imports this module and serves the families of its own role. The service of a workload
-declares its own with `declare`.
+Labels come from small enumerations only, never an actor's name or a session. Each process serves the families
+of its own role; the service of a workload declares its own with `declare`.
 """
 
 import asyncio

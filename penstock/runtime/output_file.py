@@ -13,13 +13,7 @@ def output_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Yield a file to write, which takes its name when the block ends well; until then what was there stays.
 
     Of a block that raises nothing is left. What is no regular file, such as a pipe, is written to directly.
-
-    Args:
-        path: of the file; its folder must be there.
-        mode: "w" for text in UTF-8 or "wb".
-
-    Raises:
-        OSError: the place cannot be written; it names `path`.
+    mode: "w" for text in UTF-8 or "wb". Raises OSError that names `path`.
     """
     check_output(path)
     encoding = None if "b" in mode else "utf-8"
@@ -47,14 +41,7 @@ def write_once(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
     """Make a file unless it is there, and return whether it was not; it is on the disk when this returns.
 
     Of several processes, on whatever machines that share its folder, one gets True; each finds it whole.
-
-    Args:
-        path: of the file; its folder must be there.
-        data: what it holds.
-        mode: who may read it, of which the umask takes away.
-
-    Raises:
-        OSError: the place cannot be written.
+    mode: who may read it, of which the umask takes away.
     """
     own = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     opened = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

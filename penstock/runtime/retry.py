@@ -1,7 +1,6 @@
 """The one retry loop: capped exponential delay with full jitter, and a way out.
 
-Waits between attempts; `stop` ends a wait at once. Only errors that the caller names as retryable are
-retried, and nothing below this layer retries (gRPC and Redis clients are built without).
+Nothing below this layer retries: gRPC and Redis clients are built without.
 """
 
 import asyncio
@@ -56,17 +55,14 @@ def retry(
         Interrupted: `stop` was set.
         Exception: the last error of `call`, when it is not retryable or `give_up_s` has passed.
     """
-    delays = delays or full_jitter()
-    started = time.monotonic()
+    pause = _pause(retryable, on_wait, give_up_s, delays or full_jitter())
     while not stop.is_set():
         try:
             return call()
         except Exception as error:
-            if not retryable(error) or _is_over(started, give_up_s):
+            delay = pause(error)
+            if delay is None:
                 raise
-            delay = min(next(delays), _left_s(started, give_up_s))
-            if on_wait is not None:
-                on_wait(error, delay)
         stop.wait(delay)
     raise Interrupted
 
@@ -84,27 +80,37 @@ async def retry_async(
 
     Arguments and errors are those of `retry`; Interrupted is raised when `stop` is set.
     """
-    delays = delays or full_jitter()
-    started = time.monotonic()
+    pause = _pause(retryable, on_wait, give_up_s, delays or full_jitter())
     while not stop.is_set():
         try:
             return await call()
         except Exception as error:
-            if not retryable(error) or _is_over(started, give_up_s):
+            delay = pause(error)
+            if delay is None:
                 raise
-            delay = min(next(delays), _left_s(started, give_up_s))
-            if on_wait is not None:
-                on_wait(error, delay)
         await _wait_async(stop, delay)
     raise Interrupted
 
 
-def _left_s(started: float, give_up_s: float | None) -> float:
-    return math.inf if give_up_s is None else max(0.0, started + give_up_s - time.monotonic())
+def _pause(
+    retryable: Callable[[Exception], bool],
+    on_wait: Callable[[Exception, float], None] | None,
+    give_up_s: float | None,
+    delays: Iterator[float],
+) -> Callable[[Exception], float | None]:
+    """Return what says how long to wait after an error, in seconds; None: it was the last."""
+    end_s = math.inf if give_up_s is None else time.monotonic() + give_up_s
 
+    def pause(error: Exception) -> float | None:
+        left_s = end_s - time.monotonic()
+        if not retryable(error) or left_s <= 0:
+            return None
+        delay = min(next(delays), left_s)
+        if on_wait is not None:
+            on_wait(error, delay)
+        return delay
 
-def _is_over(started: float, give_up_s: float | None) -> bool:
-    return _left_s(started, give_up_s) <= 0
+    return pause
 
 
 async def _wait_async(stop: asyncio.Event, delay_s: float) -> None:

@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from penstock.broker.log import line
 from penstock.broker.log.line import Line, Piece, answer
 from penstock.launch.commands.certificates import Order, main
-from penstock.rpc.tls_files import TlsFiles
+from penstock.rpc.identity import TlsFiles
 from tests.support.run.small_run import RUN
 from tests.support.storage.guarded_redis import USERS
 from tests.support.storage.redis_server import RedisServer

@@ -246,7 +246,7 @@ async def test_who_has_no_certificate_or_trusts_another_authority_is_not_served(
     tls_server: GuardedRedis, tmp_path: Path
 ) -> None:
     from penstock.launch.commands.certificates import Order, main
-    from penstock.rpc.tls_files import TlsFiles
+    from penstock.rpc.identity import TlsFiles
 
     main(Order(folder=tmp_path / "other", run=RUN))
     own = tls_server.files_of("broker")

@@ -12,7 +12,7 @@ from typing import Any, Final
 import redis
 
 from penstock.launch.commands.certificates import Order, main
-from penstock.rpc.tls_files import TlsFiles
+from penstock.rpc.identity import TlsFiles
 from tests.support.storage.redis_server import Binary, RedisServer, find_binaries
 
 USERS: Final = Path(__file__).resolve().parents[3] / "deploy" / "redis" / "users.acl"
