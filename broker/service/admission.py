@@ -20,8 +20,7 @@ from penstock.broker.log.replies import AppendItem
 from penstock.broker.log.store import StoreUnavailable
 from penstock.protocol import append, conformance
 from penstock.protocol.append import SentFragment
-from penstock.protocol.header import FragmentHeader
-from penstock.protocol.header_codec import header_from_proto
+from penstock.protocol.header import FragmentHeader, header_from_proto
 from penstock.protocol.limits import (
     APPEND_DEADLINE_S,
     CALL_DEADLINE_S,

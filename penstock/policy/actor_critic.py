@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy.distributions import ActionHead, ClosedForm, Numbers, head_of, joint
-from penstock.policy.frames import Trajectory
 from penstock.policy.memory import Memory, SeenTrajectory
 from penstock.policy.networks import ActionMasks, Body, Inputs, Reader, dropouts, masked
 from penstock.policy.normaliser import Normaliser
+from penstock.policy.recurrent import Trajectory
 from penstock.policy.weights import decode, encode
 from penstock.protocol.spaces import Dict, Space, leaves, sample
 

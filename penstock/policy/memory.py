@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from penstock.config.settings import PolicySection
-from penstock.policy.frames import HELD, FrameStack, Trajectory, single_step
 from penstock.policy.networks import Inputs, Reader
-from penstock.policy.recurrent import Core, single, unroll
+from penstock.policy.recurrent import HELD, Core, FrameStack, Trajectory, single, single_step, unroll
 from penstock.protocol.spaces import Dict, Space, leaves, zeros
 from penstock.protocol.tensor import Array
 

@@ -11,11 +11,14 @@ from penstock.protocol.header import (
     Slot,
     TensorEntry,
     WeightSpan,
+    header_bytes,
+    header_from_proto,
+    header_to_proto,
     pack,
+    parse_header,
     read_entry,
     read_payload,
 )
-from penstock.protocol.header_codec import header_bytes, header_from_proto, header_to_proto, parse_header
 from penstock.protocol.schema import FragmentSchema
 from penstock.protocol.tensor import Array
 

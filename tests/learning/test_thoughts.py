@@ -24,7 +24,7 @@ from safetensors.torch import load, load_file
 from penstock.client import InvalidRequest, PolicyError, TextAnswer, TextClient
 from penstock.launch.run.supervised_service import penstock
 from penstock.learner.publish.final_policy import read_final
-from penstock.policy.weight_blob import sha256
+from penstock.policy.acting.weight_blob import sha256
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url

@@ -23,10 +23,10 @@ from penstock.learner.algorithms.shared.advantage import Unrolls, carries, next_
 from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from penstock.learner.algorithms.shared.rows import Sequences, in_columns
 from penstock.learner.batch import Batch
-from penstock.policy.frames import Trajectory
 from penstock.policy.memory import SeenTrajectory
 from penstock.policy.normaliser import Moments
 from penstock.policy.policy import Policy
+from penstock.policy.recurrent import Trajectory
 
 EMPTY: Final = "empty"
 NAN: Final = "nan"

@@ -26,7 +26,7 @@ from penstock.policy.acting.drawing import (
     Reals,
     SquashedGaussianDrawing,
 )
-from penstock.policy.weight_blob import Form, fitting
+from penstock.policy.acting.weight_blob import Form, fitting
 from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
 from penstock.protocol.tensor import Array
 

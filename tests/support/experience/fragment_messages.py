@@ -2,7 +2,7 @@
 
 from penstock.protocol.append import SentFragment
 from penstock.protocol.fragment import Fragment
-from penstock.protocol.header_codec import header_from_proto, header_to_proto
+from penstock.protocol.header import header_from_proto, header_to_proto
 from penstock.v1 import fragment_pb2 as pb
 
 

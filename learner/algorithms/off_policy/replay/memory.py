@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.learner.algorithms.off_policy.replay.transitions import Steps, Transitions
-from penstock.policy.frames import FrameStack
+from penstock.policy.recurrent import FrameStack
 
 # ---- The observations that replay holds, each once: transitions name them by number.
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from penstock.learner.batch import Batch, Source
-from penstock.policy.frames import FrameStack
+from penstock.policy.recurrent import FrameStack
 
 
 @dataclass(frozen=True, slots=True)

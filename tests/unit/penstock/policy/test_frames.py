@@ -10,7 +10,7 @@ from gymnasium.wrappers import FrameStackObservation
 
 from penstock.learner.algorithms.shared.containment import see
 from penstock.policy.acting.acting_policy import begun
-from penstock.policy.frames import FrameStack
+from penstock.policy.recurrent import FrameStack
 from penstock.protocol.schema import fragment_schema, state_rules
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 from tests.support.experience.experience import box

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
 from penstock.learner.algorithms.off_policy.replay.transitions import Steps, fragments, transitions
-from penstock.policy.frames import FrameStack
+from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering
 from tests.support.experience.replay_fragments import batch, fragment

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.learner.algorithms.off_policy.replay.transitions import fragments, transitions
 from penstock.learner.algorithms.shared.containment import see
-from penstock.policy.frames import FrameStack
+from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering
 from tests.support.experience.replay_fragments import Ends, batch, fragment
