@@ -31,11 +31,11 @@ from benchmarks.stand import PREFIX, Cell, Options, Table, known_median
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.on_policy.ppo import PPO
 from penstock.learner.algorithms.shared.schedule import Hardware
-from penstock.learner.batch import Batch, Fragments, assemble
+from penstock.learner.batch import Batch, Fragments, Staged, Upload, assemble, upload_to
+from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.feed.payloads import check_meaning
-from penstock.learner.feed.source import LogBatch, Staged, Upload, upload_to
 from penstock.learner.ledger import Ledger, Origin
-from penstock.learner.reporting.recorder import Recorder, Staleness
+from penstock.learner.recorder import Recorder, Staleness
 from penstock.policy import weights
 from penstock.policy.build import build as build_policy
 from penstock.policy.policy import Policy

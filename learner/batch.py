@@ -1,8 +1,8 @@
 """Fragments side by side as one batch of tensors [T, B]; ragged ones are padded with `valid` False."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,9 @@ from penstock.protocol.fragment import FragmentHeader, WeightSpan
 from penstock.protocol.schema import Axes, FragmentSchema
 from penstock.protocol.tensor import DTYPES, Array
 
-Fragments = Sequence[tuple[FragmentHeader, Mapping[str, Array]]]
+Loaded = tuple[FragmentHeader, Mapping[str, Array]]
+"""A checked fragment: its header, and its tensors by name."""
+Fragments = Sequence[Loaded]
 
 _FINAL = "final/"
 
@@ -107,7 +109,7 @@ def assemble(
 
     entries: number and payload bytes of each one's log entry; None: they have none. For a GPU they are put
     together in pinned memory and copied on the current stream without waiting
-    (`penstock.learner.feed.source`). Raises ValueError for no fragments. Call `check_meaning` on each
+    (`SideStream`). Raises ValueError for no fragments. Call `check_meaning` on each
     fragment first.
     """
     if not fragments:
@@ -234,3 +236,78 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+# ---- How batches reach the device: on a CPU they are there; to a GPU they are copied while it computes.
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch that may still be on its way. arrive: call it in the thread that uses the batch, before."""
+
+    batch: Batch
+    arrive: Callable[[], None]
+
+
+class Upload(Protocol):
+    """`stage` from one thread."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        ...
+
+    def stage(self, assemble: Callable[[], Batch]) -> Staged:
+        """Have a batch assembled for the device."""
+        ...
+
+
+class InPlace:
+    """For the CPU: a batch is where it is used."""
+
+    device = torch.device("cpu")
+
+    def stage(self, assemble: Callable[[], Batch]) -> Staged:
+        """Return the batch as it was assembled."""
+        return Staged(assemble(), in_place)
+
+
+class SideStream:
+    """For a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def stage(self, assemble: Callable[[], Batch]) -> Staged:
+        """Return the batch in pinned memory, with its copies to the device under way."""
+        with torch.cuda.stream(self._stream):
+            batch = assemble()
+            copied = self._stream.record_event()
+
+        def arrive() -> None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copied)
+            for tensor in tensors(batch):
+                tensor.record_stream(current)
+
+        return Staged(batch, arrive)
+
+
+def upload_to(device: torch.device) -> Upload:
+    """Return how batches get there."""
+    return SideStream(device) if device.type == "cuda" else InPlace()
+
+
+def tensors(batch: Batch) -> Iterator[Tensor]:
+    """Every tensor of a batch."""
+    for one in fields(batch):
+        value = getattr(batch, one.name)
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from value.values()
+
+
+def in_place() -> None:
+    """Do nothing: what is there need not arrive."""

@@ -14,7 +14,7 @@ from penstock.broker.log.replies import ReportEntry
 from penstock.config.settings import ConfigurationError, EvaluationSection
 from penstock.config.workload import Workload
 from penstock.learner.lease import LeaseKeeper
-from penstock.learner.reporting.recorder import EpisodeLog
+from penstock.learner.recorder import EpisodeLog
 from penstock.protocol.messages import BASE, Episode, Report
 from penstock.runtime import metrics
 

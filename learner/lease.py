@@ -8,12 +8,16 @@ waits.
 """
 
 import logging
+import secrets
+import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.replies import Lease, LogState, Renewal
+from penstock.broker.log.replies import Lease, LogState, Pacing, Renewal
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.probe import Quarantine
 from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime import metrics
@@ -30,6 +34,9 @@ _LOOK: Final = 0.7
 
 The run's time goes on by a bound from script to script (`broker/log/scripts/_run.lua`): it needs the looks.
 """
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Another one after each boot of the machine; a file of Linux."""
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +71,60 @@ def acquire(
                 )
             stopped.wait(min(max(left_ms / 1000, _CLOSED_WAIT_S), _LOOK * renewal_interval_s(ttl_s)))
     raise Interrupted
+
+
+def take(
+    learner_log: LearnerLog, settings: Settings, run_dir: Path, draining: threading.Event, *, is_held: bool
+) -> Lease:
+    """Wait for the lease of a run; raises Interrupted where the process is asked to end meanwhile.
+
+    Where another learner holds the folder (`is_held` False), that one may be frozen: it has lost its lease
+    then, and is fenced. Under one name the two would fence each other off in turn, so this one takes another
+    name. Raises ConfigurationError when the other one renews its lease.
+    """
+    holder = holder_of(run_dir) if is_held else f"{holder_of(run_dir)}:{secrets.token_hex(4)}"
+    ttl_s = settings.learner.lease_ttl_s
+    try:
+        lease = acquire(learner_log, settings.run, holder, ttl_s, draining, is_patient=is_held)
+    except Refused as error:
+        raise ConfigurationError(
+            f"run_dir={run_dir}: another learner has this run in hand ({error.refusal.detail}); "
+            "stop it first, or give this one a folder of its own"
+        ) from error
+    failpoint("lease.acquired", lease.epoch)
+    metrics.LEASE_EPOCH.set(lease.epoch)
+    log.info("lease taken", extra={"epoch": lease.epoch, "holder": holder})
+    return lease
+
+
+def holder_of(run_dir: Path) -> str:
+    """Return the name under which every process of the learner of this folder holds its lease.
+
+    Because it is the same, a restarted learner takes its own lease over at once. Host name and path may be
+    those of another machine too, as of containers: under one name both would take the lease from one another
+    for ever. So the name holds the folder itself and the boot of its machine as well.
+    """
+    folder = run_dir.stat()
+    boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return f"{socket.gethostname()}:{run_dir.resolve()}:{folder.st_dev}-{folder.st_ino}:{boot[:8]}"
+
+
+def start_log(
+    learner_log: LearnerLog,
+    lease: Lease,
+    specification: bytes,
+    pacing: Pacing,
+    state: LogState | None,
+    position: int,
+) -> None:
+    """Open the log for a learner that reads behind `position`. state: the log as its checkpoint holds it."""
+    if lease.closed and not lease.fresh:
+        log.warning("Redis was restarted: opening the log again")
+    try:
+        learner_log.start(specification, pacing, resume=state, position=position)
+    except Refused as error:
+        raise fenced(error) from error
+    failpoint("log.opened", position)
 
 
 def renewal_interval_s(ttl_s: float) -> float:

@@ -15,22 +15,147 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, Self, TypeVar
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry, MissingReason
 from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.batch import Batch, in_place
 from penstock.learner.feed.payloads import Found, Payloads, State
-from penstock.learner.feed.source import Flush, LogBatch, in_place
+from penstock.learner.feed.recording import RecordedEvent
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import Drop, Origin
 from penstock.learner.probe import Quarantine
+from penstock.protocol.fragment import Fragment
 from penstock.protocol.header import FragmentHeader
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
+
+# ---- What the feed hands to the loop: a stretch of the log in which every entry is decided.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogBatch:
+    """Entries up to `last`, all of them decided.
+
+    trained: numbers in `batch`, in its order; with several ranks the batch of this one is a part of it.
+    dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment.
+    batch: None when everything was dropped. round: of lock-step. size: bytes that the log holds of them.
+    created_us: oldest creation time, 0 without a fragment. assemble_s: seconds that putting it together took.
+    origins: number → who sent it, of trained and dropped. reward: sum over the batch's steps. fragments: of
+    the batch as they came, where the learner records. recorded: batches of a recording up to this one, which
+    the next checkpoint notes; 0 from the log. event: of a recording, in place of a batch. flush: number of
+    the command whose flush it is; 0: none. arrive: see `Staged`.
+    """
+
+    last: int
+    trained: tuple[int, ...]
+    dropped: Mapping[int, Drop]
+    steps: int
+    updates: tuple[int, ...]
+    versions: tuple[int, ...]
+    batch: Batch | None
+    round: int | None
+    size: int
+    created_us: int
+    assemble_s: float
+    origins: Mapping[int, Origin]
+    reward: float = 0.0
+    fragments: tuple[Fragment, ...] = ()
+    recorded: int = 0
+    event: RecordedEvent | None = None
+    flush: int = 0
+    arrive: Callable[[], None] = in_place
+
+    @property
+    def sessions(self) -> set[int]:
+        """Return who sent what the batch is of; nothing of a recording, whose senders are not known."""
+        found = (self.origins.get(number) for number in self.trained)
+        return {origin.session for origin in found if origin is not None}
+
+    def as_dropped(self, reason: Drop) -> Self:
+        """Return the same entries without a batch: all that was to be trained is dropped."""
+        dropped = {**self.dropped, **dict.fromkeys(self.trained, reason)}
+        return replace(self, trained=(), dropped=dropped, steps=0, batch=None, fragments=(), reward=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flush:
+    """What is pending up to an entry, as one batch. number: of the command. least: fewest steps."""
+
+    number: int
+    least: int
+    through: int
+
+
+class FeedEnded(Exception):
+    """Everything that a feed holds was taken; raised by `Feed.take`."""
+
+
+class Feed(Protocol):
+    """Batches in the one order in which they are learned. `run` fills a bounded queue, `take` empties it."""
+
+    def run(self) -> None:
+        """Read ahead in a thread until the process ends or the source does."""
+        ...
+
+    def take(self, timeout_s: float) -> LogBatch | None:
+        """Return the next batch, called by the loop; None when there is none within `timeout_s` seconds.
+
+        Raises FeedEnded, at this and every later call, where the source has an end and it is reached.
+        """
+        ...
+
+    def drop_before(self, version: int) -> None:
+        """Drop experience that was begun with an older version, as `restored`, where it is not taken yet."""
+        ...
+
+    def flush(self, flush: Flush) -> None:
+        """Take what is pending up to an entry as the batch behind the whole ones there; see `too_few`.
+
+        Raises NotImplementedError where there is no log.
+        """
+        ...
+
+    def too_few(self, number: int) -> int | None:
+        """Steps that were pending where a flush asks for more; None: it is taken, or will be."""
+        ...
+
+    def skipped(self) -> None:
+        """Note that the batch taken last made no update.
+
+        The batches behind it have their turn one update earlier.
+        """
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class FeedPosition:
+    """How far the loop has consumed its feed, beside the ledger's log entries.
+
+    A checkpoint holds both figures.
+
+    round: next of lock-step. recorded: batches and events of a recording consumed so far.
+    restored_from: oldest version whose experience is learned from; 0: any.
+    """
+
+    round: int = 0
+    recorded: int = 0
+    restored_from: int = 0
+
+    def is_before_restore(self, log_batch: LogBatch) -> bool:
+        """Return whether a batch that was read ahead holds experience from before a restore."""
+        return any(version < self.restored_from for version in log_batch.versions)
+
+    def advance(self, log_batch: LogBatch) -> None:
+        """Move behind a batch that was consumed."""
+        if log_batch.round is not None:
+            self.round = log_batch.round + 1
+        self.recorded = log_batch.recorded
+
 
 # ---- Entries of the log that are read and not yet decided, oldest first; choosing a batch looks at each
 # once.
@@ -139,21 +264,22 @@ _PUT_WAIT_S: Final = 0.2
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedStart:
-    """Where a feed begins. position: last entry consumed. updates: made so far. round: next of lock-step.
+T = TypeVar("T")
 
-    restored_from: oldest version whose experience is learned from; 0: any.
-    """
 
-    position: int = 0
-    updates: int = 0
-    round: int = 0
-    restored_from: int = 0
+def put(waiting: queue.Queue[T], item: T, stop: threading.Event) -> bool:
+    """Put an item into a bounded queue once there is room; False where `stop` is set first."""
+    while not stop.is_set():
+        try:
+            waiting.put(item, timeout=_PUT_WAIT_S)
+        except queue.Full:
+            continue
+        return True
+    return False
 
 
 class LogFeed:
-    """The `Feed` of a learner with actors."""
+    """The `Feed` of a learner with actors. after: last entry consumed. start: where else it begins."""
 
     def __init__(
         self,
@@ -165,7 +291,8 @@ class LogFeed:
         *,
         budget: int,
         prefetch: int,
-        start: FeedStart,
+        after: int,
+        start: FeedPosition,
         stop: threading.Event,
     ) -> None:
         self._log = learner_log
@@ -176,11 +303,10 @@ class LogFeed:
         self._budget = budget
         self._stop = stop
         self._queue: queue.Queue[LogBatch] = queue.Queue(maxsize=prefetch)
-        self._read = start.position
-        self._delivered = start.position
+        self._read = self._delivered = after
         self._round = start.round
         self._restored_from = start.restored_from
-        self._updates = start.updates
+        self._updates = algorithm.updates
         self._updates_lock = threading.Lock()
         self._pending = Pending(self._admits, self._circumstances)
         self._dropped: dict[int, Drop] = {}
@@ -230,17 +356,8 @@ class LogFeed:
             for entry in self._lease.patiently(lambda: self._log.read(self._read, _READ, _BLOCK_MS)):
                 self._note(entry)
             failpoint("feed.choosing", self._read)
-            while (log_batch := self._next()) is not None and self._put(log_batch):
+            while (log_batch := self._next()) is not None and put(self._queue, log_batch, self._stop):
                 pass
-
-    def _put(self, log_batch: LogBatch) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(log_batch, timeout=_PUT_WAIT_S)
-            except queue.Full:
-                continue
-            return True
-        return False
 
     def _note(self, entry: LogEntry) -> None:
         for number in range(self._read + 1, entry.number):

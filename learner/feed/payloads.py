@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry
 from penstock.config.settings import Settings
-from penstock.learner.batch import assemble, nothing
-from penstock.learner.feed.source import Staged, Upload, reward_of, upload_to
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.batch import Loaded, Staged, Upload, assemble, nothing, upload_to
+from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import DIGEST_BYTES
 from penstock.protocol import fragment as wire
 from penstock.protocol.header import FragmentHeader
@@ -29,6 +30,11 @@ from penstock.protocol.schema import UNKNOWN, FragmentSchema, Range, Ranges
 from penstock.protocol.tensor import Array
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
+from penstock.runtime.failpoint import failpoint
+
+_READ: Final = 64
+
+log = logging.getLogger(__name__)
 
 # ---- Whether a fragment can be trained on: what its numbers mean together, and each tensor's range.
 
@@ -182,8 +188,6 @@ def _check_finals(header: FragmentHeader, arrays: Mapping[str, Array], valid: Ar
 
 log = logging.getLogger(__name__)
 
-Loaded = tuple[FragmentHeader, Mapping[str, Array]]
-
 
 class State(IntEnum):
     """Of a payload."""
@@ -308,6 +312,11 @@ class OwnPayloads:
         )
 
 
+def reward_of(arrays: Mapping[str, Array]) -> float:
+    """Return the sum of a fragment's rewards, float32 [T, N], over its valid steps."""
+    return float(arrays["reward"].sum(where=arrays["valid"].astype(bool), dtype=float))
+
+
 def opened(
     header: FragmentHeader, payload: bytes, schema: FragmentSchema, ranges: Ranges, run_name: str
 ) -> Loaded:
@@ -315,3 +324,66 @@ def opened(
     fragment = wire.Fragment(header, payload)
     wire.check(fragment, schema, run_name)
     return header, check_meaning(header, fragment.arrays(), ranges)
+
+
+# ---- Entries that an algorithm retained, read again when a learner resumes.
+
+
+def reload(
+    learner_log: LearnerLog,
+    lease: LeaseKeeper,
+    algorithm: Algorithm,
+    *,
+    run_name: str,
+    schema: FragmentSchema,
+    ranges: Ranges,
+    device: torch.device,
+    position: int,
+) -> None:
+    """Give the algorithm back what lies in the log from `retain_from` up to `position`.
+
+    It does nothing where the algorithm retains nothing.
+
+    Raises ValueError where an entry is not what it was when it entered.
+    """
+    first = algorithm.retain_from()
+    if first is None:
+        return
+    after = first - 1
+    while after < position:
+        failpoint("recall.reading", after)
+        found = lease.patiently(lambda: learner_log.read(after, _READ, 0))  # noqa: B023 - called before the next turn
+        entries = [entry for entry in found if entry.number <= position]
+        if not entries:
+            break
+        after = entries[-1].number
+        _give(algorithm, learner_log, entries, run_name, schema, ranges, device)
+    lost = algorithm.end_reload()
+    words = {"first": first, "position": position, "lost": lost}
+    if lost:
+        log.error("replay comes back smaller: the log does not hold all of it any more", extra=words)
+    else:
+        log.info("replay was read again", extra=words)
+
+
+def _give(
+    algorithm: Algorithm,
+    learner_log: LearnerLog,
+    entries: list[LogEntry],
+    run_name: str,
+    schema: FragmentSchema,
+    ranges: Ranges,
+    device: torch.device,
+) -> None:
+    payloads = learner_log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
+    loaded, places = [], []
+    for entry, payload in zip(entries, payloads, strict=True):
+        if entry.header is None or payload is None:
+            continue
+        try:
+            loaded.append(opened(entry.header, payload, schema, ranges, run_name))
+        except ValueError:
+            continue  # Booked `invalid` when it was read the first time: it is not in replay.
+        places.append((entry.number, entry.size))
+    if loaded:
+        algorithm.reload(assemble(loaded, device, places))

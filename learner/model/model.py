@@ -20,8 +20,8 @@ from penstock.learner.algorithms.registry import check_hardware
 from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
 from penstock.learner.checkpoint.checkpointer import Room
 from penstock.learner.evaluation import check_base, check_patience
+from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.probe import Quarantine, Replica
-from penstock.learner.recording.reader import Recording
 from penstock.policy import weights
 from penstock.protocol.limits import (
     MAX_MESSAGE_BYTES,

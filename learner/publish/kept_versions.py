@@ -28,7 +28,7 @@ from penstock.config.settings import Settings
 from penstock.learner.evaluation import Evaluation as CandidateEvaluation
 from penstock.learner.evaluation import Result
 from penstock.learner.lease import LeaseKeeper
-from penstock.learner.progress import Progress, configuration_hash
+from penstock.learner.ledger import Progress, configuration_hash
 from penstock.learner.publish.final_policy import FinalPolicy
 from penstock.policy import weights
 from penstock.protocol.messages import Publication

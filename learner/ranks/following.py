@@ -21,13 +21,13 @@ from safetensors.torch import load
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.settings import Settings
 from penstock.learner.algorithms.algorithm import AlgorithmState, Update
+from penstock.learner.batch import Staged
 from penstock.learner.feed.payloads import OwnPayloads
-from penstock.learner.feed.source import Staged
 from penstock.learner.model.model import Model
 from penstock.learner.ranks.leading import RESTORED, FollowingFeed
 from penstock.learner.ranks.rendezvous import Meeting
-from penstock.learner.thread_group import ThreadGroup
 from penstock.runtime import metrics
+from penstock.runtime.compute_threads import ThreadGroup
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle, leave

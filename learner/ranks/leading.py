@@ -16,8 +16,8 @@ from safetensors.torch import save
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry
 from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
+from penstock.learner.batch import Staged
 from penstock.learner.feed.payloads import Found, Payloads, State
-from penstock.learner.feed.source import Staged
 from penstock.learner.ledger import DIGEST_BYTES
 from penstock.learner.ranks.rendezvous import Meeting, RankConnection, divide
 from penstock.runtime.exit import Fatal

@@ -28,7 +28,7 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.algorithms.algorithm import Algorithm, Update
 from penstock.learner.algorithms.shared.rank_group import MinibatchSplit, RankGroup, RankRows, edges
 from penstock.learner.batch import send
-from penstock.learner.progress import configuration_hash
+from penstock.learner.ledger import configuration_hash
 from penstock.policy.normaliser import Moments, combine
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal

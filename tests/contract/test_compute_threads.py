@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from penstock.actor.serving.batcher import Batcher
 from penstock.actor.serving.answering import Shadow
-from penstock.learner.thread_group import ThreadGroup
+from penstock.runtime.compute_threads import ThreadGroup
 from penstock.runtime.compute_threads import run_loop
 from penstock.workloads.language.generation.reward_scorer import RewardScorer
 from penstock.workloads.language.reward import reward_service
@@ -73,7 +73,7 @@ MAKES_THREADS: Final = re.compile(
 DO_NOT_COMPUTE: Final = {
     "actor/serving/experience/run_follower.py": "follows a run and sends fragments",
     "penstock/launch": "starts processes, watches them and shows what they say",
-    "learner/reporting/trackers/tracker.py": "sends figures",
+    "learner/recorder.py": "sends figures",
     "penstock/workloads/goals/executors/commands.py": "reads what a command writes",
 }
 """Rooms whose processes may load torch: why threads of theirs need no limit."""

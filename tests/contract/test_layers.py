@@ -55,7 +55,7 @@ def test_imports_run_one_way() -> None:
             "import tests.support.fleet.crowd_actor",
             {"torch", "gymnasium", "redis", "penstock.broker", "penstock.learner"},
         ),
-        ("import penstock.learner.process.entry", {"penstock.actor"}),
+        ("import penstock.learner.entry", {"penstock.actor"}),
         ("import penstock.runtime.lifecycle, penstock.rpc.server", {"torch", "redis"}),
     ],
 )

@@ -10,8 +10,8 @@ import torch
 
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.checkpoint.store import BEST
-from penstock.learner.feed.recorded_event import RecordedEvent
-from penstock.learner.recording.reader import Recording
+from penstock.learner.feed.recorded_feed import Recording
+from penstock.learner.feed.recording import RecordedEvent
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from tests.processes.learner.test_learner_resume import checkpoint_now, newest
 from tests.spine.test_lock_step import lock_step, restart_empty, weights_of

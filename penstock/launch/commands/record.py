@@ -18,8 +18,8 @@ from penstock.actor.specification import run as actor_run
 from penstock.actor.specification.run import Run
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, LearnerSection
+from penstock.learner.feed.recording import RecordingWriter
 from penstock.learner.publish.final_policy import FinalPolicy, read_final
-from penstock.learner.recording.writer import RecordingWriter
 from penstock.policy.acting.weight_blob import sha256
 from penstock.protocol.messages import Publication
 from penstock.runtime.exit import EXIT_OK

@@ -235,7 +235,7 @@ def learner(
         _let_clients_go_first(settings)
         from penstock.config.configuration_error import ConfigurationError
         from penstock.launch.run.services import beside
-        from penstock.learner.process.entry import main
+        from penstock.learner.entry import main
         from penstock.runtime import metrics
         from penstock.runtime.exit import EXIT_OK
 

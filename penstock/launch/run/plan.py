@@ -28,8 +28,8 @@ from penstock.config.trusted import check_own, module_of, seal
 from penstock.config.workload import find, load
 from penstock.launch.commands.request import Request
 from penstock.learner.checkpoint.resume_options import ResumeOptions
-from penstock.learner.progress import check_same, sections
-from penstock.learner.recording.recording_index import DESCRIPTION
+from penstock.learner.feed.recording import DESCRIPTION
+from penstock.learner.ledger import check_same, sections
 from penstock.protocol.limits import new_run_name
 from penstock.runtime.lifecycle import Lifecycle
 

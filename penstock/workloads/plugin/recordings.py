@@ -12,8 +12,8 @@ from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Ended, Stepped
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
-from penstock.learner.recording.reader import Recording
-from penstock.learner.recording.writer import RecordingWriter
+from penstock.learner.feed.recorded_feed import Recording
+from penstock.learner.feed.recording import RecordingWriter
 
 __all__ = [
     "Ended",

@@ -24,7 +24,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 import httpx2
 
-from penstock.learner.recording.reader import Recording
+from penstock.learner.feed.recorded_feed import Recording
 from tests.processes.gateway.test_jobs import until
 from tests.processes.gateway.test_under_fire import GIVE, Place, sent, stored, surroundings
 from tests.support.prompts.prompts_gateway import SMALL, PromptsGateway

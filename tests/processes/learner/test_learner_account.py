@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock.learner.process.account
-import penstock.learner.process.loop
+import penstock.learner.account
+import penstock.learner.learner
 from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
 from penstock.protocol.messages import Role
 from penstock.runtime import metrics
@@ -48,8 +48,8 @@ def test_a_result_that_comes_after_the_end_changes_nothing(
         ending.hold()
         write_final(run_dir, final)
 
-    monkeypatch.setattr(penstock.learner.process.loop, "failpoint", hold)
-    monkeypatch.setattr(penstock.learner.process.account, "write_final", write)
+    monkeypatch.setattr(penstock.learner.learner, "failpoint", hold)
+    monkeypatch.setattr(penstock.learner.account, "write_final", write)
     made = settings(
         learner={
             "total_steps": 10**9,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import redis
 
-import penstock.learner.process.loop
+import penstock.learner.learner
 from penstock.broker.log import keys
 from penstock.learner.model.model import make_model
 from penstock.protocol.messages import Role
@@ -56,7 +56,7 @@ def test_batches_are_put_together_while_an_update_runs(
             held.set()
             assert go_on.wait(PATIENCE_S)
 
-    monkeypatch.setattr(penstock.learner.process.loop, "failpoint", hold)
+    monkeypatch.setattr(penstock.learner.learner, "failpoint", hold)
     given = settings(
         algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "staleness": 8},
         learner={"total_steps": 8 * BATCH, "stop_at_target": False, "prefetch_batches": 3},

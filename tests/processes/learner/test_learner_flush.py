@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.log.replies import CommandRefusal
-from penstock.learner.recording.reader import Recording
+from penstock.learner.feed.recorded_feed import Recording
 from penstock.protocol.messages import Role
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from tests.processes.learner.test_learner_replay import replaying

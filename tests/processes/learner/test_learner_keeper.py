@@ -10,8 +10,7 @@ from penstock.learner.algorithms.algorithm import AlgorithmState
 from penstock.learner.checkpoint.checkpointer import Checkpointer, Room
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.lease import LeaseKeeper
-from penstock.learner.ledger import Ledger
-from penstock.learner.progress import Progress
+from penstock.learner.ledger import Ledger, Progress
 from tests.support.fleet.one_parameter_learner import OneParameter, make_model, resolve
 from tests.support.run.broker_process import open_run
 from tests.support.run.small_run import RUN

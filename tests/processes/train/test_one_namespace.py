@@ -9,7 +9,7 @@ import pytest
 from tests.support.run.training import Training
 
 BARE: Final = {"actor", "broker", "gateway", "launch", "learner", "recipes", "workloads"}
-OURS: Final = {"penstock.launch.run.run", "penstock.learner.process.loop"}
+OURS: Final = {"penstock.launch.run.run", "penstock.learner.learner"}
 
 
 def test_every_module_of_a_run_is_below_penstock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The shipped learner process with an algorithm of one parameter and no environment.
 
-Everything but the mathematics is what a run has: `penstock.learner.process.entry.main`, its threads, lease,
+Everything but the mathematics is what a run has: `penstock.learner.entry.main`, its threads, lease,
 feed, checkpoints and publisher. The parameter is the sum of the valid rewards trained, in float64, and the
 state counts the valid steps of each session: a fragment that was trained twice or left out shows.
 
@@ -27,8 +27,8 @@ from penstock.config.settings import OnPolicySection, Settings, dump
 from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from penstock.learner.batch import Batch
 from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.entry import main
 from penstock.learner.model.model import Model, model_of
-from penstock.learner.process.entry import main
 from penstock.protocol.spaces import Box, Discrete, Space
 from penstock.protocol.specification import Probe
 from penstock.protocol.tensor import Array

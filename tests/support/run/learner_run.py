@@ -2,7 +2,7 @@
 
 `Producer` speaks to the store as the broker would: sessions, credit, fragments of random experience with
 the newest published weights named in their headers. `LearnerThread` runs
-`penstock.learner.process.entry.main` here; `learner_process` runs `penstock learner` as a process that can be
+`penstock.learner.entry.main` here; `learner_process` runs `penstock learner` as a process that can be
 killed.
 """
 
@@ -23,7 +23,7 @@ from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.config.settings import Settings, load
 from penstock.launch.audit.audit_command import audit
 from penstock.learner.checkpoint.resume_options import ResumeOptions
-from penstock.learner.process.entry import main
+from penstock.learner.entry import main
 from penstock.protocol import fragment as wire
 from penstock.protocol.fragment import FragmentHeader, Kind, Slot, WeightSpan
 from penstock.protocol.messages import Credit, Episode, Publication, Report, Role, Watch
@@ -265,7 +265,7 @@ def random_arrays(*seed: int, steps: int = STEPS, slots: int = SLOTS) -> dict[st
 
 
 class LearnerThread:
-    """`penstock.learner.process.entry.main` in a thread of this process."""
+    """`penstock.learner.entry.main` in a thread of this process."""
 
     def __init__(
         self,
@@ -340,7 +340,7 @@ def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> Fo
     program = (
         "import json, pathlib, sys\n"
         "from penstock.learner.checkpoint.resume_options import ResumeOptions\n"
-        "from penstock.learner.process.entry import main\n"
+        "from penstock.learner.entry import main\n"
         "from penstock.runtime.lifecycle import run_service\n"
         "from penstock.config.settings import load\n"
         "url, folder, *flags = sys.argv[1:]\n"

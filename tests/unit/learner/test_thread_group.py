@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from penstock.learner.thread_group import ThreadGroup
+from penstock.runtime.compute_threads import ThreadGroup
 from penstock.runtime.retry import Interrupted
 
 

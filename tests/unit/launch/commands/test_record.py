@@ -10,9 +10,9 @@ from penstock.actor.specification import run as actor_run
 from penstock.launch.commands.record import record
 from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan
+from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.model.model import make_model
 from penstock.learner.publish.final_policy import FinalPolicy
-from penstock.learner.recording.reader import Recording
 from penstock.policy import weights
 
 MENU = "Menu-v0"

@@ -20,7 +20,7 @@ from penstock.launch.run.services import private_folder, service_environment, se
 from penstock.launch.run.supervised_service import DrainStage, without_configuration
 from penstock.launch.run.supervisor import gone_by
 from penstock.learner.checkpoint.resume_options import ResumeOptions
-from penstock.learner.recording.writer import RecordingWriter
+from penstock.learner.feed.recording import RecordingWriter
 from tests.support.run.small_run import specification
 
 SHOW = (

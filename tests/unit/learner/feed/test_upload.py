@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from penstock.learner.batch import Batch, assemble
-from penstock.learner.feed.source import tensors, upload_to
+from penstock.learner.batch import Batch, assemble, tensors, upload_to
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 
 CPU = torch.device("cpu")

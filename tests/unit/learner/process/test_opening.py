@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.learner.process.opening import holder_of
+from penstock.learner.lease import holder_of
 
 
 def test_a_restarted_learner_has_the_same_name(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The words with which a run ends that made no updates."""
 
 from penstock.broker.log.replies import Status
-from penstock.learner.process.loop import cause
+from penstock.learner.failures import cause
 
 
 def test_a_run_that_no_actor_came_to_does_not_say_that_its_actors_are_gone() -> None:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from penstock.learner.recording.writer import Consumed, RecordingWriter
+from penstock.learner.feed.recording import RecordingWriter
 from penstock.protocol.fragment import Fragment
 from tests.support.run.small_run import SLOTS, STEPS, fragment, specification
 
@@ -19,19 +20,19 @@ def numbered(sequence: int) -> Fragment:
     return fragment(1, sequence, reward=reward, valid=valid)
 
 
-def batch(position: int, sequences: Iterable[int], **over: object) -> Consumed:
+def batch(position: int, sequences: Iterable[int], **over: object) -> dict[str, Any]:
     """Fragments of those sequences, consumed up to `position`."""
     fragments = [numbered(sequence) for sequence in sequences]
-    told: dict[str, object] = {"update": position // 2, "round": None, "dropped": {}}
-    return Consumed(position=position, fragments=fragments, **(told | over))  # type: ignore[arg-type]
+    given: dict[str, Any] = {"position": position, "update": position // 2, "of_round": None, "dropped": {}}
+    return {"fragments": fragments, **given, **over}
 
 
 def write(
-    folder: Path, batches: Iterable[Consumed], *, max_bytes: int = LARGE, file_bytes: int = LARGE
+    folder: Path, batches: Iterable[dict[str, Any]], *, max_bytes: int = LARGE, file_bytes: int = LARGE
 ) -> None:
     """A whole recording of a learner."""
     RecordingWriter.begin(folder, specification(), "learner", max_bytes).close()
     writer = RecordingWriter(folder, [], max_bytes, file_bytes)
     for one in batches:
-        writer.consumed(one)
+        writer.consumed(**one)
     writer.close()

@@ -14,10 +14,9 @@ from penstock.learner.algorithms.algorithm import Imitator
 from penstock.learner.algorithms.clone import Clone
 from penstock.learner.algorithms.on_policy.ppo import PPO
 from penstock.learner.batch import Batch
-from penstock.learner.feed.source import FeedEnded, LogBatch
-from penstock.learner.recording.reader import Recording
-from penstock.learner.recording.recorded_feed import RecordedFeed
-from penstock.learner.recording.writer import RecordingWriter
+from penstock.learner.feed.log_feed import FeedEnded, LogBatch
+from penstock.learner.feed.recorded_feed import RecordedFeed, Recording
+from penstock.learner.feed.recording import RecordingWriter
 from penstock.policy.build import build
 from penstock.protocol.spaces import Discrete
 from tests.support.run.small_run import CHARGE, OBSERVATION, specification
@@ -73,7 +72,7 @@ def clone(**section: Any) -> Clone:
 def learnt(tmp_path: Path) -> Path:
     """Of a learner: batches of one to three fragments, and one of nothing."""
     batches: Sequence[tuple[int, Sequence[int]]] = [(3, (2, 1, 3)), (4, ()), (5, (5,)), (7, (6, 7))]
-    write(tmp_path / "a", [batch(last, of, round=index) for index, (last, of) in enumerate(batches)])
+    write(tmp_path / "a", [batch(last, of, of_round=index) for index, (last, of) in enumerate(batches)])
     return tmp_path / "a"
 
 

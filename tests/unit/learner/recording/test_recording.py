@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.learner.recording.reader import Recording
-from penstock.learner.recording.recording_index import (
+from penstock.learner.feed.recorded_feed import Recording
+from penstock.learner.feed.recording import (
     FRAME_BYTES,
     INDEX,
     Frame,
     FrameEntry,
     Kind,
+    RecordingWriter,
     Torn,
     frames_file,
     read_frame,
 )
-from penstock.learner.recording.writer import RecordingWriter
 from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import SCHEMA, specification
 from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write
@@ -78,7 +78,7 @@ def test_a_torn_last_record_is_recognised_wherever_it_was_torn(folder: Path, tmp
         assert sequences(found) == EVERYTHING[:-1]
         assert len(found.fragments) == 4 + (length >= last.fragments[0].end)
         writer = RecordingWriter.go_on(torn, 5, LARGE)
-        writer.consumed(batch(6, (4,)))
+        writer.consumed(**batch(6, (4,)))
         writer.close()
         assert sequences(Recording(torn)) == EVERYTHING
         shutil.rmtree(torn)
@@ -98,7 +98,7 @@ def test_a_changed_byte_is_found_and_named(folder: Path, at: int) -> None:
 
 def test_a_resumed_learner_cuts_what_it_will_consume_again(folder: Path) -> None:
     writer = RecordingWriter.go_on(folder, 3, LARGE)
-    writer.consumed(batch(4, (3,)))
+    writer.consumed(**batch(4, (3,)))
     writer.close()
     assert sequences(Recording(folder)) == [(2, [1, 2]), (3, []), (4, [3])]
     RecordingWriter.go_on(folder, 0, LARGE).close()
@@ -112,7 +112,7 @@ def test_a_full_recording_ends_with_a_whole_batch(tmp_path: Path) -> None:
     assert sequences(Recording(folder)) == [(2, [1, 2])]
     writer = RecordingWriter.go_on(folder, 5, LARGE)
     assert writer.is_full
-    writer.consumed(batch(6, (6,)))
+    writer.consumed(**batch(6, (6,)))
     writer.close()
     assert sequences(Recording(folder)) == [(2, [1, 2])]
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from penstock.learner.algorithms.algorithm import Update
-from penstock.learner.feed.source import LogBatch
-from penstock.learner.reporting.recorder import MOST_KEPT, keep_evidence
+from penstock.learner.failures import MOST_KEPT, keep_evidence
+from penstock.learner.feed.log_feed import LogBatch
 
 
 def _log_batch(last: int) -> LogBatch:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from penstock.launch.run.fork_server import read_rows
-from penstock.learner.feed.source import LogBatch, reward_of
+from penstock.learner.feed.log_feed import LogBatch
+from penstock.learner.feed.payloads import reward_of
 from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
-from penstock.learner.reporting.recorder import ProgressSnapshot, Recorder, Staleness, TrainingClock
+from penstock.learner.recorder import ProgressSnapshot, Recorder, Staleness, TrainingClock
 from penstock.policy import weights
 from penstock.runtime import metrics
 from tests.support.run.small_run import specification

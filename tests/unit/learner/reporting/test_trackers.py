@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError, Settings, load
-from penstock.learner.reporting.recorder import Recorder, Staleness
-from penstock.learner.reporting.trackers.tracker import (
+from penstock.learner.recorder import (
     QUEUE_LINES,
+    Recorder,
+    Staleness,
     TrackedRun,
     Tracking,
     check_installed,
+    configuration,
     make_tracking,
 )
-from penstock.learner.reporting.trackers.weights_and_biases import configuration
 from penstock.runtime import metrics
 from tests.support.run.broker_process import eventually
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from penstock.broker.log.replies import Answer, Command
-from penstock.learner.process.run_checkpoints import CommandRecord
+from penstock.learner.commands import CommandRecord
 
 
 def command(number: int, answer: Answer | None = None) -> Command:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from penstock.learner.recording.reader import Recording
+from penstock.learner.feed.recorded_feed import Recording
 from penstock.workloads.goals.commands.trace_commands import trace_commands
 from tests.support.experience.bandit_log import bandit_log
 from tests.support.oracles import off_policy_truth as truth

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.config.settings import PolicySection
+from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.publish.final_policy import FinalPolicy, write_final, write_specification
-from penstock.learner.recording.reader import Recording
 from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode

@@ -1,7 +1,5 @@
 """The learner as a process, from its first line to its exit code.
 
-    main: metrics and health → ranks → `opening.open_run` → `assembly.assemble` → `LearnerRun.run`
-
 Waits for Redis and for the lease; needs no broker and no actor to be up. Returns when the target is
 reached, the steps are done, an operator stopped the run or the process is asked to drain, each after a
 committed checkpoint. A learner that was fenced off, or that cannot go on, raises Fatal and writes
@@ -12,6 +10,8 @@ Under torchrun it is one rank of several: rank 0 is the learner, the others comp
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,13 +22,13 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.credentials import redis_password, tls_files
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.learner import Learner
 from penstock.learner.model.model import Model, device_of, make_model, use_threads
-from penstock.learner.process.assembly import assemble
-from penstock.learner.process.opening import held_folder, open_run
 from penstock.learner.ranks.following import follow
 from penstock.learner.ranks.leading import LeadingRank, Ranks, SingleRank
 from penstock.learner.ranks.rendezvous import RankPlace, meet, place_of
-from penstock.learner.reporting.trackers.tracker import check_installed
+from penstock.learner.recorder import check_installed
+from penstock.registry.weight_files import hold
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import Health, announce, serve_http
@@ -76,12 +76,20 @@ def main(
         model = make(settings)
         with held_folder(run_dir, lifecycle.draining) as is_held:
             try:
-                opened = open_run(
-                    settings, model, connect, run_dir, resumption, lifecycle.draining, is_held=is_held
+                learner = Learner.open(
+                    settings,
+                    model,
+                    connect,
+                    run_dir,
+                    resumption,
+                    is_held=is_held,
+                    ranks=ranks,
+                    health=health,
+                    draining=lifecycle.draining,
                 )
             except Interrupted:
                 return EXIT_OK
-            assemble(opened, health=health, ranks=ranks, draining=lifecycle.draining).run()
+            learner.run()
     return EXIT_OK
 
 
@@ -96,6 +104,25 @@ def _show(place: RankPlace, settings: Settings) -> Health:
     _, port = serve_http(health, settings.metrics.host, wanted)
     announce(role, metrics_port=port, rank=place.rank)
     return health
+
+
+@contextmanager
+def held_folder(run_dir: Path, draining: threading.Event) -> Iterator[bool]:
+    """Hold the run's folder, so that `penstock policy` knows that a learner of the run lives.
+
+    Yields whether it is held here. A command that draws a version's number holds it for a moment, which is
+    waited for; another learner holds it for its life.
+    """
+    until_s = time.monotonic() + _FOLDER_WAIT_S
+    while (file := hold(run_dir)) is None:
+        if time.monotonic() > until_s or draining.wait(_FOLDER_LOOK_S):
+            log.warning("another process holds the run's folder", extra={"folder": str(run_dir)})
+            break
+    try:
+        yield file is not None
+    finally:
+        if file is not None:
+            file.close()
 
 
 @contextmanager

@@ -6,34 +6,148 @@
                              fragments that it validates on
 
 No log entry is consumed, so nothing is accounted: the run's ledger holds what actors sent, and none did.
-Batches that were taken are counted, and the count is kept in checkpoints.
+Batches that were taken are counted, and the count is kept in checkpoints. A recording's content is not
+trusted: every frame is checked against its checksum, every fragment against the schema of the recording.
 """
 
+import base64
 import itertools
+import json
 import logging
 import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
+from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.algorithm import Algorithm, Imitator
-from penstock.learner.batch import assemble
-from penstock.learner.feed.recorded_event import RecordedEvent
-from penstock.learner.feed.source import FeedEnded, Flush, LogBatch, reward_of
-from penstock.learner.recording.reader import Recording
-from penstock.learner.recording.recording_index import FrameEntry
+from penstock.learner.batch import Loaded, assemble
+from penstock.learner.feed.log_feed import FeedEnded, Flush, LogBatch, put
+from penstock.learner.feed.payloads import check_meaning, reward_of
+from penstock.learner.feed.recording import (
+    DESCRIPTION,
+    FORMAT,
+    FrameEntry,
+    Kind,
+    RecordedEvent,
+    Torn,
+    find_entries,
+    frames_file,
+    read_frame,
+)
+from penstock.protocol import fragment as wire
+from penstock.protocol.schema import Ranges
+from penstock.protocol.spaces import Dict
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
 
-_PUT_WAIT_S: Final = 0.2
 _VALIDATION_STEPS: Final = 8192
 """Most steps that are held out: they are evaluated after every update."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBatch:
+    """Fragments that were consumed as one batch, in its order. entry: of the frame that records it."""
+
+    entry: FrameEntry
+    fragments: tuple[FrameEntry, ...]
+
+
+class Recording:
+    """Reads a recording that is not being written; raises ConfigurationError for a folder that holds none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            description = json.loads((folder / DESCRIPTION).read_bytes())
+            known = description["format"] == FORMAT
+            encoded = base64.b64decode(description["specification"])
+            self.specification = RunSpecification.decode(encoded)
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"{folder}: holds no {DESCRIPTION}, so no recording; `learner.record` or `penstock "
+                "record` makes one"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"{folder / DESCRIPTION}: cannot be read: {error}") from error
+        if not known:
+            raise ConfigurationError(f"{folder / DESCRIPTION}: format {description['format']}, not {FORMAT}")
+        self._entries = find_entries(folder)
+
+    @cached_property
+    def fragments(self) -> tuple[FrameEntry, ...]:
+        """Return the entries of all fragments, in order."""
+        return tuple(entry for entry in self._entries if entry.kind == Kind.FRAGMENT)
+
+    @cached_property
+    def entries(self) -> tuple["RecordedBatch | RecordedEvent", ...]:
+        """Return batches and events in the order in which a learner met them."""
+        found: list[RecordedBatch | RecordedEvent] = []
+        since: list[FrameEntry] = []
+        for entry in self._entries:
+            if entry.kind == Kind.FRAGMENT:
+                since.append(entry)
+            elif entry.kind == Kind.EVENT:
+                found.append(_event(entry))
+            else:
+                found.append(RecordedBatch(entry, tuple(since)))
+                since = []
+        return tuple(found)
+
+    @property
+    def batches(self) -> tuple[RecordedBatch, ...]:
+        """Return the batches that a learner consumed; () where the recording was made without one."""
+        return tuple(one for one in self.entries if isinstance(one, RecordedBatch))
+
+    @cached_property
+    def _ranges(self) -> Ranges:
+        """Those of what it was recorded from; what its policy remembered is only finite."""
+        told = self.specification
+        return Ranges.of_run(told.observation_space, told.action_space, Dict(()))
+
+    def check_schema(self, schema_id: str) -> None:
+        """Raise ConfigurationError unless its fragments are those of a run with that schema."""
+        if self.specification.schema.schema_id != schema_id:
+            raise ConfigurationError(
+                f"{self.folder}: recorded from {self.specification.run!r} with observations "
+                f"{self.specification.observation_space} and actions {self.specification.action_space}; "
+                "this run has others: name the environment that it was recorded in"
+            )
+
+    def load(self, entries: Sequence[FrameEntry]) -> list[Loaded]:
+        """Return checked fragments; raises Fatal for one that is damaged or does not follow the schema."""
+        return [self._open(entry) for entry in entries]
+
+    def _open(self, entry: FrameEntry) -> Loaded:
+        path = frames_file(self.folder, entry.file)
+        try:
+            with path.open("rb") as file:
+                file.seek(entry.offset)
+                frame = read_frame(file)
+            if frame is None:
+                raise Torn("the file ends before it")
+            fragment = wire.Fragment(wire.parse_header(frame.head), frame.body)
+            wire.check(fragment, self.specification.schema, self.specification.run)
+            arrays = check_meaning(fragment.header, fragment.arrays(), self._ranges)
+        except (ValueError, OSError) as error:
+            raise Fatal(f"{path}: the fragment at {entry.offset} cannot be used: {error}") from error
+        return fragment.header, arrays
+
+
+def _event(entry: FrameEntry) -> RecordedEvent:
+    if entry.action not in ("checkpoint", "restore"):
+        raise Fatal(f"the event at {entry.offset} of file {entry.file} is {entry.action!r}, which is unknown")
+    return RecordedEvent("restore" if entry.action == "restore" else "checkpoint", entry.name, entry.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +256,9 @@ class RecordedFeed:
             )
         planned = itertools.islice(self._plan(), self._taken_before, None)
         for count, batch in enumerate(planned, self._taken_before + 1):
-            if not self._put(self._deliver(batch, count)):
+            if not put(self._queue, self._deliver(batch, count), self._stop):
                 return
-        self._put(None)
-
-    def _put(self, log_batch: LogBatch | None) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(log_batch, timeout=_PUT_WAIT_S)
-            except queue.Full:
-                continue
-            return True
-        return False
+        put(self._queue, None, self._stop)
 
     def _plan(self) -> Iterator[_Planned]:
         if isinstance(self._algorithm, Imitator):

@@ -1,31 +1,34 @@
-"""The files of a run's figures: `metrics.jsonl` while it learns, `learner.json` when it ends.
+"""The figures of a run while it learns: `metrics.jsonl`, trackers of experiments, `episodes.jsonl`, gauges.
 
 A line is written at most every INTERVAL_S, between two updates: it sums up the updates since the line
 before. A resumed learner appends; its lines begin at the step of its checkpoint, so a reader takes the
 later of two lines for the same step. A crash that loses the last lines loses nothing else.
 """
 
+import importlib.util
 import json
 import logging
+import math
+import queue
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self, TextIO
-
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import Any, Final, Protocol, Self, TextIO
 
 from penstock.broker.log.replies import Renewal
-from penstock.config.settings import Settings
-from penstock.learner.algorithms.algorithm import Update
-from penstock.learner.batch import Batch
-from penstock.learner.feed.source import LogBatch
-from penstock.learner.ledger import Balance, Drop, Ledger
-from penstock.learner.reporting.trackers.tracker import TrackedRun, Tracking, make_tracking
+from penstock.config.configuration_error import how_to_install
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.learner.feed.log_feed import LogBatch
+from penstock.learner.ledger import Drop, Ledger
 from penstock.protocol.messages import Episode
 from penstock.runtime import metrics
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 0.25
 
@@ -125,7 +128,7 @@ class Recorder:
     """
 
     def __init__(
-        self, run_dir: Path, staleness: Staleness, env_steps: int, tracking: Tracking | None = None
+        self, run_dir: Path, staleness: Staleness, env_steps: int, tracking: "Tracking | None" = None
     ) -> None:
         self._run_dir = run_dir
         self._tracking = tracking
@@ -247,17 +250,6 @@ def _open_at_line(path: Path) -> TextIO:
     return file
 
 
-def ledger_json(balance: Balance) -> dict[str, Any]:
-    """Return the accounts as `learner.json` and the summary show them."""
-    return {
-        "acked": balance.acked,
-        "trained": balance.trained,
-        "dropped": balance.dropped,
-        "resident": balance.resident,
-        "balanced": balance.balanced,
-    }
-
-
 # ---- Seconds of training: from the first experience on, over all processes of a run.
 
 
@@ -308,69 +300,11 @@ def show_ledger(ledger: Ledger, renewal: Renewal) -> None:
         metrics.LEDGER_DROPPED.labels(reason.value).set(ledger.dropped[reason.value])
 
 
-# ---- Evidence of an update that was not finite: the batch itself, for later examination.
-
-MOST_KEPT: Final = 16
-
-
-def keep_evidence(folder: Path, log_batch: LogBatch, update: Update, count: int) -> str:
-    """Write the batch and its origin; returns the path without its endings.
-
-    Args:
-        folder: folder to write into.
-        log_batch: the batch.
-        update: the update that was not finite.
-        count: number of updates made, for the name of the file.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    base = folder / f"nan-{count:08d}-{log_batch.last}"
-    origin = {
-        "entries": list(log_batch.trained),
-        "updates": list(log_batch.updates),
-        "versions": list(log_batch.versions),
-        "metrics": update.metrics,
-    }
-    base.with_suffix(".json").write_text(json.dumps(origin) + "\n")
-    if log_batch.batch is not None:
-        save_file(_tensors(log_batch.batch), base.with_suffix(".safetensors"))
-    _drop_older(folder)
-    return str(base)
-
-
-def _drop_older(folder: Path) -> None:
-    """Remove the oldest batches, by the last log entry in their names, beyond `MOST_KEPT`."""
-    kept = sorted(folder.glob("nan-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
-    for path in kept[:-MOST_KEPT]:
-        path.with_suffix(".safetensors").unlink(missing_ok=True)
-        path.unlink()
-
-
-def _tensors(batch: Batch) -> dict[str, Tensor]:
-    named = {
-        name: getattr(batch, name)
-        for name in (
-            "reward",
-            "terminated",
-            "truncated",
-            "valid",
-            "log_prob",
-            "final_slot",
-            "final_step",
-            "update",
-        )
-    }
-    named |= batch.observation | batch.action
-    named |= {f"final/{name}": tensor for name, tensor in batch.final_observation.items()}
-    return {name: tensor.cpu().contiguous() for name, tensor in named.items()}
-
-
 # ---- `episodes.jsonl` of a run's folder: a line for each training episode, as actors report them.
 
 EPISODES: Final = "episodes.jsonl"
 BEFORE: Final = "episodes.1.jsonl"
 MOST_BYTES: Final = 64 * 2**20
-
-log = logging.getLogger(__name__)
 
 
 class EpisodeLog:
@@ -407,3 +341,212 @@ class EpisodeLog:
             if not self._fails:
                 log.warning("episodes are not written", extra={"why": str(error)})
             self._fails = True
+
+
+# ---- Trackers of experiments: each line of `metrics.jsonl` once more, in formats that other tools read.
+#
+#     learner ─offer─► queue per tracker ─► its thread ─► tracker (opened with its first line)
+#
+# A tracker never delays or ends training: a line is dropped where its queue is full; an error of a tracker is
+# counted (`penstock_tracker_failures_total`), logged, and the tracker is tried again with later lines.
+
+QUEUE_LINES: Final = 256
+"""Lines of about a minute; a tracker that is further behind loses some."""
+REOPEN_S: Final = 30.0
+"""Seconds after which a tracker that could not be opened is tried again."""
+CLOSE_S: Final = 3.0
+"""Seconds that trackers have to write their last lines when the learner ends."""
+_FLUSH_S: Final = 5
+"""Seconds between two writes of an event file."""
+_NO_VALUES: Final = ("time", "env_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """The run for which a tracker is opened. first_step: environment steps at which this learner began."""
+
+    settings: Settings
+    run_dir: Path
+    first_step: int
+
+
+class Tracker(Protocol):
+    """An open tracker, used by one thread; its methods may raise any error."""
+
+    def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        """Write values at a count of environment steps and a Unix time."""
+
+    def close(self) -> None:
+        """Write the remaining values."""
+
+
+class Tracking:
+    """The trackers of a learner."""
+
+    def __init__(self, openers: Mapping[str, Callable[[], Tracker]]) -> None:
+        self._feeds = [_Feed(name, opener) for name, opener in openers.items()]
+
+    def offer(self, row: Mapping[str, Any]) -> None:
+        """Pass a line on; never waits."""
+        for feed in self._feeds:
+            feed.offer(row)
+
+    def close(self) -> None:
+        """Let trackers finish their lines, for CLOSE_S at most."""
+        deadline = time.monotonic() + CLOSE_S
+        for feed in self._feeds:
+            feed.end()
+        for feed in self._feeds:
+            feed.join(max(0.0, deadline - time.monotonic()))
+
+
+class _Feed:
+    """The queue and the thread of one tracker."""
+
+    def __init__(self, name: str, opener: Callable[[], Tracker]) -> None:
+        self._name, self._opener = name, opener
+        self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue(QUEUE_LINES)
+        self._tracker: Tracker | None = None
+        self._failed, self._open_at = 0, -math.inf
+        metrics.TRACKER_FAILURES.labels(name)
+        self._thread = threading.Thread(target=self._run, name=f"track-{name}", daemon=True)
+        self._thread.start()
+
+    def offer(self, row: Mapping[str, Any] | None) -> bool:
+        try:
+            self._lines.put_nowait(row)
+        except queue.Full:
+            self._count("is too slow")
+            return False
+        return True
+
+    def end(self) -> None:
+        """Send the end to the thread: a line makes room for it where the queue is full."""
+        while not self.offer(None):
+            with suppress(queue.Empty):
+                self._lines.get_nowait()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("a tracker did not finish in time", extra={"tracker": self._name})
+
+    def _run(self) -> None:
+        while (row := self._lines.get()) is not None:
+            self._try(self._write, row)
+        if self._tracker is not None:
+            self._try(self._tracker.close)
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        if self._tracker is None:
+            if time.monotonic() < self._open_at:
+                self._count("is not open")
+                return
+            self._open_at = time.monotonic() + REOPEN_S
+            self._tracker = self._opener()
+        self._tracker.write(int(row["env_steps"]), float(row["time"]), dict(_values(row)))
+
+    def _try(self, action: Callable[..., None], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever a tracker does, the learner goes on
+            self._count(f"{type(error).__name__}: {error}")
+
+    def _count(self, why: str) -> None:
+        """Count a failure; the first is logged, later ones ever more rarely.
+
+        Lines come four times a second.
+        """
+        metrics.TRACKER_FAILURES.labels(self._name).inc()
+        self._failed += 1
+        if self._failed & (self._failed - 1) == 0:
+            words = {"tracker": self._name, "failures": self._failed, "cause": why}
+            log.warning("a tracker did not take a line; training goes on", extra=words)
+
+
+def make_tracking(place: TrackedRun) -> Tracking:
+    """Return the trackers that `metrics.trackers` names."""
+    return Tracking({name: partial(_OPENERS[name], place) for name in place.settings.metrics.trackers})
+
+
+def check_installed(names: Iterable[str]) -> None:
+    """Raise ConfigurationError for a tracker whose extra is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigurationError(
+                f"metrics.trackers={name!r}: not installed; {how_to_install(name)}, or leave it out"
+            )
+
+
+class _EventFiles:
+    """TensorBoard: a new event file beside those of earlier learners, a curve for each figure.
+
+    Their figures beyond the first step of this learner are not shown.
+    """
+
+    def __init__(self, place: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - takes seconds
+
+        folder, purge_step = str(place.run_dir / "tensorboard"), place.first_step or None
+        self._writer = SummaryWriter(folder, purge_step=purge_step, flush_secs=_FLUSH_S)
+
+    def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step, walltime=at)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WandbRun:
+    """Weights & Biases: one of its runs for each of ours, which a resumed learner goes on with.
+
+    Online it needs a key (`wandb login`, or WANDB_API_KEY); offline it writes below `wandb/` in the run's
+    folder, for `wandb sync` to send later.
+    """
+
+    def __init__(self, place: TrackedRun) -> None:
+        import wandb  # noqa: PLC0415 - an extra
+
+        section = place.settings.metrics
+        self._run = wandb.init(
+            project=section.wandb_project,
+            name=place.settings.run,
+            id=place.settings.run,
+            resume="allow",
+            mode=section.wandb_mode,
+            dir=str(place.run_dir),
+            config=configuration(place.settings),
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        # Their own step only rises, and ours goes back when a learner resumes.
+        self._run.define_metric("*", step_metric="env_steps")
+
+    def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        self._run.log({"env_steps": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_OPENERS: Final[dict[str, Callable[[TrackedRun], Tracker]]] = {
+    "tensorboard": _EventFiles,
+    "wandb": _WandbRun,
+}
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """Return the part of the configuration that may leave this machine: no secrets and no addresses."""
+    kept_back: dict[str, Any] = {
+        "security": True,
+        "broker": {"redis"},
+        "registry": {"url"},
+        "serving": {"listen"},
+    }
+    return settings.model_dump(mode="json", exclude=kept_back)
+
+
+def _values(row: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    for name, value in row.items():
+        if name not in _NO_VALUES and isinstance(value, int | float) and math.isfinite(value):
+            yield name, float(value)

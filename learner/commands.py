@@ -1,0 +1,340 @@
+"""The commands of operators, followed one after the other between two updates.
+
+A flush takes several steps of the learner, in which ordinary batches are learned:
+
+    ask servers ─► all have answered, or FLUSH_WAIT_S is over: its last entry is decided, in Redis
+                ─► the feed takes what is pending up to there ─► booked: done ─► commit
+
+    Redis: pending ─► refused: answered at once
+                   └► done: noted in the record ─► the next commit answers it, with the checkpoint's id
+
+A crash before the commit leaves the command pending, and the learner that resumes follows it again. What was
+done may be asked for again where Redis or a checkpoint was lost; the record knows.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.log.replies import Answer, Command, CommandRefusal
+from penstock.learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.checkpoint.store import Checkpoint, Damaged, NameRefused, NoRoom
+from penstock.learner.feed.log_feed import Flush, LogBatch
+from penstock.learner.feed.recording import RecordedEvent
+from penstock.learner.ledger import check_network
+from penstock.runtime.exit import RunFailed
+from penstock.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from penstock.learner.learner import Learner
+
+FLUSH_WAIT_S: Final = 30.0
+"""Longest wait for policy servers: one that hangs holds a flush up no longer."""
+_REMEMBERED: Final = 16
+"""Answers by request id: as many as may wait, so that one asked again after Redis forgot it is known."""
+
+log = logging.getLogger(__name__)
+
+
+class _Refused(Exception):
+    """Carries why a command is not done."""
+
+    def __init__(self, refusal: CommandRefusal, detail: str, *, steps: int = 0) -> None:
+        super().__init__(detail)
+        self.refusal = refusal
+        self.steps = steps
+
+
+_REFUSED_AS: Final = {
+    NameRefused: CommandRefusal.NAME,
+    NoRoom: CommandRefusal.LIMIT,
+    Damaged: CommandRefusal.MISMATCH,
+}
+_REFUSALS: Final = (_Refused, NameRefused, NoRoom, Damaged)
+
+
+@dataclass(slots=True)
+class CommandRecord:
+    """The commands that were done, as checkpoints hold them: none is done twice, and none is forgotten.
+
+    newest: number of the newest command that was done.
+    """
+
+    newest: int = 0
+    _answers: dict[str, Answer] = field(default_factory=dict)
+    _uncommitted: dict[str, Answer] = field(default_factory=dict)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], checkpoint_id: str) -> "CommandRecord":
+        """Return the record of a checkpoint; state: what `state` returned, {} for none."""
+        found = [Answer.from_json(value) for value in state.get("answers", ())]
+        answers = {one.request_id: _within(one, checkpoint_id) for one in found}
+        return cls(int(state.get("newest", 0)), answers)
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON object for a checkpoint."""
+        return {"newest": self.newest, "answers": [asdict(answer) for answer in self._answers.values()]}
+
+    def is_wanted(self, command: Command) -> bool:
+        """Return whether a command is still to be followed.
+
+        One that was done is done again where the checkpoint that contains it was lost.
+        """
+        if command.request_id in self._answers:
+            return False
+        answer = command.answer
+        return answer is None or (not answer.refusal and command.number > self.newest)
+
+    def known(self, command: Command) -> Answer | None:
+        """Return the answer of a command that was done and that Redis holds as pending, else None.
+
+        Redis has lost the answer, or the command too, and its caller has asked again.
+        """
+        answer = self._answers.get(command.request_id)
+        if answer is None or command.answer is not None or command.request_id in self._uncommitted:
+            return None
+        return replace(answer, number=command.number)
+
+    def note_done(self, answer: Answer) -> None:
+        """Note what the next checkpoint will contain."""
+        self.newest = max(self.newest, answer.number)
+        self._answers[answer.request_id] = self._uncommitted[answer.request_id] = answer
+        while len(self._answers) > _REMEMBERED:
+            del self._answers[next(iter(self._answers))]
+
+    def uncommitted(self, checkpoint_id: str) -> tuple[Answer, ...]:
+        """Return what the checkpoint of that id contains first."""
+        return tuple(_within(answer, checkpoint_id) for answer in self._uncommitted.values())
+
+    def committed(self, checkpoint_id: str) -> None:
+        """Note that the checkpoint counts."""
+        for request_id, answer in self._uncommitted.items():
+            self._answers[request_id] = _within(answer, checkpoint_id)
+        self._uncommitted.clear()
+
+
+def _within(answer: Answer, checkpoint_id: str) -> Answer:
+    return answer if answer.checkpoint_id else replace(answer, checkpoint_id=checkpoint_id)
+
+
+class CommandFollower:
+    """Follows the commands for a learner, in its thread."""
+
+    def __init__(self, learner: "Learner", record: CommandRecord) -> None:
+        self._learner, self.record = learner, record
+        self._flush: Flush | None = None
+        self._flushed: Answer | None = None
+        self._asked_since: float | None = None
+        self._silent = 0
+        self._seen_revision = -1
+        self._waiting: deque[Command] = deque()
+
+    def begin(self, *, went_back: bool) -> None:
+        """Look at what is asked for.
+
+        went_back: an operator chose an older checkpoint, so what was done since is not done again.
+        """
+        if went_back:
+            done = [one.number for one in self._commands() if one.answer is not None]
+            self.record.newest = max([self.record.newest, *done])
+        self._look()
+        if self._waiting and self._waiting[0].action == "flush":
+            # A flush that is decided is the same batch again: the feed must know before it reads on.
+            with suppress(_Refused):
+                self._flush_decided(self._waiting[0])
+
+    def follow(self) -> None:
+        """Do what is asked for, in order."""
+        revision = self._learner.lease.renewal.revision
+        if revision != self._seen_revision:
+            self._seen_revision = revision
+            self._look()
+        while self._waiting and self._do(self._waiting[0]):
+            self._waiting.popleft()
+
+    def booked(self, log_batch: LogBatch) -> None:
+        """A batch was consumed. What was a flush is done with the next checkpoint, made for any reason."""
+        if self._flush is None or log_batch.flush != self._flush.number:
+            return
+        silent = f"; {self._silent} policy servers had not answered" if self._silent else ""
+        detail = f"a batch of {log_batch.steps} steps, entries up to {self._flush.through}{silent}"
+        self._flushed = _answer(self._waiting[0], detail, steps=log_batch.steps)
+        self.record.note_done(self._flushed)
+
+    def repeat(self, log_batch: LogBatch) -> None:
+        """Do what the learner of a recording did between two batches.
+
+        Raises RunFailed where it cannot be repeated.
+        """
+        event = log_batch.event
+        assert event is not None, "the learner asks for events alone"
+        try:
+            if event.action == "restore":
+                self._go_back(event.name)
+            else:
+                self._learner.name_checkpoint(event.name, f"recorded-{event.command}")
+        except _REFUSALS as error:
+            raise RunFailed(
+                f"the recording cannot be repeated: {event.action} {event.name!r}: {error}"
+            ) from error
+        self._note(event)
+        self._learner.position.advance(log_batch)
+        self._learner.checkpoints.consumed(0)
+
+    def _look(self) -> None:
+        waiting = {command.number for command in self._waiting}
+        for command in self._commands():
+            known = self.record.known(command)
+            if known is not None:
+                self._answer(known)
+            elif command.number not in waiting and self.record.is_wanted(command):
+                self._waiting.append(command)
+
+    def _commands(self) -> list[Command]:
+        return self._learner.lease.patiently(self._learner.learner_log.commands)
+
+    def _do(self, command: Command) -> bool:
+        """Return whether the command is done or refused."""
+        failpoint("command.before", command.number)
+        follow = {"checkpoint": self._checkpoint, "restore": self._restore, "flush": self._follow_flush}
+        try:
+            answer = follow[command.action](command)
+        except _REFUSALS as error:
+            self._refuse(command, error)
+            return True
+        if answer is None:
+            return False
+        self.record.note_done(answer)
+        self._learner.checkpoint()
+        self._learner.lease.wake()  # who asked reads next what the learner says of itself
+        self._end_flush()
+        failpoint("command.after", command.number)
+        return True
+
+    def _refuse(self, command: Command, error: Exception) -> None:
+        why = {"number": command.number, "command": command.action, "why": str(error)}
+        log.warning("command refused", extra=why)
+        if command.answer is None:
+            refused = error if isinstance(error, _Refused) else _Refused(_REFUSED_AS[type(error)], str(error))
+            self._answer(_answer(command, str(error), refusal=refused.refusal, steps=refused.steps))
+        self._end_flush()
+
+    # ---- a flush
+
+    def _follow_flush(self, command: Command) -> Answer | None:
+        """Return the answer once its batch was learned, None until then."""
+        if self._flushed is not None:
+            return self._flushed
+        if self._flush is None:
+            self._check_flush(command)
+            self._decide_flush(command)
+            return None
+        pending = self._learner.feed.too_few(command.number)
+        if pending is None:
+            return None
+        raise _Refused(
+            CommandRefusal.TOO_FEW_STEPS,
+            f"{pending} steps are pending, fewer than the {self._flush.least} asked for",
+            steps=pending,
+        )
+
+    def _check_flush(self, command: Command) -> None:
+        algorithm = self._learner.algorithm
+        if algorithm.flush_below is None:
+            why = "in lock-step a round is whole" if algorithm.lock_step else "nothing waits for a batch"
+            raise _Refused(CommandRefusal.UNSUPPORTED, f"{type(algorithm).__name__} has no flush: {why}")
+        if int(command.argument) > algorithm.flush_below:
+            raise _Refused(
+                CommandRefusal.TOO_FEW_STEPS,
+                f"min_steps={command.argument}: a batch of {algorithm.flush_below} steps is taken without "
+                "being asked; ask for at most that",
+            )
+
+    def _decide_flush(self, command: Command) -> None:
+        now = time.monotonic()
+        self._asked_since = self._asked_since or now
+        force = now - self._asked_since >= FLUSH_WAIT_S
+        self._silent, through = self._learner.lease.patiently(
+            lambda: self._learner.learner_log.flush(command.number, force=force)
+        )
+        if through is not None:
+            failpoint("flush.decided", through)
+            self._flush_decided(replace(command, through=through))
+
+    def _flush_decided(self, command: Command) -> None:
+        if command.through is None or self._learner.algorithm.flush_below is None:
+            return
+        flush = Flush(number=command.number, least=int(command.argument), through=command.through)
+        try:
+            self._learner.feed.flush(flush)
+        except NotImplementedError as error:
+            raise _Refused(CommandRefusal.UNSUPPORTED, str(error)) from error
+        self._flush = flush
+
+    def _end_flush(self) -> None:
+        self._flush = self._flushed = self._asked_since = None
+
+    def _checkpoint(self, command: Command) -> Answer:
+        name = command.argument
+        if not name:
+            return _answer(command, "the run as it is")
+        self._learner.name_checkpoint(name, command.request_id)
+        self._note(RecordedEvent("checkpoint", name, command.number))
+        return _answer(command, f"kept as {name}")
+
+    def _restore(self, command: Command) -> Answer:
+        version = self._go_back(command.argument)
+        self._note(RecordedEvent("restore", command.argument, command.number))
+        return _answer(command, f"published as version {version}", version=version)
+
+    def _go_back(self, name: str) -> int:
+        """Go back to the model of a named checkpoint; returns the version under which it was published."""
+        learner = self._learner
+        checkpoint = learner.named.read(name)
+        failpoint("restore.read")
+        learner.publisher.flush()
+        self._take_over(checkpoint)
+        failpoint("restore.applied")
+        if not learner.algorithm.keeps_restored:
+            # Versions rise, and no other thread publishes: whatever was published before is below this.
+            learner.position.restored_from = learner.learner_log.snapshot().version + 1
+            learner.feed.drop_before(learner.position.restored_from)
+        version = learner.publish_restored()
+        failpoint("restore.published")
+        log.info("restored a named checkpoint", extra={"checkpoint": name, "version": version})
+        return version
+
+    def _take_over(self, checkpoint: Checkpoint) -> None:
+        learner = self._learner
+        state = AlgorithmState(tensors=checkpoint.tensors, numbers=checkpoint.state["numbers"])
+        try:
+            check_network(learner.settings.run, checkpoint.state["sections"], learner.sections)
+            learner.algorithm.restore(state)
+        except ValueError as error:
+            raise _Refused(CommandRefusal.MISMATCH, f"checkpoint {checkpoint.id}: {error}") from error
+        except NotImplementedError as error:
+            raise _Refused(CommandRefusal.UNSUPPORTED, str(error)) from error
+        learner.ranks.restore(learner.algorithm, state)
+
+    def _note(self, event: RecordedEvent) -> None:
+        learner = self._learner
+        if learner.recording is not None:
+            learner.recording.event(event, learner.ledger.position, learner.algorithm.updates)
+
+    def _answer(self, answer: Answer) -> None:
+        self._learner.lease.patiently(lambda: self._learner.learner_log.answer(answer))
+
+
+def _answer(command: Command, detail: str, *, refusal: int = 0, version: int = 0, steps: int = 0) -> Answer:
+    return Answer(
+        number=command.number,
+        request_id=command.request_id,
+        detail=detail,
+        refusal=refusal,
+        version=version,
+        steps=steps,
+    )

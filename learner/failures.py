@@ -1,0 +1,247 @@
+"""What goes wrong while a run learns: no update for too long, updates that fail, and who sent the cause."""
+
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from penstock.broker.log.replies import SessionRow, Status
+from penstock.learner.algorithms.algorithm import Update
+from penstock.learner.batch import Batch
+from penstock.learner.feed.log_feed import LogBatch
+from penstock.learner.ledger import Drop
+from penstock.learner.probe import Quarantine
+from penstock.protocol.messages import Role
+from penstock.runtime.exit import RunFailed
+from penstock.runtime.health import Health
+
+UPDATE: Final = "update"
+"""What health watches: an update, not the mere arrival of experience that is dropped."""
+_BOOKED_AS: Final = {"nan": Drop.NAN, "implausible": Drop.INVALID, "error": Drop.INVALID}
+"""By the reason for which an update fails."""
+_MAX_IN_A_ROW: Final = 3
+_WHAT: Final = {
+    "nan": "were not finite",
+    "implausible": "had a |log π/μ| above algorithm.max_log_ratio",
+    "error": "raised an exception",
+}
+_REMEDY: Final = {
+    "nan": "lower algorithm.learning_rate or look at the environment's rewards",
+    "implausible": "look whether actors act with the weights they name, or raise algorithm.max_log_ratio",
+    "error": "the learner's log has it",
+}
+LAST_READ_S: Final = 20.0
+"""Longer than the 15 s after which the shipped Prometheus looks again."""
+MOST_KEPT: Final = 16
+"""Batches kept as evidence."""
+
+log = logging.getLogger(__name__)
+
+
+# ---- A run that makes no updates, and why not, in words that name what a person must look at.
+
+
+class StallWatch:
+    """Health's watch on updates. status: asks Redis who is there. timeout_s: `learner.stall_timeout_s`."""
+
+    def __init__(self, health: Health, status: Callable[[], Status], timeout_s: float) -> None:
+        self._health, self._status, self._timeout_s = health, status, timeout_s
+        self._dropped: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        self._health.watch(UPDATE, self._timeout_s)
+
+    def expect(self) -> None:
+        """An update is waited for."""
+        self._health.expect(UPDATE, "")
+
+    def suspend(self) -> None:
+        """No update is waited for until `expect`."""
+        self._health.suspend(UPDATE)
+
+    def note_dropped(self, reasons: Iterable[Drop]) -> None:
+        """Fragments were dropped: one of the causes that `find` may name."""
+        self._dropped.update(reason.value for reason in reasons)
+
+    def note_update(self) -> None:
+        """An update was made and applied."""
+        self._health.progress(UPDATE)
+        self._dropped.clear()
+
+    def find(self) -> str:
+        """Why no update was made for `timeout_s`, which turns health red; "" as long as that is not so."""
+        if not self._health.has_stalled(UPDATE):
+            return ""
+        text = cause(self._status(), self._dropped, self._timeout_s)
+        self._health.fail(text)
+        return text
+
+
+def cause(status: Status, dropped: Mapping[str, int], limit_s: float) -> str:
+    """One line. dropped: fragments by reason since the last update."""
+    return f"no update for {limit_s:g} s (learner.stall_timeout_s): {_reason(status, dropped)}"
+
+
+def _reason(status: Status, dropped: Mapping[str, int]) -> str:
+    actors = [row for row in status.sessions if row.role is Role.ROLLOUT]
+    if not actors:
+        return (
+            "all actors are gone, no rollout worker has an open session; their logs say why"
+            if status.log_head
+            else "no rollout worker has come; start one, or wait longer (learner.stall_timeout_s)"
+        )
+    found = []
+    if dropped:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        found.append(f"all that arrived was dropped ({counts})")
+    if all(row.applied_version < status.latest.version for row in actors):
+        found.append(f"no actor acts with the newest weights: {_lag(actors, status.latest.version)}")
+    if not found:
+        found.append(
+            f"{len(actors)} rollout workers are connected and do not fill a batch; "
+            f"{status.gauges.log_entries} entries are in the log"
+        )
+    return "; ".join(found)
+
+
+def _lag(actors: Sequence[SessionRow], newest: int) -> str:
+    worst = min(actors, key=lambda row: row.applied_version)
+    return (
+        f"{worst.actor_id} acts with version {worst.applied_version}, version {newest} is published; "
+        "they do not reach it, or its environment stands still"
+    )
+
+
+# ---- Fragments that were not trained because an update fails with them, and who sent them.
+
+
+def failed_fragments(log_batch: LogBatch, update: Update | None) -> dict[int, Drop]:
+    """Fragments of the batch that were not trained, with the reason; update: None where all was dropped."""
+    if update is None:
+        return {}
+    if update.reason in _BOOKED_AS:
+        return dict.fromkeys(log_batch.trained, _BOOKED_AS[update.reason])
+    in_batch = set(log_batch.trained)
+    return {number: _BOOKED_AS[why] for number, why in update.culprits.items() if number in in_batch}
+
+
+def left_out_steps(log_batch: LogBatch, update: Update | None) -> int:
+    """Steps of the batch that were not trained; a recording's fragments have no numbers to tell it by."""
+    if update is None:
+        return 0
+    return log_batch.steps if update.reason in _BOOKED_AS else update.left_out
+
+
+def suspect_senders(quarantine: Quarantine, log_batch: LogBatch, failed: Mapping[int, Drop]) -> None:
+    """Name to the quarantine who sent the fragments that made an update fail.
+
+    A whole batch has no culprit, unless one session sent all of it.
+    """
+    if len(failed) == len(log_batch.trained) > 1:
+        if len(log_batch.sessions) == 1:
+            (session,) = log_batch.sessions
+            quarantine.suspect(session, f"all of its batch up to log entry {log_batch.last} fails")
+        return
+    for number, reason in failed.items():
+        origin = log_batch.origins.get(number)
+        session = 0 if origin is None else origin.session
+        words = {"number": number, "session": session, "reason": reason.value}
+        log.error("a fragment was left out: the update fails with it", extra=words)
+        if session:
+            quarantine.suspect(session, f"log entry {number} makes updates fail")
+
+
+# ---- Updates that were undone: each leaves its batch as evidence, several in a row end the run.
+
+
+class FailedUpdates:
+    """Counts them. folder: where evidence is kept. status: the run as Redis has it."""
+
+    def __init__(
+        self, folder: Path, status: Callable[[], Status], health: Health, draining: threading.Event
+    ) -> None:
+        self._folder, self._status, self._health, self._draining = folder, status, health, draining
+        self._in_a_row = 0
+        self._sessions: set[int] = set()
+        self._evidence, self._reason = "", "nan"
+
+    def note(self, log_batch: LogBatch, update: Update, count: int) -> None:
+        """Keep the batch of an update that was undone. count: updates applied before it."""
+        self._in_a_row += 1
+        self._sessions |= log_batch.sessions
+        self._evidence = keep_evidence(self._folder, log_batch, update, count)
+        self._reason = update.reason
+        words = {"evidence": self._evidence, "last": log_batch.last, "reason": update.reason}
+        log.error("update skipped", extra=words, exc_info=update.error)
+
+    def end_row(self) -> None:
+        """An update was applied."""
+        self._in_a_row = 0
+        self._sessions.clear()
+
+    @property
+    def too_many(self) -> bool:
+        """Whether going on is hopeless: batches of as many sessions have failed, or of all that there are."""
+        if self._in_a_row < _MAX_IN_A_ROW:
+            return False
+        senders = [row for row in self._status().sessions if row.role is not Role.EVALUATION]
+        return len(self._sessions) >= min(_MAX_IN_A_ROW, len(senders))
+
+    def give_up(self) -> NoReturn:
+        """End the run rather than this process: started again it would do the same. Raises RunFailed.
+
+        Call it when a checkpoint holds what was not finite as dropped, so that a run which is resumed with
+        other settings does not meet it again. All of it may have happened within a second: wait for a
+        collector of metrics.
+        """
+        self._health.await_readers(LAST_READ_S, self._draining)
+        raise RunFailed(
+            f"{_MAX_IN_A_ROW} updates in a row {_WHAT[self._reason]}; evidence in {self._evidence}; "
+            f"{_REMEDY[self._reason]}"
+        )
+
+
+def keep_evidence(folder: Path, log_batch: LogBatch, update: Update, count: int) -> str:
+    """Write the batch of an update that was undone and its origin; returns the path without its endings.
+
+    count: updates made, for the name of the file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    base = folder / f"nan-{count:08d}-{log_batch.last}"
+    origin = {
+        "entries": list(log_batch.trained),
+        "updates": list(log_batch.updates),
+        "versions": list(log_batch.versions),
+        "metrics": update.metrics,
+    }
+    base.with_suffix(".json").write_text(json.dumps(origin) + "\n")
+    if log_batch.batch is not None:
+        save_file(_tensors(log_batch.batch), base.with_suffix(".safetensors"))
+    _drop_older(folder)
+    return str(base)
+
+
+def _drop_older(folder: Path) -> None:
+    """Remove the oldest batches, by the last log entry in their names, beyond `MOST_KEPT`."""
+    kept = sorted(folder.glob("nan-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    for path in kept[:-MOST_KEPT]:
+        path.with_suffix(".safetensors").unlink(missing_ok=True)
+        path.unlink()
+
+
+_KEPT: Final = (
+    "reward", "terminated", "truncated", "valid", "log_prob", "final_slot", "final_step", "update"
+)  # fmt: skip
+
+
+def _tensors(batch: Batch) -> dict[str, Tensor]:
+    named = {name: getattr(batch, name) for name in _KEPT} | batch.observation | batch.action
+    named |= {f"final/{name}": tensor for name, tensor in batch.final_observation.items()}
+    return {name: tensor.cpu().contiguous() for name, tensor in named.items()}

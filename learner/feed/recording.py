@@ -1,0 +1,425 @@
+"""A recording: the files of its folder, the index that is read in their place, and its writer.
+
+    recording.json    format, the encoded run specification, its maker
+    000001.frames …   the frames, in order, in files of FILE_BYTES or little more
+    index.jsonl       a line per frame: its kind and where it lies
+
+The index follows the frames: frames that it does not name yet are found by reading on from its last line, so
+a crash between the two costs nothing. Whole frames in order are the recording; the first torn one ends it.
+"""
+
+import base64
+import json
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, TextIO
+
+from penstock.config.settings import ConfigurationError, LearnerSection
+from penstock.protocol.fragment import Fragment, header_bytes, parse_header
+from penstock.protocol.limits import MAX_MESSAGE_BYTES
+from penstock.protocol.specification import RunSpecification
+from penstock.registry.weight_files import replace_file
+from penstock.runtime import metrics
+
+Maker = Literal["learner", "policy"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """A named checkpoint that a learner made or restored between two batches.
+
+    command: number of the operator's command.
+    """
+
+    action: Literal["checkpoint", "restore"]
+    name: str
+    command: int
+
+
+# ---- A frame: one record of a recording's file.
+
+_MAGIC: Final = b"PSTK"
+_PREFIX: Final = struct.Struct("<4sBII")
+_CHECKSUM: Final = struct.Struct("<I")
+FRAME_BYTES: Final = _PREFIX.size + _CHECKSUM.size
+"""Bytes of a frame beside head and body."""
+MAX_PART_BYTES: Final = MAX_MESSAGE_BYTES
+"""No fragment is larger than a message; a length beyond it is damage, for which no memory is allocated."""
+
+
+class Kind(IntEnum):
+    """The content of a frame."""
+
+    FRAGMENT = 1
+    BATCH = 2
+    """The fragments since the last one were consumed as one batch."""
+    EVENT = 3
+    """An operator had the learner do something between two batches."""
+
+
+class Torn(ValueError):
+    """Reports a frame that is not whole; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One record of a recording's file, see the module."""
+
+    kind: Kind
+    head: bytes
+    body: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the frame in its file."""
+        return FRAME_BYTES + len(self.head) + len(self.body)
+
+    def encode(self) -> bytes:
+        """Return the frame as it stands in the file."""
+        prefix = _PREFIX.pack(_MAGIC, self.kind, len(self.head), len(self.body))
+        return b"".join((prefix, _CHECKSUM.pack(_sum(prefix, self.head, self.body)), self.head, self.body))
+
+
+def read_frame(file: BinaryIO) -> Frame | None:
+    """Return the frame at the file's position; None at its end.
+
+    Raises Torn, the position then means nothing.
+    """
+    start = file.read(FRAME_BYTES)
+    if not start:
+        return None
+    if len(start) < FRAME_BYTES:
+        raise Torn(f"{len(start)} bytes where a frame begins with {FRAME_BYTES}")
+    prefix, (expected,) = start[: _PREFIX.size], _CHECKSUM.unpack(start[_PREFIX.size :])
+    magic, kind, head_size, body_size = _PREFIX.unpack(prefix)
+    if magic != _MAGIC or kind not in tuple(Kind) or max(head_size, body_size) > MAX_PART_BYTES:
+        raise Torn(f"no frame begins with {prefix.hex()}")
+    head, body = file.read(head_size), file.read(body_size)
+    if len(head) + len(body) < head_size + body_size:
+        raise Torn(f"{len(head) + len(body)} of {head_size + body_size} bytes of a frame")
+    if _sum(prefix, head, body) != expected:
+        raise Torn("the checksum is not that of the bytes")
+    return Frame(Kind(kind), head, body)
+
+
+def _sum(*parts: bytes) -> int:
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum
+
+
+FORMAT: Final = 1
+DESCRIPTION: Final = "recording.json"
+INDEX: Final = "index.jsonl"
+FILE_BYTES: Final = 64 * 1024 * 1024
+_BATCH_KEYS: Final = ("position", "update", "round", "fragments", "flush")
+_EVENT_KEYS: Final = ("position", "update", "command", "action", "name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameEntry:
+    """The index's entry of a frame: where it lies, and the facts about it that are known without reading it.
+
+    file, offset, size: where it lies, in bytes.   charge: T·N of a fragment.
+    position: last log entry that a batch consumed; update: updates made before it; round: of lock-step;
+    fragments: how many. command, action, name: of an event, see `RecordedEvent`.
+    flush: number of the command that a batch is a flush of; 0: none.
+    """
+
+    kind: int
+    file: int
+    offset: int
+    size: int
+    charge: int = 0
+    position: int = 0
+    update: int = 0
+    round: int | None = None
+    fragments: int = 0
+    flush: int = 0
+    command: int = 0
+    action: str = ""
+    name: str = ""
+
+    @property
+    def end(self) -> int:
+        """Return the offset behind the frame."""
+        return self.offset + self.size
+
+
+def frames_file(folder: Path, number: int) -> Path:
+    """Return the path of the file of that number, from 1."""
+    return folder / f"{number:06d}.frames"
+
+
+def entry_of(frame: Frame, file: int, offset: int) -> FrameEntry:
+    """Return the entry of a frame; raises ValueError for a head that cannot be read."""
+    where: dict[str, Any] = {"kind": int(frame.kind), "file": file, "offset": offset, "size": frame.size}
+    if frame.kind is Kind.FRAGMENT:
+        return FrameEntry(**where, charge=parse_header(frame.head).charge)
+    head = json.loads(frame.head)
+    known = _EVENT_KEYS if frame.kind is Kind.EVENT else _BATCH_KEYS
+    return FrameEntry(**where, **{key: head[key] for key in known})
+
+
+def index_line(entry: FrameEntry) -> str:
+    """Return a line of the index."""
+    return json.dumps(asdict(entry)) + "\n"
+
+
+def find_entries(folder: Path) -> list[FrameEntry]:
+    """Return the entry of every whole frame, in order.
+
+    By the index as far as the files agree, then by reading on.
+    """
+    entries = list(_indexed(folder))
+    while entries and not _is_whole(folder, entries[-1]):
+        # A power cut may keep the index and lose what it names.
+        entries.pop()
+    file, offset = (entries[-1].file, entries[-1].end) if entries else (1, 0)
+    while frames_file(folder, file).exists():
+        with frames_file(folder, file).open("rb") as stream:
+            stream.seek(offset)
+            found, whole = _read_on(stream, file, offset)
+        entries += found
+        if not whole:
+            break
+        file, offset = file + 1, 0
+    return entries
+
+
+def cut(folder: Path, entries: list[FrameEntry]) -> None:
+    """Remove everything behind the last of `entries` from the files, and write the index again."""
+    file, end = (entries[-1].file, entries[-1].end) if entries else (1, 0)
+    for path in folder.glob("*.frames"):
+        if path > frames_file(folder, file):
+            path.unlink()
+    if frames_file(folder, file).exists():
+        os.truncate(frames_file(folder, file), end)
+    temporary = folder / f"{INDEX}.tmp"
+    temporary.write_text("".join(map(index_line, entries)))
+    temporary.replace(folder / INDEX)
+
+
+def _indexed(folder: Path) -> Iterator[FrameEntry]:
+    try:
+        lines = (folder / INDEX).read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    for line in lines:
+        try:
+            yield FrameEntry(**json.loads(line))
+        except (ValueError, TypeError):
+            return  # torn: what it would have named is found by reading
+
+
+def _is_whole(folder: Path, entry: FrameEntry) -> bool:
+    try:
+        with frames_file(folder, entry.file).open("rb") as stream:
+            stream.seek(entry.offset)
+            frame = read_frame(stream)
+    except (OSError, Torn):
+        return False
+    return frame is not None and frame.size == entry.size
+
+
+def _read_on(stream: Any, file: int, offset: int) -> tuple[list[FrameEntry], bool]:
+    """Return the whole frames up to the end of a file, and whether the file ends with one."""
+    found: list[FrameEntry] = []
+    while True:
+        try:
+            frame = read_frame(stream)
+        except Torn:
+            return found, False
+        if frame is None:
+            return found, True
+        found.append(entry_of(frame, file, offset))
+        offset += frame.size
+
+
+class RecordingWriter:
+    """Writes a recording; used by one thread. Make one with `begin` or `go_on`."""
+
+    def __init__(
+        self, folder: Path, entries: list[FrameEntry], max_bytes: int, file_bytes: int = FILE_BYTES
+    ) -> None:
+        self._folder = folder
+        self._max_bytes, self._file_bytes = max_bytes, file_bytes
+        self._bytes = sum(entry.size for entry in entries)
+        self._number = entries[-1].file if entries else 1
+        self._frames: BinaryIO = frames_file(folder, self._number).open("ab")
+        self._index: TextIO = (folder / INDEX).open("a")
+        self.is_full = False
+
+    @classmethod
+    def of_run(
+        cls,
+        section: LearnerSection,
+        specification: RunSpecification,
+        resumed_at: int | None,
+        command: int = 0,
+    ) -> "RecordingWriter | None":
+        """Return the writer that `learner.record` asks for; None where it asks for none.
+
+        section: names the folder and its size. specification: of the run, which the recording repeats.
+        resumed_at: position of the checkpoint that the run is resumed from, where its recording goes on;
+        None for a run that begins. command: number of the newest that the checkpoint contains. Raises
+        ConfigurationError as `begin` does.
+        """
+        if section.record is None:
+            return None
+        if resumed_at is not None and (section.record / DESCRIPTION).exists():
+            return cls.go_on(section.record, resumed_at, section.record_max_bytes, command)
+        return cls.begin(section.record, specification, "learner", section.record_max_bytes)
+
+    @classmethod
+    def begin(
+        cls, folder: Path, specification: RunSpecification, maker: Maker, max_bytes: int
+    ) -> "RecordingWriter":
+        """Return the writer of a new recording; raises ConfigurationError where the folder holds one.
+
+        Args:
+            folder: folder of the recording.
+            specification: of the run.
+            maker: who makes it: a learner or a policy.
+            max_bytes: bound at which the recording ends.
+        """
+        if (folder / DESCRIPTION).exists():
+            raise ConfigurationError(f"{folder}: holds a recording already; choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        encoded = base64.b64encode(specification.encode()).decode()
+        description = {
+            "format": FORMAT, "made_by": maker, "run": specification.run, "specification": encoded,
+        }  # fmt: skip
+        replace_file(folder / DESCRIPTION, (json.dumps(description, indent=2) + "\n").encode())
+        return cls(folder, [], max_bytes)
+
+    @classmethod
+    def go_on(cls, folder: Path, position: int, max_bytes: int, command: int = 0) -> "RecordingWriter":
+        """Return a writer behind the batch that ends with `position`; later records are cut off.
+
+        A recording that ended before (it was full) stays as it is. folder: of the recording. max_bytes: bound
+        at which it ends. command: number of the newest whose event stays.
+        """
+        entries = find_entries(folder)
+        kept = _through(entries, position, command)
+        cut(folder, kept)
+        writer = cls(folder, kept, max_bytes)
+        if (kept[-1].position if kept else 0) != position:
+            log.warning(
+                "the recording ended before this checkpoint and stays so", extra={"folder": str(folder)}
+            )
+            writer.is_full = True
+        return writer
+
+    def consumed(
+        self,
+        fragments: Sequence[Fragment],
+        *,
+        position: int,
+        update: int,
+        of_round: int | None,
+        dropped: Mapping[int, str],
+        flush: int = 0,
+    ) -> None:
+        """Append a delivery's fragments and the batch that they are; nothing once the recording is full.
+
+        Args:
+            fragments: those that were not dropped, in the order of the batch.
+            position: last log entry.
+            update: updates made before it.
+            of_round: of lock-step; None: none.
+            dropped: number of a log entry → reason.
+            flush: number of the command that it is a flush of; 0: none.
+        """
+        head = {
+            "position": position,
+            "update": update,
+            "round": of_round,
+            "fragments": len(fragments),
+            "flush": flush,
+            "dropped": {str(number): reason for number, reason in dropped.items()},
+        }
+        frames = [_fragment_frame(fragment) for fragment in fragments]
+        frames.append(Frame(Kind.BATCH, json.dumps(head).encode()))
+        if self._fits(frames):
+            self._write(frames)
+
+    def event(self, event: RecordedEvent, position: int, update: int) -> None:
+        """Append what an operator had the learner do; nothing once the recording is full.
+
+        position: last log entry consumed before it. update: updates made before it.
+        """
+        head = {**asdict(event), "position": position, "update": update}
+        frame = Frame(Kind.EVENT, json.dumps(head).encode())
+        if self._fits([frame]):
+            self._write([frame])
+
+    def fragment(self, fragment: Fragment) -> bool:
+        """Append a fragment that belongs to no batch; False once the recording is full."""
+        frame = _fragment_frame(fragment)
+        if self._fits([frame]):
+            self._write([frame])
+        return not self.is_full
+
+    def sync(self) -> None:
+        """Make everything that was appended survive loss of power."""
+        for file in (self._frames, self._index):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Sync and close the files."""
+        self.sync()
+        self._frames.close()
+        self._index.close()
+
+    def _fits(self, frames: Sequence[Frame]) -> bool:
+        size = sum(frame.size for frame in frames)
+        if not self.is_full and self._bytes + size > self._max_bytes:
+            self.is_full = True
+            words = {"folder": str(self._folder), "bytes": self._bytes, "max_bytes": self._max_bytes}
+            log.warning("the recording is full and ends here", extra=words)
+        return not self.is_full
+
+    def _write(self, frames: Sequence[Frame]) -> None:
+        if self._frames.tell() >= self._file_bytes:
+            self._next_file()
+        offset = self._frames.tell()
+        for frame in frames:
+            self._frames.write(frame.encode())
+            self._index.write(index_line(entry_of(frame, self._number, offset)))
+            offset += frame.size
+            self._bytes += frame.size
+            metrics.RECORDED_BYTES.inc(frame.size)
+        self._frames.flush()
+        self._index.flush()
+        metrics.RECORDED_FRAGMENTS.inc(sum(frame.kind is Kind.FRAGMENT for frame in frames))
+
+    def _next_file(self) -> None:
+        self.sync()
+        self._frames.close()
+        self._number += 1
+        self._frames = frames_file(self._folder, self._number).open("ab")
+
+
+def _through(entries: list[FrameEntry], position: int, command: int) -> list[FrameEntry]:
+    """Return the entries up to the last batch that ends at or before `position`, and events up to one."""
+    count = 0
+    for index, entry in enumerate(entries, 1):
+        is_event = entry.kind == Kind.EVENT and entry.command <= command
+        if (is_event or entry.kind == Kind.BATCH) and entry.position <= position:
+            count = index
+    return entries[:count]
+
+
+def _fragment_frame(fragment: Fragment) -> Frame:
+    return Frame(Kind.FRAGMENT, header_bytes(fragment.header), bytes(fragment.payload))

@@ -1,0 +1,729 @@
+"""The learner of a run, from its lease to its last checkpoint, in the order in which it happens.
+
+    open    lease → checkpoint chosen → algorithm restored → log opened → parts made
+    run     threads started, then step after step, then close
+    step    take a batch → update → book → publish or settle; a checkpoint and commands when they are due
+    close   evaluate the last weights, or restore the best → checkpoint → final policy and account
+
+The main thread waits for the feed, never for Redis on the usual path: other threads read the log, publish,
+renew the lease, read reports and register versions. In lock-step it publishes itself, and every round ends
+with a publication. A crash loses the updates since the last commit alone: the next process makes them again.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Final, Self
+
+from penstock.broker.log.learner_log import LearnerLog
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.learner import account
+from penstock.learner.algorithms.algorithm import AlgorithmState, Settles, Update
+from penstock.learner.algorithms.shared.containment import EMPTY
+from penstock.learner.checkpoint.checkpointer import Beginning, Checkpointer, choose
+from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.checkpoint.store import (
+    BEST,
+    CheckpointStore,
+    NamedCheckpoints,
+    bytes_tensor,
+    tensor_bytes,
+)
+from penstock.learner.commands import CommandFollower, CommandRecord
+from penstock.learner.evaluation import Episodes, Evaluation, Result
+from penstock.learner.failures import (
+    FailedUpdates,
+    StallWatch,
+    failed_fragments,
+    left_out_steps,
+    suspect_senders,
+)
+from penstock.learner.feed.log_feed import Feed, FeedEnded, FeedPosition, LogBatch, LogFeed
+from penstock.learner.feed.payloads import OwnPayloads, reload
+from penstock.learner.feed.recorded_feed import RecordedFeed
+from penstock.learner.feed.recording import RecordingWriter
+from penstock.learner.lease import LeaseKeeper, start_log, take
+from penstock.learner.ledger import Drop, Progress, check_same, sections
+from penstock.learner.model.model import Model, check_memory
+from penstock.learner.publish.final_policy import write_specification
+from penstock.learner.publish.kept_versions import KeptVersions
+from penstock.learner.publish.publisher import PendingPublication, Publisher, PublishInterval
+from penstock.learner.ranks.leading import Ranks
+from penstock.learner.recorder import EpisodeLog, Recorder, TrainingClock, show_ledger
+from penstock.policy import weights
+from penstock.protocol.messages import RunState
+from penstock.runtime import metrics
+from penstock.runtime.compute_threads import ThreadGroup
+from penstock.runtime.exit import RunFailed
+from penstock.runtime.failpoint import failpoint
+from penstock.runtime.health import Health
+from penstock.runtime.retry import Interrupted
+
+_TAKE_S: Final = 0.1
+_WAIT_S: Final = 0.1
+_JOIN_S: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Ending(StrEnum):
+    """Why learning ends."""
+
+    TARGET = "target"
+    STEPS = "steps"
+    UPDATES = "updates"
+    EPISODES = "episodes"
+    SECONDS = "seconds"
+    NO_IMPROVEMENT = "no_improvement"
+    STOPPED = "stopped"
+    DRAINED = "drained"
+    STALLED = "stalled"
+    REJECTED = "rejected"
+    """The algorithm's own validation rejects what was learned."""
+    RECORDING = "recording"
+    """The recording that was learned from is at its end."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is done, and not only this process."""
+        return self not in {Ending.STOPPED, Ending.DRAINED, Ending.STALLED}
+
+
+_LAST_COUNTS: Final = {Ending.STEPS, Ending.UPDATES, Ending.EPISODES, Ending.SECONDS, Ending.RECORDING}
+"""The last weights are evaluated where learning ends by one of these."""
+
+
+class Learner:
+    """Rank 0 of the learner of a run. Make it with `open`, then call `run` once, in the same thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: Model,
+        learner_log: LearnerLog,
+        store: CheckpointStore,
+        beginning: Beginning,
+        *,
+        run_dir: Path,
+        ranks: Ranks,
+        health: Health,
+        draining: threading.Event,
+    ) -> None:
+        """Make the parts of a learner that holds the lease; none of their threads runs yet."""
+        self.settings, self.model, self.algorithm, self.run_dir = settings, model, model.algorithm, run_dir
+        self.learner_log, self.ranks, self._health, self._draining = learner_log, ranks, health, draining
+        progress = beginning.progress or Progress(run="", sections={})
+        self.sections = sections(settings)
+        self.ledger = beginning.ledger
+        self.position = FeedPosition(
+            round=progress.round, recorded=progress.recorded, restored_from=progress.restored_from
+        )
+        self.clock = TrainingClock(progress.training_seconds)
+        self.named = NamedCheckpoints(run_dir)
+        self._threads, self._reopened = ThreadGroup(), threading.Event()
+        if progress.quarantine:
+            model.quarantine.restore(progress.quarantine)
+        self.lease = LeaseKeeper(
+            learner_log,
+            settings.learner.lease_ttl_s,
+            stop=self._threads.stop,
+            quarantine=model.quarantine,
+            on_reopened=self._reopened.set,
+            description=partial(account.describe, self),
+        )
+        self._make_evaluation(beginning, progress, store)
+        begun_at = beginning.checkpoint.id if beginning.checkpoint is not None else ""
+        self.commands = CommandFollower(self, CommandRecord.from_state(progress.commands, begun_at))
+        self.recording = RecordingWriter.of_run(
+            settings.learner,
+            model.specification,
+            progress.position if beginning.resumed else None,
+            self.commands.record.newest,
+        )
+        self.feed = self._make_feed()
+        self._make_publisher(progress.publications)
+        self.recorder = Recorder.of_run(settings, run_dir, self.ledger.env_steps, progress.staleness)
+        self.checkpoints = Checkpointer(
+            store,
+            learner_log,
+            self.lease,
+            self.ledger,
+            lineage=beginning.lineage,
+            lineage_path=run_dir / "lineage.jsonl",
+            interval_s=settings.learner.checkpoint_interval_s,
+            room=model.room,
+            retain_from=self.algorithm.retain_from,
+        )
+        self._stall = StallWatch(health, learner_log.status, settings.learner.stall_timeout_s)
+        self._failed = FailedUpdates(run_dir / "evidence", learner_log.status, health, draining)
+        self._catch_up_through, self._went_back = beginning.catch_up_through, beginning.went_back
+        self._waited_since = time.perf_counter()
+        self._is_fed, self._stalled = True, ""
+        self._holds_back = self._owes_first = False
+        self._offered_steps = 0
+
+    # ---- before learning
+
+    @classmethod
+    def open(
+        cls,
+        settings: Settings,
+        model: Model,
+        connect: Callable[[], LearnerLog],
+        run_dir: Path,
+        resumption: ResumeOptions,
+        *,
+        is_held: bool,
+        ranks: Ranks,
+        health: Health,
+        draining: threading.Event,
+    ) -> Self:
+        """Take the lease, restore the algorithm and open the log; waits for Redis and for the lease.
+
+        A crash in between leaves nothing, or a lease that the next process takes over.
+
+        Args:
+            settings: of the run.
+            model: policy and algorithm as they are made, which are restored in place.
+            connect: opens a connection to the log; called once.
+            run_dir: the run's folder, with its checkpoints.
+            resumption: whether the run is gone on with, and from which checkpoint.
+            is_held: whether this process holds the folder.
+            ranks: those that compute with this one.
+            health: turns red when the run makes no progress.
+            draining: set when the process is asked to end, which ends the waiting too.
+
+        Raises:
+            Interrupted: the process is asked to end while it waits.
+            ConfigurationError: another learner has the run in hand, or a checkpoint does not fit.
+            Fatal: there is nothing to begin from, or another learner has taken over.
+        """
+        learner_log = connect()
+        check_memory(settings, model.weight_bytes, learner_log.max_memory_bytes())
+        lease = take(learner_log, settings, run_dir, draining, is_held=is_held)
+        store = CheckpointStore(
+            run_dir / "checkpoints",
+            settings.learner.keep_checkpoints,
+            compress=settings.learner.checkpoint_compression == "lz4",
+        )
+        beginning = choose(lease, store, resumption)
+        _restore(model, beginning, settings)
+        write_specification(run_dir, model.specification)
+        state = None
+        if beginning.progress is not None and beginning.progress.log is not None:
+            # The checkpoint holds the log as it was before its own commit.
+            known = beginning.progress.log
+            state = replace(known, commits=(*known.commits, beginning.lineage[-1]))
+        start_log(
+            learner_log, lease, model.specification.encode(), model.pacing, state, beginning.ledger.position
+        )
+        return cls(
+            settings,
+            model,
+            learner_log,
+            store,
+            beginning,
+            run_dir=run_dir,
+            ranks=ranks,
+            health=health,
+            draining=draining,
+        )
+
+    def _make_evaluation(self, beginning: Beginning, progress: Progress, store: CheckpointStore) -> None:
+        """Make evaluation, training episodes, and the versions to keep that these find."""
+        settings, checkpoint, stop = self.settings, beginning.checkpoint, self._threads.stop
+        self.kept = KeptVersions.of_run(
+            settings, self.run_dir, progress, self.learner_log.kept, self.lease, stop
+        )
+        self.evaluation = Evaluation(
+            settings.evaluation, self.model.target, stop_at_target=settings.learner.stop_at_target
+        )
+        self.episodes = Episodes(
+            self.learner_log,
+            self.lease,
+            self.evaluation,
+            stop,
+            self.kept.evaluated,
+            EpisodeLog(self.run_dir) if settings.learner.episode_log else None,
+        )
+        if checkpoint is not None and progress.evaluation:
+            best = checkpoint.tensors.get(BEST)
+            blob = b"" if best is None else tensor_bytes(best)
+            self.evaluation.restore(progress.evaluation, blob, store.ids())
+            if best is not None and self.evaluation.best is not None:
+                # The process that measured it may have died before the registry heard of it.
+                self.kept.evaluated(self.evaluation.best)
+        if progress.episodes:
+            self.episodes.restore(progress.episodes)
+
+    def _make_feed(self) -> Feed:
+        settings, model = self.settings, self.model
+        if model.recording is not None:
+            recorded = RecordedFeed(
+                model.recording,
+                self.algorithm,
+                seed=settings.seed,
+                device=model.device,
+                prefetch=settings.learner.prefetch_batches,
+                taken=self.position.recorded,
+                stop=self._threads.stop,
+            )
+            recorded.hold_out()
+            return recorded
+        own = OwnPayloads.of_run(
+            self.learner_log,
+            settings,
+            model.specification.schema,
+            model.ranges,
+            model.device,
+            keep_fragments=settings.learner.record is not None,
+        )
+        return LogFeed(
+            self.learner_log,
+            self.lease,
+            self.algorithm,
+            model.quarantine,
+            self.ranks.payloads(own),
+            budget=model.pacing.budget,
+            prefetch=settings.learner.prefetch_batches,
+            after=self.ledger.position,
+            start=self.position,
+            stop=self._threads.stop,
+        )
+
+    def _make_publisher(self, published: int) -> None:
+        self.publisher = Publisher(
+            self.learner_log,
+            self.lease,
+            self.model.quarantine,
+            self.evaluation.requested,
+            PublishInterval(self.settings.learner, self.learner_log.fetched_versions),
+            self._threads.stop,
+            self.kept.published,
+            published=published,
+        )
+
+    # ---- learning
+
+    def run(self) -> None:
+        """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`.
+
+        Raises RunFailed, after all that, when no update was made for `learner.stall_timeout_s`.
+        """
+        try:
+            self._start()
+            while (ending := self.step()) is None:
+                pass
+            self.close(ending)
+        except Interrupted:
+            # Another thread has failed while this one waited: its error is the cause.
+            self._threads.check()
+            raise
+        finally:
+            self._threads.join(_JOIN_S)
+        self._threads.check()
+        self.learner_log.release()
+        self.learner_log.close()
+        if self._stalled:
+            raise RunFailed(self._stalled)
+
+    def _start(self) -> None:
+        threads, model = self._threads, self.model
+        threads.start("lease", self.lease.run, self.lease.wake)
+        reload(
+            self.learner_log,
+            self.lease,
+            self.algorithm,
+            run_name=self.settings.run,
+            schema=model.specification.schema,
+            ranges=model.ranges,
+            device=model.device,
+            position=self.ledger.position,
+        )
+        threads.start("publisher", self.publisher.run, self.publisher.wake)
+        self.kept.begin()
+        self._publish_first()
+        self.ranks.start(self.algorithm)
+        self.commands.begin(went_back=self._went_back)
+        threads.start("feed", self.feed.run)
+        threads.start("episodes", self.episodes.run)
+        threads.start("versions", self.kept.run, self.kept.wake)
+        self._stall.begin()
+        metrics.STALENESS_SETTING.set(self.algorithm.staleness)
+        self._health.set_ready(True)
+
+    def step(self) -> Ending | None:
+        """Do what is due, then learn one batch if there is one soon; returns why learning ends."""
+        self._threads.check()
+        show_ledger(self.ledger, self.lease.renewal)
+        ending = self._ending()
+        if ending is not None:
+            return ending
+        self._publish_again()
+        self.commands.follow()
+        if self._is_checkpoint_due():
+            self.checkpoint()
+        if self.lease.renewal.desired is RunState.PAUSED:
+            self._pause()
+            return None
+        self._stall.expect()
+        failpoint("loop.waiting", self.ledger.position)
+        log_batch = self._take()
+        if log_batch is not None:
+            self._consume(log_batch)
+        self.recorder.write(partial(account.snapshot, self))
+        return None
+
+    def _ending(self) -> Ending | None:
+        section = self.settings.learner
+        if self._draining.is_set():
+            return Ending.DRAINED
+        if self.lease.renewal.desired is RunState.STOPPING:
+            return Ending.STOPPED
+        if section.stop_at_target and self.evaluation.solved is not None:
+            return Ending.TARGET
+        if self.evaluation.hopeless:
+            return Ending.NO_IMPROVEMENT
+        if self.algorithm.has_rejected:
+            return Ending.REJECTED
+        self._stalled = self._stall.find()
+        if self._stalled:
+            return Ending.STALLED
+        limits = (
+            (Ending.STEPS, section.total_steps, self.ledger.env_steps),
+            (Ending.UPDATES, section.total_updates, self.algorithm.updates),
+            (Ending.EPISODES, section.total_episodes, self.episodes.count),
+            (Ending.SECONDS, section.total_seconds, self.clock.seconds()),
+        )
+        reached = (ending for ending, most, count in limits if most is not None and count >= most)
+        return next(reached, None if self._is_fed else Ending.RECORDING)
+
+    def _pause(self) -> None:
+        self._stall.suspend()
+        failpoint("pause.waiting")
+        self._draining.wait(_WAIT_S)
+        self._waited_since = time.perf_counter()
+
+    def _take(self) -> LogBatch | None:
+        """Return a batch, if there is one soon.
+
+        The metric counts each short wait: a learner without any batch starves most.
+        """
+        began = time.perf_counter()
+        log_batch = None
+        try:
+            log_batch = self.feed.take(_TAKE_S)
+        except FeedEnded:
+            self._is_fed = False
+        metrics.LEARNER_WAIT_SECONDS.inc(time.perf_counter() - began)
+        return log_batch
+
+    def _consume(self, log_batch: LogBatch) -> None:
+        if log_batch.event is not None:
+            self.commands.repeat(log_batch)
+            return
+        if self.position.is_before_restore(log_batch):
+            # Read ahead before the restore; every rank has its part of it.
+            self.ranks.skip()
+            self.feed.skipped()
+            log_batch = log_batch.as_dropped(Drop.RESTORED)
+        self.clock.start(log_batch.created_us)
+        updates, arrived = self.algorithm.updates, time.perf_counter()
+        update = self._update(log_batch)
+        wait_s, compute_s = arrived - self._waited_since, time.perf_counter() - arrived
+        self._book(log_batch, update, updates)
+        self.commands.booked(log_batch)
+        self._publish_after(update)
+        if self._failed.too_many:
+            self.checkpoint()
+            show_ledger(self.ledger, self.lease.renewal)
+            self._failed.give_up()
+        if log_batch.batch is not None:
+            values = update.metrics if update is not None else {}
+            self.recorder.updated(log_batch, values, update=updates, wait_s=wait_s, compute_s=compute_s)
+            self.publisher.observe_generations(log_batch.versions)
+        if update is not None and update.applied and (update.gradient_steps or update.collects):
+            self._stall.note_update()
+        self._waited_since = time.perf_counter()
+
+    def _update(self, log_batch: LogBatch) -> Update | None:
+        """Learn from a batch; None where all of it was dropped."""
+        if log_batch.batch is None:
+            return None
+        failpoint("update.before", log_batch.last)
+        if self.algorithm.settles is Settles.ON_INSERT:
+            # Actors go on while gradient steps are made; a crash sets the settled position back.
+            self._settle(log_batch.last)
+        progress = self.ledger.fraction_of(self.settings.learner.total_steps)
+        batch = replace(log_batch.batch, is_flushed=bool(log_batch.flush))
+        self.ranks.begin_update(progress, is_flushed=batch.is_flushed)
+        update = self.algorithm.update(batch, progress=progress)
+        self.ranks.agree(self.algorithm, update)
+        failpoint("update.after", log_batch.last)
+        if update.applied:
+            self._failed.end_row()
+            metrics.UPDATES.inc()
+            metrics.TRAINED_STEPS.inc(update.steps)
+            return update
+        metrics.UPDATES_SKIPPED.labels(update.reason).inc()
+        self.feed.skipped()
+        if update.reason != EMPTY:
+            self._failed.note(log_batch, update, self.algorithm.updates)
+        return update
+
+    # ---- what became of each batch
+
+    def _book(self, log_batch: LogBatch, update: Update | None, updates: int) -> None:
+        """Book a batch that was consumed. updates: made before it."""
+        failed = failed_fragments(log_batch, update)
+        suspect_senders(self.model.quarantine, log_batch, failed)
+        dropped = dict(log_batch.dropped) | failed
+        self.ledger.book(
+            log_batch.last,
+            trained=[number for number in log_batch.trained if number not in failed],
+            dropped=dropped,
+            steps=log_batch.steps - left_out_steps(log_batch, update),
+            origins=log_batch.origins,
+        )
+        self._stall.note_dropped(dropped.values())
+        if self.recording is not None:
+            self.recording.consumed(
+                log_batch.fragments,
+                position=log_batch.last,
+                update=updates,
+                of_round=log_batch.round,
+                dropped={number: reason.value for number, reason in log_batch.dropped.items()},
+                flush=log_batch.flush,
+            )
+        self.checkpoints.consumed(log_batch.size)
+        self.position.advance(log_batch)
+
+    # ---- weights out
+
+    def _publish_first(self) -> None:
+        """Publish the weights that this process begins with, as a new version, which opens the first round.
+
+        Not while the log holds experience of newer weights: an actor that still has credit would act with old
+        weights and be stale at its turn, behind all that. The restored weights then catch up first.
+        """
+        if self._is_catching_up():
+            log.info("catching up before publishing", extra={"through": self._catch_up_through})
+            self._owes_first = True
+        else:
+            self._publish()
+
+    def _publish_after(self, update: Update | None) -> None:
+        """Publish or settle as an update calls for; None: all of the batch was dropped."""
+        if self._is_catching_up():
+            self._settle(self.ledger.position)
+            return
+        section = self.settings.learner
+        applied = update is not None and update.applied and update.publish
+        # Even where all there was is stale: actors with the weights of before would only send more of it.
+        evaluate = applied and self.evaluation.wanted(
+            self.episodes.recent(),
+            update=self.algorithm.updates,
+            env_steps=self.ledger.env_steps,
+            ended=self.episodes.count,
+            length=self.episodes.means()[1],
+        )
+        is_due = self.ledger.env_steps - self._offered_steps >= section.publish_interval_steps
+        publishes = self._owes_first or (applied and (evaluate or is_due))
+        self._owes_first = False
+        self._holds_back = not publishes and (self._holds_back or (update is not None and update.applied))
+        if self.algorithm.lock_step or (evaluate and section.keep_best):
+            # Here and now: what is evaluated must be what the checkpoint will hold.
+            self._publish(evaluate=evaluate)
+        elif publishes:
+            self.publisher.offer(self._offer(evaluate=evaluate))
+        else:
+            self._settle(self.ledger.position)
+
+    def publish_restored(self) -> int:
+        """Publish the weights that were restored, in this thread, and return their version."""
+        self._holds_back = self._owes_first = False
+        self._publish()
+        return self.publisher.latest.version
+
+    def _publish_again(self) -> None:
+        """Publish once more where Redis came back: it may have lost weights, and what is being evaluated."""
+        if self._reopened.is_set():
+            self._reopened.clear()
+            self._publish(evaluate=self.evaluation.pending)
+
+    def _publish(self, *, evaluate: bool = False) -> None:
+        """Publish the newest weights in this thread."""
+        self.publisher.publish(self._offer(evaluate=evaluate))
+
+    def _settle(self, position: int) -> None:
+        """Let actors generate as much as was consumed up to this log entry, without new weights."""
+        self.publisher.offer(PendingPublication(settled=position))
+
+    def _is_catching_up(self) -> bool:
+        return self.ledger.position < self._catch_up_through
+
+    def _offer(self, *, evaluate: bool) -> PendingPublication:
+        (module,) = self.algorithm.published_modules().values()
+        self._offered_steps = self.ledger.env_steps
+        return PendingPublication(
+            settled=self.ledger.position,
+            weights=weights.snapshot(module),
+            update=self.algorithm.updates,
+            scalars=self.algorithm.scalars(self.ledger.fraction_of(self.settings.learner.total_steps)),
+            evaluate=evaluate,
+            round=self.position.round if self.algorithm.lock_step else None,
+            env_steps=self.ledger.env_steps,
+            at_s=self.clock.seconds(),
+        )
+
+    # ---- checkpoints
+
+    def _is_checkpoint_due(self) -> bool:
+        """Whether the checkpointer says so, or the best checkpoint may be one of this update."""
+        return self.checkpoints.due(self.lease.renewal) or (
+            self.settings.learner.keep_best and self.evaluation.lacks_checkpoint(self.algorithm.updates)
+        )
+
+    def checkpoint(self) -> None:
+        """Commit a checkpoint of the run as it is now."""
+        if self.recording is not None:
+            self.recording.sync()
+        self.checkpoints.spare(*self.evaluation.checkpoints())
+        progress, best = self._progress()
+        record = self.commands.record
+        self.checkpoints.save(
+            self.algorithm, progress, {BEST: bytes_tensor(best)}, answers=record.uncommitted
+        )
+        record.committed(self.checkpoints.last_id)
+        if self.settings.learner.keep_best:
+            self.evaluation.kept_as(self.checkpoints.last_id, self.algorithm.updates)
+            # This one may be the best by now, and there may be none after it.
+            self.checkpoints.spare(*self.evaluation.checkpoints())
+
+    def name_checkpoint(self, name: str, command: str) -> None:
+        """Keep the run as it is now under a name; the newest checkpoint is not moved by it.
+
+        command: id of what asks for it. Raises as `NamedCheckpoints.keep` does.
+        """
+        progress, _ = self._progress()
+        state = self.algorithm.state()
+        self.named.keep(name, command, state.tensors, progress.to_json() | {"numbers": state.numbers})
+
+    def _progress(self) -> tuple[Progress, bytes]:
+        """Return where the run is, and the weights of its best evaluation."""
+        # First: every report up to its position is in the evaluation's state, which is taken after it.
+        episodes = self.episodes.state()
+        evaluation, best = self.evaluation.state()
+        progress = Progress(
+            run=self.settings.run,
+            sections=self.sections,
+            position=self.ledger.position,
+            round=self.position.round,
+            updates=self.algorithm.updates,
+            training_seconds=self.clock.seconds(),
+            publications=self.publisher.count,
+            totals=self.ledger.totals(),
+            episodes=episodes,
+            staleness=self.recorder.staleness.state(),
+            evaluation=evaluation,
+            recorded=self.position.recorded,
+            restored_from=self.position.restored_from,
+            commands=self.commands.record.state(),
+            quarantine=self.model.quarantine.state(),
+            log=self.lease.known(),
+        )
+        return progress, best
+
+    # ---- the end
+
+    def close(self, ending: Ending) -> None:
+        """End learning: leaves a committed checkpoint, the final policy, its version and `learner.json`.
+
+        A drain or a stop ends the waiting for evaluations.
+        """
+        self.clock.stop()
+        word = self.algorithm.rejection if ending is Ending.REJECTED else ending.value
+        log.info("learning ended", extra={"why": word, "env_steps": self.ledger.env_steps})
+        self._stall.suspend()
+        if self._holds_back:
+            self.publisher.offer(self._offer(evaluate=False))
+        self.publisher.flush()
+        if ending in _LAST_COUNTS:
+            self._evaluate_last()
+        # What came later would be told of as the run's result, and the final policy would be another one.
+        self.evaluation.abandon()
+        keeps_best = self.settings.evaluation.patience is not None or ending is Ending.REJECTED
+        restored = None
+        if ending.finished and ending is not Ending.TARGET and keeps_best:
+            restored = self._restore_best()
+        self.checkpoint()
+        self.recorder.write(partial(account.snapshot, self), now=True)
+        account.close(self, word, restored, finished=ending.finished)
+
+    def _evaluate_last(self) -> None:
+        """Wait for what is under way, then for the last weights where they were not evaluated yet."""
+        self._await_evaluation()
+        if not self._is_ending_early() and self.evaluation.ask(self.algorithm.updates):
+            self._publish(evaluate=True)
+            if self.settings.learner.keep_best:
+                self.checkpoint()
+            self._await_evaluation()
+
+    def _await_evaluation(self) -> None:
+        """Wait until the result is there, at most for `evaluation.timeout_s` from now."""
+        timeout_s = self.settings.evaluation.timeout_s
+        deadline = time.monotonic() + timeout_s
+        if self.evaluation.pending and not self._is_ending_early():
+            log.info("waiting for an evaluation actor to play the weights", extra={"at_most_s": timeout_s})
+        while self.evaluation.pending and not self._is_ending_early():
+            self._threads.check()
+            self._publish_again()
+            if time.monotonic() > deadline:
+                log.error(
+                    "no evaluation came back in time: is an evaluation actor running?",
+                    extra={"timeout_s": timeout_s},
+                )
+                abandoned = self.evaluation.abandon()
+                if abandoned is not None:
+                    self.publisher.withdraw(abandoned)
+            self._draining.wait(_WAIT_S)
+
+    def _is_ending_early(self) -> bool:
+        return self._draining.is_set() or self.lease.renewal.desired is RunState.STOPPING
+
+    def _restore_best(self) -> Result | None:
+        """Publish the weights of the best evaluation again, as a new version, unless they are the newest.
+
+        The policy takes them over. Optimiser and counters stay where they are, so that a run that is resumed
+        goes on from these weights.
+        """
+        best = self.evaluation.best
+        if best is None or best.candidate.version == self.publisher.latest.version:
+            return None
+        (module,) = self.algorithm.published_modules().values()
+        weights.load_into(module, best.candidate.blob)
+        offer = replace(self._offer(evaluate=False), update=best.candidate.update, round=None)
+        self.publisher.publish(offer)
+        words = {"of": best.candidate.version, "mean": best.mean, "as": self.publisher.latest.version}
+        log.info("the best version was restored", extra=words)
+        return best
+
+
+def _restore(model: Model, beginning: Beginning, settings: Settings) -> None:
+    """Load the algorithm from the checkpoint that the learner begins from, if any."""
+    if beginning.checkpoint is None or beginning.progress is None:
+        return
+    check_same(settings.run, beginning.progress.sections, sections(settings))
+    tensors = {name: tensor for name, tensor in beginning.checkpoint.tensors.items() if name != BEST}
+    try:
+        model.algorithm.load(AlgorithmState(tensors=tensors, numbers=beginning.progress.numbers))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"checkpoint {beginning.checkpoint.id} does not fit the settings ({error}); "
+            "resume with the `algorithm` and `policy` that the run was begun with"
+        ) from error

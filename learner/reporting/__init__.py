@@ -1,1 +1,0 @@
-"""The files and figures that a run leaves: metrics, evidence, trackers."""
