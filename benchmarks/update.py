@@ -31,7 +31,7 @@ from benchmarks.stand import PREFIX, Cell, Options, Table, known_median
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.on_policy.ppo import PPO
 from penstock.learner.algorithms.shared.schedule import Hardware
-from penstock.learner.batch import Batch, Fragments, Staged, Upload, assemble, upload_to
+from penstock.learner.batch import Batch, Fragments, Staged, Upload, assemble
 from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.feed.payloads import check_meaning
 from penstock.learner.ledger import Ledger, Origin
@@ -307,7 +307,7 @@ def _fed_rate(
         staged.arrive()
         _applied(algorithm, staged.batch)
 
-    with _feeding(upload_to(device), fragments) as batches:
+    with _feeding(Upload(device), fragments) as batches:
         for _ in range(WARM):
             update(batches.get())
         with _watched(device) as busy:

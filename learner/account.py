@@ -9,7 +9,6 @@ from penstock.learner.evaluation import Result, base_json, scores_json
 from penstock.learner.ledger import Balance
 from penstock.learner.publish.final_policy import FinalPolicy, name_final, write_final
 from penstock.learner.publish.kept_versions import last
-from penstock.learner.recorder import ProgressSnapshot
 from penstock.policy import weights
 from penstock.runtime import metrics
 
@@ -21,34 +20,32 @@ _BALANCE_ATTEMPTS: Final = 100
 log = logging.getLogger(__name__)
 
 
-def snapshot(learner: "Learner") -> ProgressSnapshot:
-    """Return where the run is; may be called from any thread."""
+def snapshot(learner: "Learner") -> dict[str, Any]:
+    """Return where the run is, by name: `publish_s` and `checkpoint_s` so far; callable from any thread."""
     renewal = learner.lease.renewal
     mean_return, episode_length = learner.episodes.means()
-    return ProgressSnapshot(
-        training_seconds=learner.clock.elapsed(),
-        env_steps=learner.ledger.env_steps,
-        updates=learner.algorithm.updates,
-        version=learner.publisher.latest.version,
-        publications=learner.publisher.count,
-        episodes=learner.episodes.count,
-        mean_return=mean_return,
-        episode_length=episode_length,
-        publish_s=learner.publisher.seconds,
-        checkpoint_s=learner.checkpoints.seconds,
-        log_bytes=renewal.log_bytes,
-        outstanding=renewal.outstanding,
-        budget=learner.model.pacing.budget,
-        evaluated=learner.evaluation.figures(),
-    )
+    return {
+        "training_seconds": learner.clock.elapsed(),
+        "env_steps": learner.ledger.env_steps,
+        "updates": learner.algorithm.updates,
+        "version": learner.publisher.latest.version,
+        "publications": learner.publisher.count,
+        "episodes": learner.episodes.count,
+        "mean_return": mean_return,
+        "episode_length": episode_length,
+        "publish_s": learner.publisher.seconds,
+        "checkpoint_s": learner.checkpoints.seconds,
+        "log_bytes": renewal.log_bytes,
+        "outstanding": renewal.outstanding,
+        "budget": learner.model.pacing.budget,
+        "evaluated": learner.evaluation.figures(),
+    }
 
 
 def describe(learner: "Learner") -> str:
     """Return what `Status` shows of the learner, a JSON object; may be called from any thread."""
     books = {"trained": learner.ledger.trained, "dropped": dict(learner.ledger.dropped)}
-    return json.dumps(
-        asdict(snapshot(learner)) | {"ledger": books, "last_update": dict(learner.recorder.last)}
-    )
+    return json.dumps(snapshot(learner) | {"ledger": books, "last_update": dict(learner.recorder.last)})
 
 
 def close(learner: "Learner", ending: str, restored: Result | None, *, finished: bool) -> None:
@@ -103,16 +100,16 @@ def _summary(
     return {
         "solved": solved is not None,
         "target_return": learner.model.target,
-        "mean_return": here.mean_return,
+        "mean_return": here["mean_return"],
         "evaluation": _evaluation_json(restored or solved or evaluation.last),
         "best_checkpoint": evaluation.checkpoints()[0] or None,
         "restored_from": None if restored is None else restored.candidate.version,
-        "env_steps": here.env_steps,
-        "updates": here.updates,
+        "env_steps": here["env_steps"],
+        "updates": here["updates"],
         "policy_version": final.version,
         "training_seconds": round(seconds, 3),
         "solved_at": None if solved is None else _moment_json(restored or solved),
-        "env_steps_per_second": round(here.env_steps / max(seconds, 1e-9), 1),
+        "env_steps_per_second": round(here["env_steps"] / max(seconds, 1e-9), 1),
         "staleness": learner.recorder.staleness.quantiles(),
         "ledger": {
             "acked": balance.acked,
@@ -141,7 +138,6 @@ def _recording_json(learner: "Learner") -> dict[str, Any] | None:
 
 
 def _moment_json(solved: Result) -> dict[str, Any]:
-    """When the version that reached the target was made; seconds of training."""
     candidate = solved.candidate
     return {
         "seconds": round(candidate.at_s, 3),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,7 +109,7 @@ def assemble(
 
     entries: number and payload bytes of each one's log entry; None: they have none. For a GPU they are put
     together in pinned memory and copied on the current stream without waiting
-    (`SideStream`). Raises ValueError for no fragments. Call `check_meaning` on each
+    (`Upload`). Raises ValueError for no fragments. Call `check_meaning` on each
     fragment first.
     """
     if not fragments:
@@ -144,10 +144,7 @@ def assemble(
 
 
 def nothing(schema: FragmentSchema) -> tuple[FragmentHeader, dict[str, Array]]:
-    """Return a fragment without slots, with tensors [1, 0, ...] by name.
-
-    A rank that gets no other fragment assembles a batch without columns from it.
-    """
+    """Return a fragment without slots, for a rank that gets no other: its batch has no columns."""
     header = FragmentHeader(
         run="",
         session=0,
@@ -179,7 +176,6 @@ class _Columns:
         return [name for name in self._fragments[0][1] if name == prefix or name.startswith(f"{prefix}/")]
 
     def has(self, name: str) -> bool:
-        """Whether every fragment holds the tensor."""
         return all(name in arrays for _, arrays in self._fragments)
 
     def padded(self, name: str, more: int = 0) -> Tensor:
@@ -249,41 +245,24 @@ class Staged:
     arrive: Callable[[], None]
 
 
-class Upload(Protocol):
-    """`stage` from one thread."""
+class Upload:
+    """How batches get to a device: on a CPU they are there; to a GPU they are copied while it computes.
 
-    @property
-    def device(self) -> torch.device:
-        """Where batches go."""
-        ...
-
-    def stage(self, assemble: Callable[[], Batch]) -> Staged:
-        """Have a batch assembled for the device."""
-        ...
-
-
-class InPlace:
-    """For the CPU: a batch is where it is used."""
-
-    device = torch.device("cpu")
-
-    def stage(self, assemble: Callable[[], Batch]) -> Staged:
-        """Return the batch as it was assembled."""
-        return Staged(assemble(), in_place)
-
-
-class SideStream:
-    """For a GPU."""
+    Call `stage` from one thread.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def stage(self, assemble: Callable[[], Batch]) -> Staged:
-        """Return the batch in pinned memory, with its copies to the device under way."""
-        with torch.cuda.stream(self._stream):
+        """Have a batch assembled, for a GPU in pinned memory and with its copies to the device under way."""
+        stream = self._stream
+        if stream is None:
+            return Staged(assemble(), in_place)
+        with torch.cuda.stream(stream):
             batch = assemble()
-            copied = self._stream.record_event()
+            copied = stream.record_event()
 
         def arrive() -> None:
             current = torch.cuda.current_stream(self.device)
@@ -294,13 +273,7 @@ class SideStream:
         return Staged(batch, arrive)
 
 
-def upload_to(device: torch.device) -> Upload:
-    """Return how batches get there."""
-    return SideStream(device) if device.type == "cuda" else InPlace()
-
-
 def tensors(batch: Batch) -> Iterator[Tensor]:
-    """Every tensor of a batch."""
     for one in fields(batch):
         value = getattr(batch, one.name)
         if isinstance(value, Tensor):

@@ -1,15 +1,11 @@
 """The commands of operators, followed one after the other between two updates.
 
-A flush takes several steps of the learner, in which ordinary batches are learned:
-
-    ask servers ─► all have answered, or FLUSH_WAIT_S is over: its last entry is decided, in Redis
-                ─► the feed takes what is pending up to there ─► booked: done ─► commit
-
+    flush: ask servers ─► all have answered, or FLUSH_WAIT_S is over: its last entry is decided, in Redis
+                       ─► the feed takes what is pending up to there ─► booked: done ─► commit
     Redis: pending ─► refused: answered at once
                    └► done: noted in the record ─► the next commit answers it, with the checkpoint's id
 
-A crash before the commit leaves the command pending, and the learner that resumes follows it again. What was
-done may be asked for again where Redis or a checkpoint was lost; the record knows.
+A crash before the commit leaves the command pending, and the learner that resumes follows it again.
 """
 
 import logging
@@ -70,48 +66,37 @@ class CommandRecord:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], checkpoint_id: str) -> "CommandRecord":
-        """Return the record of a checkpoint; state: what `state` returned, {} for none."""
         found = [Answer.from_json(value) for value in state.get("answers", ())]
         answers = {one.request_id: _within(one, checkpoint_id) for one in found}
         return cls(int(state.get("newest", 0)), answers)
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON object for a checkpoint."""
         return {"newest": self.newest, "answers": [asdict(answer) for answer in self._answers.values()]}
 
     def is_wanted(self, command: Command) -> bool:
-        """Return whether a command is still to be followed.
-
-        One that was done is done again where the checkpoint that contains it was lost.
-        """
+        """Return whether to follow it: again, too, where the checkpoint that contains it was lost."""
         if command.request_id in self._answers:
             return False
         answer = command.answer
         return answer is None or (not answer.refusal and command.number > self.newest)
 
     def known(self, command: Command) -> Answer | None:
-        """Return the answer of a command that was done and that Redis holds as pending, else None.
-
-        Redis has lost the answer, or the command too, and its caller has asked again.
-        """
+        """Return the answer of a command that was done and of which Redis has lost the answer, or None."""
         answer = self._answers.get(command.request_id)
         if answer is None or command.answer is not None or command.request_id in self._uncommitted:
             return None
         return replace(answer, number=command.number)
 
     def note_done(self, answer: Answer) -> None:
-        """Note what the next checkpoint will contain."""
         self.newest = max(self.newest, answer.number)
         self._answers[answer.request_id] = self._uncommitted[answer.request_id] = answer
         while len(self._answers) > _REMEMBERED:
             del self._answers[next(iter(self._answers))]
 
     def uncommitted(self, checkpoint_id: str) -> tuple[Answer, ...]:
-        """Return what the checkpoint of that id contains first."""
         return tuple(_within(answer, checkpoint_id) for answer in self._uncommitted.values())
 
     def committed(self, checkpoint_id: str) -> None:
-        """Note that the checkpoint counts."""
         for request_id, answer in self._uncommitted.items():
             self._answers[request_id] = _within(answer, checkpoint_id)
         self._uncommitted.clear()
@@ -134,10 +119,7 @@ class CommandFollower:
         self._waiting: deque[Command] = deque()
 
     def begin(self, *, went_back: bool) -> None:
-        """Look at what is asked for.
-
-        went_back: an operator chose an older checkpoint, so what was done since is not done again.
-        """
+        """Look at what is asked for; what was done since is not done again where a run `went_back`."""
         if went_back:
             done = [one.number for one in self._commands() if one.answer is not None]
             self.record.newest = max([self.record.newest, *done])
@@ -148,7 +130,6 @@ class CommandFollower:
                 self._flush_decided(self._waiting[0])
 
     def follow(self) -> None:
-        """Do what is asked for, in order."""
         revision = self._learner.lease.renewal.revision
         if revision != self._seen_revision:
             self._seen_revision = revision
@@ -166,10 +147,7 @@ class CommandFollower:
         self.record.note_done(self._flushed)
 
     def repeat(self, log_batch: LogBatch) -> None:
-        """Do what the learner of a recording did between two batches.
-
-        Raises RunFailed where it cannot be repeated.
-        """
+        """Do what the learner of a recording did between two batches; raises RunFailed if it cannot."""
         event = log_batch.event
         assert event is not None, "the learner asks for events alone"
         try:

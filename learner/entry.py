@@ -1,11 +1,9 @@
 """The learner as a process, from its first line to its exit code.
 
-Waits for Redis and for the lease; needs no broker and no actor to be up. Returns when the target is
-reached, the steps are done, an operator stopped the run or the process is asked to drain, each after a
-committed checkpoint. A learner that was fenced off, or that cannot go on, raises Fatal and writes
-nothing more. After a crash, `resume` goes on from the newest committed checkpoint.
-
-Under torchrun it is one rank of several: rank 0 is the learner, the others compute with it (`learner.ranks`).
+Needs no broker and no actor to be up. Ends when the target is reached, the steps are done, an operator
+stopped the run or the process is asked to drain, each after a committed checkpoint; a learner that was
+fenced off raises Fatal and writes nothing more. Under torchrun it is one rank of several
+(`penstock.learner.ranks`).
 """
 
 import logging
@@ -66,7 +64,16 @@ def main(
     use_threads(settings)
     device = device_of(settings, place.on_host)
     meeting = meet(place, settings, device) if place.size > 1 else None
-    connect = partial(_connect, settings, redis_url, lifecycle)
+
+    def connect() -> LearnerLog:
+        return LearnerLog.connect(
+            redis_url,
+            wait_s=settings.broker.redis_wait_s,
+            stop=lifecycle.draining,
+            password=redis_password(settings.security),
+            tls=tls_files(settings.security),
+        )
+
     if make is None:
         make = partial(make_model, group=None if meeting is None else meeting.group, device=device)
     if meeting is not None and place.rank:
@@ -127,20 +134,9 @@ def held_folder(run_dir: Path, draining: threading.Event) -> Iterator[bool]:
 
 @contextmanager
 def _others_ended(ranks: Ranks) -> Iterator[None]:
-    """Whatever becomes of rank 0, the others end with it."""
     try:
         yield
     except BaseException:
         ranks.end(failed=True)
         raise
     ranks.end(failed=False)
-
-
-def _connect(settings: Settings, redis_url: str, lifecycle: Lifecycle) -> LearnerLog:
-    return LearnerLog.connect(
-        redis_url,
-        wait_s=settings.broker.redis_wait_s,
-        stop=lifecycle.draining,
-        password=redis_password(settings.security),
-        tls=tls_files(settings.security),
-    )

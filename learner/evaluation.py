@@ -58,12 +58,10 @@ class BaseComparison:
         return WORSE if self.high is not None and self.high < 0.0 else CHANCE
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {**asdict(self), "verdict": self.verdict}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "BaseComparison":
-        """Return what `to_json` was taken from."""
         return cls(**{name: found for name, found in value.items() if name != "verdict"})
 
 
@@ -149,20 +147,16 @@ class Patience:
 
     @property
     def exhausted(self) -> bool:
-        """Whether it is time to end."""
         return self._patience is not None and self.without >= self._patience
 
     def state(self) -> dict[str, Any]:
-        """A JSON object for a checkpoint."""
         return {"best": self.best, "without": self.without}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Become what `state` was taken from."""
         self.best, self.without = state["best"], int(state["without"])
 
 
 def check_patience(section: EvaluationSection) -> None:
-    """Raise ConfigurationError for a patience that would never be tried."""
     if section.patience is not None and not (section.interval_steps and section.episodes):
         raise ConfigurationError(
             f"evaluation.patience={section.patience}: counts evaluations, and none are made while training; "
@@ -205,7 +199,6 @@ class Score:
 
     @classmethod
     def of(cls, returns: Sequence[float]) -> Self:
-        """At least one."""
         return cls(mean=statistics.fmean(returns), std=statistics.pstdev(returns), episodes=len(returns))
 
 
@@ -229,17 +222,14 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """Return the mean of the score that counts."""
         return self.counted.mean
 
     @property
     def std(self) -> float:
-        """Return the standard deviation of the score that counts."""
         return self.counted.std
 
     @property
     def episodes(self) -> int:
-        """Return the number of episodes of the score that counts."""
         return self.counted.episodes
 
 
@@ -358,7 +348,6 @@ class Evaluation:
 
     @property
     def pending(self) -> bool:
-        """Return whether a result is being waited for."""
         with self._lock:
             return self._asked or self._pending is not None
 
@@ -381,7 +370,6 @@ class Evaluation:
 
     @property
     def hopeless(self) -> bool:
-        """Return whether `evaluation.patience` evaluations in a row have brought no improvement."""
         with self._lock:
             return self._patience.exhausted
 
@@ -510,12 +498,10 @@ def _from_json(value: dict[str, Any], blob: bytes) -> Result:
 
 
 def base_json(result: Result) -> dict[str, Any] | None:
-    """How it compares with the policy that training began with; None where that was not played."""
     return None if result.base is None else result.base.to_json()
 
 
 def scores_json(result: Result) -> dict[str, dict[str, Any] | None]:
-    """Both ways to play, None where one was not."""
     found = {played: asdict(score) for played, score in result.scores.items()}
     return {way(deterministic=played): found.get(played) for played in (True, False)}
 
@@ -554,14 +540,12 @@ class Episodes:
         self.count = 0
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Become what `state` was taken from."""
         with self._lock:
             self._returns.extend(state["returns"])
             self._lengths.extend(state["lengths"])
             self._after, self.count = int(state["after"]), int(state["count"])
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON object for a checkpoint."""
         with self._lock:
             return {
                 "returns": list(self._returns),
@@ -571,7 +555,6 @@ class Episodes:
             }
 
     def recent(self) -> list[float]:
-        """Returns of the last training episodes, newest last."""
         with self._lock:
             return list(self._returns)
 
@@ -583,7 +566,6 @@ class Episodes:
             return statistics.fmean(self._returns), statistics.fmean(self._lengths)
 
     def run(self) -> None:
-        """Read until `stop`."""
         while not self._stop.is_set():
             entries = self._log.read_reports(self._after, _READ)
             for entry in entries:

@@ -54,24 +54,11 @@ class StallWatch:
         self._health, self._status, self._timeout_s = health, status, timeout_s
         self._dropped: Counter[str] = Counter()
 
-    def begin(self) -> None:
-        """Watch from now on."""
-        self._health.watch(UPDATE, self._timeout_s)
-
-    def expect(self) -> None:
-        """An update is waited for."""
-        self._health.expect(UPDATE, "")
-
-    def suspend(self) -> None:
-        """No update is waited for until `expect`."""
-        self._health.suspend(UPDATE)
-
     def note_dropped(self, reasons: Iterable[Drop]) -> None:
         """Fragments were dropped: one of the causes that `find` may name."""
         self._dropped.update(reason.value for reason in reasons)
 
     def note_update(self) -> None:
-        """An update was made and applied."""
         self._health.progress(UPDATE)
         self._dropped.clear()
 
@@ -182,7 +169,6 @@ class FailedUpdates:
         log.error("update skipped", extra=words, exc_info=update.error)
 
     def end_row(self) -> None:
-        """An update was applied."""
         self._in_a_row = 0
         self._sessions.clear()
 
@@ -229,7 +215,6 @@ def keep_evidence(folder: Path, log_batch: LogBatch, update: Update, count: int)
 
 
 def _drop_older(folder: Path) -> None:
-    """Remove the oldest batches, by the last log entry in their names, beyond `MOST_KEPT`."""
     kept = sorted(folder.glob("nan-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
     for path in kept[:-MOST_KEPT]:
         path.with_suffix(".safetensors").unlink(missing_ok=True)

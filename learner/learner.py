@@ -37,6 +37,7 @@ from penstock.learner.checkpoint.store import (
 from penstock.learner.commands import CommandFollower, CommandRecord
 from penstock.learner.evaluation import Episodes, Evaluation, Result
 from penstock.learner.failures import (
+    UPDATE,
     FailedUpdates,
     StallWatch,
     failed_fragments,
@@ -44,7 +45,7 @@ from penstock.learner.failures import (
     suspect_senders,
 )
 from penstock.learner.feed.log_feed import Feed, FeedEnded, FeedPosition, LogBatch, LogFeed
-from penstock.learner.feed.payloads import OwnPayloads, reload
+from penstock.learner.feed.payloads import OwnPayloads
 from penstock.learner.feed.recorded_feed import RecordedFeed
 from penstock.learner.feed.recording import RecordingWriter
 from penstock.learner.lease import LeaseKeeper, start_log, take
@@ -146,7 +147,16 @@ class Learner:
             self.commands.record.newest,
         )
         self.feed = self._make_feed()
-        self._make_publisher(progress.publications)
+        self.publisher = Publisher(
+            learner_log,
+            self.lease,
+            model.quarantine,
+            self.evaluation.requested,
+            PublishInterval(settings.learner, learner_log.fetched_versions),
+            self._threads.stop,
+            self.kept.published,
+            published=progress.publications,
+        )
         self.recorder = Recorder.of_run(settings, run_dir, self.ledger.env_steps, progress.staleness)
         self.checkpoints = Checkpointer(
             store,
@@ -191,7 +201,7 @@ class Learner:
             settings: of the run.
             model: policy and algorithm as they are made, which are restored in place.
             connect: opens a connection to the log; called once.
-            run_dir: the run's folder, with its checkpoints.
+            run_dir: the run's folder.
             resumption: whether the run is gone on with, and from which checkpoint.
             is_held: whether this process holds the folder.
             ranks: those that compute with this one.
@@ -235,11 +245,8 @@ class Learner:
         )
 
     def _make_evaluation(self, beginning: Beginning, progress: Progress, store: CheckpointStore) -> None:
-        """Make evaluation, training episodes, and the versions to keep that these find."""
         settings, checkpoint, stop = self.settings, beginning.checkpoint, self._threads.stop
-        self.kept = KeptVersions.of_run(
-            settings, self.run_dir, progress, self.learner_log.kept, self.lease, stop
-        )
+        self.kept = KeptVersions(settings, self.run_dir, progress, self.learner_log.kept, self.lease, stop)
         self.evaluation = Evaluation(
             settings.evaluation, self.model.target, stop_at_target=settings.learner.stop_at_target
         )
@@ -263,6 +270,14 @@ class Learner:
 
     def _make_feed(self) -> Feed:
         settings, model = self.settings, self.model
+        self._payloads = OwnPayloads(
+            self.learner_log,
+            settings,
+            model.specification.schema,
+            model.ranges,
+            model.device,
+            keep_fragments=settings.learner.record is not None,
+        )
         if model.recording is not None:
             recorded = RecordedFeed(
                 model.recording,
@@ -275,37 +290,17 @@ class Learner:
             )
             recorded.hold_out()
             return recorded
-        own = OwnPayloads.of_run(
-            self.learner_log,
-            settings,
-            model.specification.schema,
-            model.ranges,
-            model.device,
-            keep_fragments=settings.learner.record is not None,
-        )
         return LogFeed(
             self.learner_log,
             self.lease,
             self.algorithm,
             model.quarantine,
-            self.ranks.payloads(own),
+            self.ranks.payloads(self._payloads),
             budget=model.pacing.budget,
             prefetch=settings.learner.prefetch_batches,
             after=self.ledger.position,
             start=self.position,
             stop=self._threads.stop,
-        )
-
-    def _make_publisher(self, published: int) -> None:
-        self.publisher = Publisher(
-            self.learner_log,
-            self.lease,
-            self.model.quarantine,
-            self.evaluation.requested,
-            PublishInterval(self.settings.learner, self.learner_log.fetched_versions),
-            self._threads.stop,
-            self.kept.published,
-            published=published,
         )
 
     # ---- learning
@@ -333,18 +328,9 @@ class Learner:
             raise RunFailed(self._stalled)
 
     def _start(self) -> None:
-        threads, model = self._threads, self.model
+        threads = self._threads
         threads.start("lease", self.lease.run, self.lease.wake)
-        reload(
-            self.learner_log,
-            self.lease,
-            self.algorithm,
-            run_name=self.settings.run,
-            schema=model.specification.schema,
-            ranges=model.ranges,
-            device=model.device,
-            position=self.ledger.position,
-        )
+        self._payloads.reload(self.lease, self.algorithm, self.ledger.position)
         threads.start("publisher", self.publisher.run, self.publisher.wake)
         self.kept.begin()
         self._publish_first()
@@ -353,7 +339,7 @@ class Learner:
         threads.start("feed", self.feed.run)
         threads.start("episodes", self.episodes.run)
         threads.start("versions", self.kept.run, self.kept.wake)
-        self._stall.begin()
+        self._health.watch(UPDATE, self.settings.learner.stall_timeout_s)
         metrics.STALENESS_SETTING.set(self.algorithm.staleness)
         self._health.set_ready(True)
 
@@ -371,7 +357,7 @@ class Learner:
         if self.lease.renewal.desired is RunState.PAUSED:
             self._pause()
             return None
-        self._stall.expect()
+        self._health.expect(UPDATE, "")
         failpoint("loop.waiting", self.ledger.position)
         log_batch = self._take()
         if log_batch is not None:
@@ -404,16 +390,13 @@ class Learner:
         return next(reached, None if self._is_fed else Ending.RECORDING)
 
     def _pause(self) -> None:
-        self._stall.suspend()
+        self._health.suspend(UPDATE)
         failpoint("pause.waiting")
         self._draining.wait(_WAIT_S)
         self._waited_since = time.perf_counter()
 
     def _take(self) -> LogBatch | None:
-        """Return a batch, if there is one soon.
-
-        The metric counts each short wait: a learner without any batch starves most.
-        """
+        """Return a batch, if there is one soon; the metric counts a wait without a batch, too."""
         began = time.perf_counter()
         log_batch = None
         try:
@@ -452,7 +435,6 @@ class Learner:
         self._waited_since = time.perf_counter()
 
     def _update(self, log_batch: LogBatch) -> Update | None:
-        """Learn from a batch; None where all of it was dropped."""
         if log_batch.batch is None:
             return None
         failpoint("update.before", log_batch.last)
@@ -557,7 +539,6 @@ class Learner:
             self._publish(evaluate=self.evaluation.pending)
 
     def _publish(self, *, evaluate: bool = False) -> None:
-        """Publish the newest weights in this thread."""
         self.publisher.publish(self._offer(evaluate=evaluate))
 
     def _settle(self, position: int) -> None:
@@ -590,7 +571,6 @@ class Learner:
         )
 
     def checkpoint(self) -> None:
-        """Commit a checkpoint of the run as it is now."""
         if self.recording is not None:
             self.recording.sync()
         self.checkpoints.spare(*self.evaluation.checkpoints())
@@ -615,7 +595,6 @@ class Learner:
         self.named.keep(name, command, state.tensors, progress.to_json() | {"numbers": state.numbers})
 
     def _progress(self) -> tuple[Progress, bytes]:
-        """Return where the run is, and the weights of its best evaluation."""
         # First: every report up to its position is in the evaluation's state, which is taken after it.
         episodes = self.episodes.state()
         evaluation, best = self.evaluation.state()
@@ -649,7 +628,7 @@ class Learner:
         self.clock.stop()
         word = self.algorithm.rejection if ending is Ending.REJECTED else ending.value
         log.info("learning ended", extra={"why": word, "env_steps": self.ledger.env_steps})
-        self._stall.suspend()
+        self._health.suspend(UPDATE)
         if self._holds_back:
             self.publisher.offer(self._offer(evaluate=False))
         self.publisher.flush()
@@ -675,7 +654,6 @@ class Learner:
             self._await_evaluation()
 
     def _await_evaluation(self) -> None:
-        """Wait until the result is there, at most for `evaluation.timeout_s` from now."""
         timeout_s = self.settings.evaluation.timeout_s
         deadline = time.monotonic() + timeout_s
         if self.evaluation.pending and not self._is_ending_early():

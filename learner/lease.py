@@ -1,9 +1,8 @@
-"""The lease, kept from a thread of its own, and what every renewal tells.
+"""The lease of a run: taken, then renewed from a thread, with what every renewal says.
 
-Renews at least every third of the lease's time. A refused renewal (`FENCED`: another learner has taken
-over) ends the process: nothing is written after it. A log that Redis closed by restarting is opened
-again here, from what this process knows; `on_reopened` then has the weights published once more.
-Any other caller that meets the closed log calls through `patiently`, which hastens the next renewal and
+A refused renewal (`FENCED`: another learner has taken over) ends the process: nothing is written after it. A
+log that Redis closed by restarting is opened again here; `on_reopened` then has the weights published once
+more. Other callers that meet the closed log call through `patiently`, which hastens the next renewal and
 waits.
 """
 
@@ -128,7 +127,6 @@ def start_log(
 
 
 def renewal_interval_s(ttl_s: float) -> float:
-    """Return the seconds between two renewals of a lease of that time."""
     return min(ttl_s / 3, _MAX_INTERVAL_S)
 
 
@@ -155,7 +153,6 @@ class LeaseKeeper:
         self.renewal: Renewal = self._renew()
 
     def run(self) -> None:
-        """Renew until `stop`."""
         while not self._stop.is_set():
             failpoint("lease.waiting")
             self._hasten.wait(self._interval_s)
@@ -167,11 +164,9 @@ class LeaseKeeper:
             self._observe()
 
     def wake(self) -> None:
-        """Renew now, or see that it is over."""
         self._hasten.set()
 
     def known(self) -> LogState:
-        """Return what this process knows of the log, for a checkpoint."""
         return self._log.snapshot()
 
     def patiently(self, call: Callable[[], T]) -> T:
@@ -191,7 +186,6 @@ class LeaseKeeper:
             self._stop.wait(_CLOSED_WAIT_S)
 
     def confirm(self) -> None:
-        """Raise Fatal when another learner has taken over."""
         try:
             self._log.renew()
         except Refused as error:
@@ -223,5 +217,4 @@ class LeaseKeeper:
 
 
 def fenced(error: Refused) -> Fatal:
-    """Return the Fatal that ends a learner whose writes are refused."""
     return Fatal(f"this learner may not write any longer ({error.refusal}); it ends without writing")

@@ -1,10 +1,8 @@
-"""The learner's side of the books: every log entry is in one batch or dropped under one named reason.
+"""The learner's side of the books, and where a run is, as checkpoints hold it.
 
-Counted from entry numbers, independently of the append script (`acked`) and of the log itself
-(`resident`). The totals go into every checkpoint and commit; `lineage.jsonl` gets one line per
-checkpoint with the range of numbers it added, which sequence numbers of which sessions these were and
-the exceptions among them, before the commit: a line whose checkpoint was never committed is not on the
-chain of parents that `penstock audit` follows.
+Every log entry is in one batch or dropped under one named reason, counted from entry numbers, independently
+of the append script and of the log itself. `lineage.jsonl` gets one line per checkpoint, before its commit:
+a line whose checkpoint was never committed is not on the chain of parents that `penstock audit` follows.
 """
 
 import hashlib
@@ -59,7 +57,6 @@ class Balance:
 
     @property
     def balanced(self) -> bool:
-        """Every acknowledged fragment is trained, dropped or still in the log."""
         return self.acked == self.trained + sum(self.dropped.values()) + self.resident
 
 
@@ -118,11 +115,9 @@ class Ledger:
         self.book(last, trained=(), dropped=dict.fromkeys(numbers, Drop.LOG_LOST), steps=0)
 
     def fraction_of(self, total_steps: int | None) -> float:
-        """Environment steps trained ÷ `total_steps`, 0..1; 0 where no total is planned."""
         return 0.0 if total_steps is None else min(1.0, self.env_steps / total_steps)
 
     def totals(self) -> Totals:
-        """Return what a commit carries."""
         return Totals(trained=self.trained, dropped=dict(self.dropped), env_steps=self.env_steps)
 
     def entry(self, checkpoint_id: str, parent: str, version: int = 0) -> "LineageEntry":
@@ -196,7 +191,6 @@ class LineageEntry:
 
 
 def ranges(numbers: Sequence[int]) -> Ranges:
-    """Inclusive ranges of rising numbers."""
     found: Ranges = []
     for number in sorted(numbers):
         if found and found[-1][1] == number - 1:
@@ -257,7 +251,6 @@ class Progress:
     log: LogState | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {**asdict(self), "log": None if self.log is None else self.log.to_json()}
 
     @classmethod

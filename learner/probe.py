@@ -1,11 +1,9 @@
-"""The probe: fixed questions that show which weights an actor really serves.
+"""The probe: fixed questions that show which weights an actor really serves. Safe to use from any thread.
 
-An actor answers with its log-probabilities under the weights it applied; the learner keeps the right
-answers of every version it published and compares. A session whose answer is wrong is quarantined: the
-feed books its fragments `quarantined` until it answers right again. One update may change less than two
-builds of a numerical library differ by; so an answer that is almost right is wrong too if it is that of the
-version which the session had before. A session that sent experience which cannot be learned from is
-quarantined for good, whatever it answers. Safe to use from any thread.
+The learner keeps the right answers of every version it published. A session whose answer is wrong, or is
+that of the version before, is quarantined: the feed books its fragments `quarantined` until it answers right
+again. A session that sent experience which cannot be learned from is quarantined for good, whatever it
+answers.
 """
 
 import logging
@@ -149,16 +147,12 @@ class Quarantine:
             self._sessions = self._wrong.union(self._convicted)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds: who sent what cannot be learned from.
-
-        Answers to the probe come again.
-        """
+        """Return who sent what cannot be learned from, for a checkpoint; answers come again."""
         with self._lock:
             convicted = list(self._convicted)
         return {"convicted": convicted, "suspected": [list(one) for one in self._suspected.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`."""
         with self._lock:
             self._convicted = OrderedDict.fromkeys(state["convicted"])
             self._sessions = self._wrong.union(self._convicted)
@@ -175,7 +169,6 @@ class Quarantine:
         return self._sessions
 
     def holds(self, session: int) -> bool:
-        """Return whether what this session sends must not be trained on."""
         return session in self._sessions
 
     def _versions(self, answer: ProbeAnswer) -> tuple[int, int]:

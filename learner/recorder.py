@@ -1,8 +1,8 @@
 """The figures of a run while it learns: `metrics.jsonl`, trackers of experiments, `episodes.jsonl`, gauges.
 
 A line is written at most every INTERVAL_S, between two updates: it sums up the updates since the line
-before. A resumed learner appends; its lines begin at the step of its checkpoint, so a reader takes the
-later of two lines for the same step. A crash that loses the last lines loses nothing else.
+before. A resumed learner appends from the step of its checkpoint, so a reader takes the later of two lines
+of a step.
 """
 
 import importlib.util
@@ -62,11 +62,9 @@ class Staleness:
         self.counts = Counter({int(updates): count for updates, count in (counts or {}).items()})
 
     def add(self, staleness: Mapping[int, int]) -> None:
-        """Count fragments by staleness."""
         self.counts.update(staleness)
 
     def state(self) -> dict[str, int]:
-        """Return a JSON object for a checkpoint."""
         return {str(updates): count for updates, count in self.counts.items()}
 
     def quantiles(self) -> dict[str, int]:
@@ -96,35 +94,10 @@ class _Since:
     staleness: Staleness = field(default_factory=Staleness)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressSnapshot:
-    """The state of the run at a line, beside the sums."""
-
-    training_seconds: float
-    env_steps: int
-    updates: int
-    version: int
-    publications: int
-    episodes: int
-    mean_return: float | None
-    episode_length: float | None
-    publish_s: float
-    checkpoint_s: float
-    log_bytes: int
-    outstanding: int
-    budget: int
-    evaluated: Mapping[str, float] = field(default_factory=dict)
-    """`Evaluation.figures`."""
-
-
 class Recorder:
-    """Writes the lines of `metrics.jsonl`; used by the loop's thread.
+    """Writes the lines of `metrics.jsonl`; used by the learner's thread.
 
-    Args:
-        run_dir: folder of the run.
-        staleness: of the whole run.
-        env_steps: environment steps at which this learner begins.
-        tracking: receives every line too.
+    staleness: of the whole run. env_steps: at which this learner begins. tracking: receives every line too.
     """
 
     def __init__(
@@ -139,10 +112,7 @@ class Recorder:
 
     @classmethod
     def of_run(cls, settings: Settings, run_dir: Path, env_steps: int, staleness: Mapping[str, int]) -> Self:
-        """Return the recorder of a run with these settings, which passes lines to its trackers.
-
-        staleness: as `Staleness.state` gave it.
-        """
+        """Return the recorder of a run with these settings; staleness: as `Staleness.state` gave it."""
         place = TrackedRun(settings=settings, run_dir=run_dir, first_step=env_steps)
         tracking = make_tracking(place) if settings.metrics.trackers else None
         return cls(run_dir, Staleness(staleness), env_steps, tracking)
@@ -156,14 +126,10 @@ class Recorder:
         wait_s: float,
         compute_s: float,
     ) -> None:
-        """Count an update that was made from `log_batch`.
+        """Count an update from a batch.
 
-        Args:
-            log_batch: the batch.
-            values: the algorithm's metrics by name.
-            update: the learner's count of updates.
-            wait_s: seconds that the loop waited for the batch.
-            compute_s: seconds of the update.
+        values: the algorithm's metrics by name. update: updates made before. wait_s, compute_s: seconds
+        that the batch was waited for, and that the update took.
         """
         staleness = Counter(abs(update - made_with) for made_with in log_batch.updates)
         self.staleness.add(staleness)
@@ -187,11 +153,9 @@ class Recorder:
 
     @property
     def last(self) -> Mapping[str, float]:
-        """Return the figures of the newest update by name; empty before the first."""
         return self._last
 
-    def write(self, snapshot: Callable[[], ProgressSnapshot], *, now: bool = False) -> None:
-        """Write a line when one is due, or `now`."""
+    def write(self, snapshot: Callable[[], Mapping[str, Any]], *, now: bool = False) -> None:
         elapsed = time.monotonic() - self._since.at_s
         if elapsed < INTERVAL_S and not now:
             return
@@ -201,7 +165,7 @@ class Recorder:
         self._file.flush()
         if self._tracking is not None:
             self._tracking.offer(line)
-        self._since = _Since(here.env_steps, time.monotonic(), here.publish_s, here.checkpoint_s)
+        self._since = _Since(here["env_steps"], time.monotonic(), here["publish_s"], here["checkpoint_s"])
 
     def finish(self, account: Mapping[str, Any]) -> None:
         """Replace `learner.json` with the final account of this process."""
@@ -212,30 +176,22 @@ class Recorder:
         if self._tracking is not None:
             self._tracking.close()
 
-    def _line(self, snapshot: ProgressSnapshot, elapsed: float) -> dict[str, Any]:
-        since = self._since
+    def _line(self, snapshot: Mapping[str, Any], elapsed: float) -> dict[str, Any]:
+        since, here = self._since, dict(snapshot)
+        evaluated, publish_s, checkpoint_s = map(here.pop, ("evaluated", "publish_s", "checkpoint_s"))
         staleness = since.staleness.quantiles()
         return {
             "time": round(time.time(), 3),
-            "training_seconds": round(snapshot.training_seconds, 3),
-            "env_steps": snapshot.env_steps,
-            "updates": snapshot.updates,
-            "version": snapshot.version,
-            "publications": snapshot.publications,
-            "episodes": snapshot.episodes,
-            "mean_return": snapshot.mean_return,
-            "episode_length": snapshot.episode_length,
-            "steps_per_second": round((snapshot.env_steps - since.env_steps) / elapsed, 1),
+            **here,
+            "training_seconds": round(here["training_seconds"], 3),
+            "steps_per_second": round((here["env_steps"] - since.env_steps) / elapsed, 1),
             **{f"staleness_{name}": value for name, value in staleness.items()},
             "wait_seconds": round(since.wait_s, 4),
             "assemble_seconds": round(since.assemble_s, 4),
             "compute_seconds": round(since.compute_s, 4),
-            "publish_seconds": round(snapshot.publish_s - since.publish_s, 4),
-            "checkpoint_seconds": round(snapshot.checkpoint_s - since.checkpoint_s, 4),
-            "log_bytes": snapshot.log_bytes,
-            "outstanding": snapshot.outstanding,
-            "budget": snapshot.budget,
-            **snapshot.evaluated,
+            "publish_seconds": round(publish_s - since.publish_s, 4),
+            "checkpoint_seconds": round(checkpoint_s - since.checkpoint_s, 4),
+            **evaluated,
             **self._last,
         }
 
@@ -270,7 +226,6 @@ class TrainingClock:
         self._since = time.monotonic() - (age if plausible else 0.0)
 
     def stop(self) -> None:
-        """End the training: `seconds` stays as it is."""
         self._stopped = self.elapsed()
 
     def seconds(self) -> float:
@@ -392,7 +347,6 @@ class Tracking:
             feed.offer(row)
 
     def close(self) -> None:
-        """Let trackers finish their lines, for CLOSE_S at most."""
         deadline = time.monotonic() + CLOSE_S
         for feed in self._feeds:
             feed.end()
@@ -453,10 +407,7 @@ class _Feed:
             self._count(f"{type(error).__name__}: {error}")
 
     def _count(self, why: str) -> None:
-        """Count a failure; the first is logged, later ones ever more rarely.
-
-        Lines come four times a second.
-        """
+        """Count a failure; log the first, later ones ever more rarely: lines come four times a second."""
         metrics.TRACKER_FAILURES.labels(self._name).inc()
         self._failed += 1
         if self._failed & (self._failed - 1) == 0:
@@ -465,12 +416,10 @@ class _Feed:
 
 
 def make_tracking(place: TrackedRun) -> Tracking:
-    """Return the trackers that `metrics.trackers` names."""
     return Tracking({name: partial(_OPENERS[name], place) for name in place.settings.metrics.trackers})
 
 
 def check_installed(names: Iterable[str]) -> None:
-    """Raise ConfigurationError for a tracker whose extra is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigurationError(

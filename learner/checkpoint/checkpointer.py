@@ -1,9 +1,9 @@
-"""The time and the steps of a checkpoint: write, lineage, commit, trim, prune.
+"""When a checkpoint is due, its steps (write, lineage, commit, trim, prune), and which one is resumed.
 
-In this order, so that a crash in between leaves either a checkpoint that does not count or one that
-does with all its bytes on disk. The log is trimmed behind the second newest checkpoint of this lineage
-only, and behind what the algorithm retained when that was made, so that one damaged checkpoint costs nothing.
-Runs in the loop's thread, between two updates.
+The steps have this order, so that a crash in between leaves either a checkpoint that does not count or one
+that does with all its bytes on disk. The log is trimmed behind the second newest checkpoint of this lineage
+only, and behind what the algorithm retained when that was made, so that one damaged checkpoint costs
+nothing.
 """
 
 import bisect
@@ -42,7 +42,7 @@ class Room:
 
 
 class Checkpointer:
-    """Makes the checkpoints of this process. lineage: committed ones behind the start, oldest first."""
+    """Makes the checkpoints of this process, between two updates."""
 
     def __init__(
         self,
@@ -59,17 +59,8 @@ class Checkpointer:
     ) -> None:
         """Make a checkpointer.
 
-        Args:
-            store: the folder of checkpoints.
-            learner_log: commits and trims.
-            lease: the lease under which it writes.
-            ledger: position and totals of the run.
-            lineage: commits behind the start, oldest first.
-            lineage_path: file of the lineage.
-            interval_s: seconds between two checkpoints.
-            room: room of the log.
-            retain_from: number of the oldest entry that the algorithm needs; the algorithm is in the state of
-                the newest checkpoint of the lineage.
+        lineage: commits behind the start, oldest first. retain_from: number of the oldest entry that the
+        algorithm needs, which is in the state of the newest checkpoint of the lineage.
         """
         self._store = store
         self._log = learner_log
@@ -95,10 +86,7 @@ class Checkpointer:
         self._consumed = _Consumed(self._trim, ledger.position, lease.renewal.log_bytes)
 
     def consumed(self, size: int) -> None:
-        """Note that the ledger moved over entries of `size` payload bytes.
-
-        0 where they were not the log's.
-        """
+        """The ledger moved over entries of `size` payload bytes; 0 where they were not the log's."""
         self._consumed.add(self._ledger.position, size)
         self._is_behind = True
 
@@ -125,11 +113,8 @@ class Checkpointer:
     ) -> None:
         """Make a checkpoint that counts; a second one where the first freed nothing and room is short.
 
-        Args:
-            algorithm: what is learned.
-            progress: where the run is.
-            beside: tensors that are not the algorithm's, by name, of any shape and dtype.
-            answers: to the commands that the checkpoint of an id contains first.
+        beside: tensors that are not the algorithm's. answers: to the commands that this checkpoint (its id)
+        contains first.
         """
         started = time.perf_counter()
         self._revision = self._lease.renewal.checkpoint_revision
@@ -144,7 +129,6 @@ class Checkpointer:
 
     @property
     def last_id(self) -> str:
-        """Return the id of the newest checkpoint of this lineage, "" without one."""
         return self._lineage[-1].checkpoint_id if self._lineage else ""
 
     def _save(
@@ -189,10 +173,7 @@ class Checkpointer:
         log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})
 
     def _needed_after(self, position: int) -> int:
-        """Return the newest entry that a resumed learner does not need.
-
-        It resumes at `position` with the algorithm as it is now.
-        """
+        """Newest entry that a learner does not need which resumes there with the algorithm as it is."""
         retained = self._retain_from()
         return position if retained is None else min(position, retained - 1)
 
@@ -214,7 +195,6 @@ class _Consumed:
         self._sizes = [0, size] if position > trim else [size]
 
     def add(self, last: int, size: int) -> None:
-        """Note that a delivery of `size` bytes ended with entry `last`."""
         self._ends.append(last)
         self._sizes.append(self._sizes[-1] + size)
 
@@ -259,15 +239,9 @@ class Beginning:
 def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Beginning:
     """Return where to begin.
 
-    Args:
-        lease: as `LearnerLog.acquire` gave it.
-        store: the folder of checkpoints.
-        options: whether to resume, from the best checkpoint or the newest, and whether loss is permitted.
-
-    Raises:
-        Fatal: there is nothing to begin from without loss or without permission; the message names the
-            remedy. It is RunFailed where another try would not ask for the same: after a death a learner goes
-            on from the newest checkpoint, whatever it was first asked for.
+    Raises Fatal where there is nothing to begin from without loss or without permission; the message names
+    the remedy. It is RunFailed where another try would not ask for the same: after a death a learner goes on
+    from the newest checkpoint, whatever it was first asked for.
     """
     if not options.resume:
         return _begin(lease, store)

@@ -1,10 +1,9 @@
 """Checkpoints on disk: written whole or not at all, read only when every byte is as it was written.
 
-A checkpoint is a directory `checkpoints/ID` with `tensors.safetensors`, or `tensors.safetensors.lz4` where it
-is compressed, `state.json` and, written last, `manifest.json` with size and SHA-256 of the others. It is made
-under a temporary name, every file and then the parent directory is fsynced, and renamed: a crash at any
-moment leaves the old ones and at most one directory that is ignored. The manifest's own digest goes into the
-commit in Redis, so a checkpoint that was truncated, flipped or exchanged is refused.
+A directory `checkpoints/ID` has `tensors.safetensors` (`.lz4` where compressed), `state.json` and, written
+last, `manifest.json` with size and SHA-256 of the others. It is made under a temporary name, fsynced and
+renamed. The manifest's digest goes into the commit in Redis, so one that was truncated, flipped or exchanged
+is refused.
 """
 
 import errno
@@ -74,16 +73,7 @@ class CheckpointStore:
         directory.mkdir(parents=True, exist_ok=True)
 
     def write(self, checkpoint_id: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> str:
-        """Store a checkpoint and return the manifest's digest; it then survives loss of power.
-
-        Args:
-            checkpoint_id: name of its directory.
-            tensors: by path, of any shape and dtype.
-            state: JSON object.
-
-        Raises:
-            OSError: the disk is full or fails.
-        """
+        """Store a checkpoint that then survives loss of power; return the manifest's digest."""
         temporary = self.directory / f"{_TEMPORARY}{checkpoint_id}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -117,10 +107,7 @@ class CheckpointStore:
         return hashlib.sha256(manifest).hexdigest()
 
     def read(self, checkpoint_id: str, manifest_sha256: str | None = None) -> Checkpoint:
-        """Return the checkpoint of that id.
-
-        Raises Damaged unless it is whole and, where given, has that digest.
-        """
+        """Return a checkpoint; raises Damaged unless it is whole and, where given, has that digest."""
         directory = self.directory / checkpoint_id
         manifest = _read(directory / _MANIFEST, _MAX_MANIFEST_BYTES)
         digest = hashlib.sha256(manifest).hexdigest()
@@ -142,10 +129,7 @@ class CheckpointStore:
             raise Damaged(f"{directory}: {error}") from error
 
     def newest(self, candidates: Sequence[tuple[str, str | None]]) -> Checkpoint | None:
-        """Return the first of (id, manifest digest) that is whole.
-
-        Logs why each one before it was refused.
-        """
+        """Return the first of (id, manifest digest) that is whole; log why those before were refused."""
         for checkpoint_id, digest in candidates:
             try:
                 return self.read(checkpoint_id, digest)
@@ -182,10 +166,7 @@ class CheckpointStore:
             return ""
 
     def prune(self, lineage: Sequence[str], spared: Collection[str] = ()) -> None:
-        """Remove checkpoints older than the newest `keep` of the lineage, except for the spared.
-
-        lineage: oldest first.
-        """
+        """Remove those older than the newest `keep` of the lineage (oldest first), but for the spared."""
         if len(lineage) < self.keep:
             return
         for checkpoint_id in self.ids():
@@ -194,12 +175,10 @@ class CheckpointStore:
 
 
 def bytes_tensor(data: bytes) -> Tensor:
-    """Return bytes as a tensor of a checkpoint, uint8 [n]."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return the bytes that `bytes_tensor` made a tensor of, uint8 [n]."""
     return tensor.numpy().tobytes()
 
 
@@ -304,23 +283,14 @@ class NamedCheckpoints:
         self._directory = run_dir / FOLDER
 
     def names(self) -> list[str]:
-        """Return the names there are, sorted."""
         return sorted(self._store().ids()) if self._directory.is_dir() else []
 
     def keep(self, name: str, command: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Store a checkpoint under a name; it then survives loss of power.
 
-        A command that was interrupted behind this and is followed again finds what it has stored.
-
-        Args:
-            name: an id.
-            command: request id of the command that names it.
-            tensors: of the algorithm, by path, of any shape and dtype.
-            state: JSON object, as in any checkpoint.
-
-        Raises:
-            NameRefused: another command has given the name to a checkpoint.
-            NoRoom: MAX_NAMED have names, or the disk is full.
+        A command that was interrupted behind this and is followed again finds what it has stored. command:
+        its request id. Raises NameRefused where another command gave the name; NoRoom where MAX_NAMED have
+        names, or the disk is full.
         """
         names = self.names()
         if check_id("name", name) in names:
@@ -343,10 +313,7 @@ class NamedCheckpoints:
             raise NoRoom(f"{self._directory}: {error.strerror}; make room") from error
 
     def read(self, name: str) -> Checkpoint:
-        """Return the checkpoint of a name.
-
-        Raises NameRefused, with the names there are, for another name; Damaged where it is not whole.
-        """
+        """Return the checkpoint of a name; raises NameRefused, with the names there are, or Damaged."""
         names = self.names()
         if name not in names:
             raise NameRefused(f"name={name!r}: no checkpoint has it; there are: {', '.join(names) or 'none'}")

@@ -1,13 +1,10 @@
 """From the log to batches: reads ahead in its own thread, oldest first, by position.
 
-Every entry is decided in order: dropped under a named reason, or made part of one batch. Staleness is
-judged for the update that will consume the batch: the learner's count now plus the batches read ahead,
-so reading ahead changes no verdict and a resumed learner decides as the first one did. Only payloads
-that are used are fetched. The queue is bounded; a full one stops the reading. Nothing here is written:
-a crash costs nothing, the next process reads the same entries.
-
-In lock-step a batch is one round: everything stamped with it once every session of its roster has
-appended, in order of actor id.
+Every entry is decided in order: dropped under a named reason, or made part of one batch. Staleness is judged
+for the update that will consume the batch: the learner's count now plus the batches read ahead, so reading
+ahead changes no verdict and a resumed learner decides as the first one did. Nothing is written here. In
+lock-step a batch is one round: everything stamped with it once every session of its roster has appended, by
+actor id.
 """
 
 import logging
@@ -103,10 +100,7 @@ class Feed(Protocol):
         ...
 
     def take(self, timeout_s: float) -> LogBatch | None:
-        """Return the next batch, called by the loop; None when there is none within `timeout_s` seconds.
-
-        Raises FeedEnded, at this and every later call, where the source has an end and it is reached.
-        """
+        """Return the next batch, None when there is none soon; raises FeedEnded at the source's end."""
         ...
 
     def drop_before(self, version: int) -> None:
@@ -125,18 +119,13 @@ class Feed(Protocol):
         ...
 
     def skipped(self) -> None:
-        """Note that the batch taken last made no update.
-
-        The batches behind it have their turn one update earlier.
-        """
+        """The batch taken last made no update: those behind it have their turn one update earlier."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class FeedPosition:
     """How far the loop has consumed its feed, beside the ledger's log entries.
-
-    A checkpoint holds both figures.
 
     round: next of lock-step. recorded: batches and events of a recording consumed so far.
     restored_from: oldest version whose experience is learned from; 0: any.
@@ -147,11 +136,9 @@ class FeedPosition:
     restored_from: int = 0
 
     def is_before_restore(self, log_batch: LogBatch) -> bool:
-        """Return whether a batch that was read ahead holds experience from before a restore."""
         return any(version < self.restored_from for version in log_batch.versions)
 
     def advance(self, log_batch: LogBatch) -> None:
-        """Move behind a batch that was consumed."""
         if log_batch.round is not None:
             self.round = log_batch.round + 1
         self.recorded = log_batch.recorded
@@ -177,7 +164,6 @@ class Pending:
         self._charge = 0
 
     def add(self, entry: LogEntry) -> None:
-        """Append an entry that has a header."""
         self._unseen.append(entry)
 
     def choose(self, makes_batch: Callable[[int, int], bool], through: int | None = None) -> bool:
@@ -209,28 +195,23 @@ class Pending:
 
     @property
     def charge(self) -> int:
-        """Return the sum of the charges of the kept ones."""
         return self._charge
 
     @property
     def has_kept(self) -> bool:
-        """Return whether any entry is kept."""
         return bool(self._kept)
 
     @property
     def kept(self) -> list[LogEntry]:
-        """Return a copy of the entries that the next batch is made of."""
         return list(self._kept)
 
     def discard(self, numbers: Collection[int]) -> None:
-        """Forget kept entries: they turned out not to be usable."""
         kept, self._kept, self._charge = self._kept, [], 0
         for entry in kept:
             if entry.number not in numbers:
                 self._keep(entry)
 
     def take(self) -> None:
-        """Forget all kept entries: they are a batch now."""
         self._kept, self._charge = [], 0
 
     def _has_unseen(self, through: int | None) -> bool:
@@ -321,7 +302,6 @@ class LogFeed:
     # ---- the loop's side
 
     def take(self, timeout_s: float) -> LogBatch | None:
-        """See `Feed`; a log has no end."""
         try:
             log_batch = self._queue.get(timeout=timeout_s)
         except queue.Empty:
@@ -330,27 +310,22 @@ class LogFeed:
         return log_batch
 
     def drop_before(self, version: int) -> None:
-        """See `Feed`."""
         self._restored_from = version
 
     def flush(self, flush: Flush) -> None:
-        """See `Feed`."""
         self._flush = flush
 
     def too_few(self, number: int) -> int | None:
-        """See `Feed`."""
         asked, pending = self._too_few
         return pending if asked == number else None
 
     def skipped(self) -> None:
-        """See `Feed`."""
         with self._updates_lock:
             self._updates -= 1
 
     # ---- the thread
 
     def run(self) -> None:
-        """Read, decide, deliver until `stop`."""
         while not self._stop.is_set():
             failpoint("feed.waiting", self._read)
             for entry in self._lease.patiently(lambda: self._log.read(self._read, _READ, _BLOCK_MS)):
@@ -422,11 +397,9 @@ class LogFeed:
         )
 
     def _circumstances(self) -> tuple[int, frozenset[int], int]:
-        """Return what a verdict depends on beside the entry."""
         return self._updates, self._quarantine.sessions, self._restored_from
 
     def _admits(self, entry: LogEntry) -> bool:
-        """Return whether an entry may be trained on; drops it where it may not."""
         reason = self._verdict(entry)
         if reason is not None:
             self._drop(entry.number, reason)

@@ -1,8 +1,6 @@
 """What lies in the log under the entries that the feed has chosen: fetched, checked, made into a batch.
 
-The feed decides from headers alone; this says what became of each entry's payload, and keeps what is good
-until its batch is put together. With several ranks each does it for its own entries
-(`penstock.learner.ranks.leading`).
+With several ranks each does it for its own entries (`penstock.learner.ranks.leading`).
 """
 
 import hashlib
@@ -11,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +19,7 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry
 from penstock.config.settings import Settings
 from penstock.learner.algorithms.algorithm import Algorithm
-from penstock.learner.batch import Loaded, Staged, Upload, assemble, nothing, upload_to
+from penstock.learner.batch import Loaded, Staged, Upload, assemble, nothing
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import DIGEST_BYTES
 from penstock.protocol import fragment as wire
@@ -216,9 +214,7 @@ class Found:
 class Payloads(Protocol):
     """Used by the feed's thread."""
 
-    def check(self, entries: Sequence[LogEntry]) -> list[Found]:
-        """Return what became of each."""
-        ...
+    def check(self, entries: Sequence[LogEntry]) -> list[Found]: ...
 
     def batch(self, entries: Sequence[LogEntry]) -> Staged:
         """Good entries as this rank's batch, in this order; everything else that was kept is forgotten."""
@@ -226,47 +222,28 @@ class Payloads(Protocol):
 
 
 class OwnPayloads:
-    """`Payloads` of one process."""
+    """`Payloads` of one process, on their way to `device`. keep_fragments: for the recording."""
 
     def __init__(
         self,
         learner_log: LearnerLog,
-        *,
-        run_name: str,
+        settings: Settings,
         schema: FragmentSchema,
         ranges: Ranges,
-        upload: Upload,
-        take_digests: bool = False,
+        device: torch.device,
+        *,
         keep_fragments: bool = False,
     ) -> None:
-        """take_digests: of every good payload, for the lineage. keep_fragments: for the recording."""
         self._log = learner_log
-        self._run_name = run_name
+        self._run_name = settings.run
         self._schema = schema
         self._ranges = ranges
-        self._upload = upload
-        self._take_digests = take_digests
+        self._upload = Upload(device)
+        self._take_digests = settings.actor.ack_journal is not None
         self._keep_fragments = keep_fragments
         self._loaded: dict[int, Loaded] = {}
 
-    @classmethod
-    def of_run(
-        cls, learner_log: LearnerLog, settings: Settings, schema: FragmentSchema, ranges: Ranges,
-        device: torch.device, *, keep_fragments: bool = False,
-    ) -> Self:  # fmt: skip
-        """Return the payloads of a run with these settings, on their way to `device`."""
-        return cls(
-            learner_log,
-            run_name=settings.run,
-            schema=schema,
-            ranges=ranges,
-            upload=upload_to(device),
-            take_digests=settings.actor.ack_journal is not None,
-            keep_fragments=keep_fragments,
-        )
-
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
-        """See `Payloads`."""
         payloads = (
             self._log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
             if entries
@@ -296,7 +273,7 @@ class OwnPayloads:
         header = entry.header
         assert header is not None, "an entry without a header is never chosen"
         try:
-            loaded = opened(header, payload, self._schema, self._ranges, self._run_name)
+            loaded = self._checked(header, payload)
         except ValueError as error:
             words = {"number": entry.number, "why": str(error)}
             log.error("fragment dropped as invalid", extra=words)  # noqa: TRY400 - the text says it all
@@ -311,79 +288,53 @@ class OwnPayloads:
             fragment=wire.Fragment(header, payload) if self._keep_fragments else None,
         )
 
+    def _checked(self, header: FragmentHeader, payload: bytes) -> Loaded:
+        """Return a fragment that can be trained on; raises ValueError that says why it cannot."""
+        fragment = wire.Fragment(header, payload)
+        wire.check(fragment, self._schema, self._run_name)
+        return header, check_meaning(header, fragment.arrays(), self._ranges)
+
+    # ---- entries that an algorithm retained, read again when a learner resumes
+
+    def reload(self, lease: LeaseKeeper, algorithm: Algorithm, position: int) -> None:
+        """Give an algorithm back what it retains of the log, from `retain_from` up to `position`.
+
+        Raises ValueError where an entry is not what it was when it entered.
+        """
+        first = algorithm.retain_from()
+        if first is None:
+            return
+        after = first - 1
+        while after < position:
+            failpoint("recall.reading", after)
+            found = lease.patiently(lambda: self._log.read(after, _READ, 0))  # noqa: B023 - called before the next turn
+            entries = [entry for entry in found if entry.number <= position]
+            if not entries:
+                break
+            after = entries[-1].number
+            self._give(algorithm, entries)
+        lost = algorithm.end_reload()
+        words = {"first": first, "position": position, "lost": lost}
+        if lost:
+            log.error("replay comes back smaller: the log does not hold all of it any more", extra=words)
+        else:
+            log.info("replay was read again", extra=words)
+
+    def _give(self, algorithm: Algorithm, entries: Sequence[LogEntry]) -> None:
+        payloads = self._log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
+        loaded, places = [], []
+        for entry, payload in zip(entries, payloads, strict=True):
+            if entry.header is None or payload is None:
+                continue
+            try:
+                loaded.append(self._checked(entry.header, payload))
+            except ValueError:
+                continue  # Booked `invalid` when it was read the first time: it is not in replay.
+            places.append((entry.number, entry.size))
+        if loaded:
+            algorithm.reload(assemble(loaded, self._upload.device, places))
+
 
 def reward_of(arrays: Mapping[str, Array]) -> float:
     """Return the sum of a fragment's rewards, float32 [T, N], over its valid steps."""
     return float(arrays["reward"].sum(where=arrays["valid"].astype(bool), dtype=float))
-
-
-def opened(
-    header: FragmentHeader, payload: bytes, schema: FragmentSchema, ranges: Ranges, run_name: str
-) -> Loaded:
-    """Return a fragment that can be trained on; raises ValueError that says why it cannot."""
-    fragment = wire.Fragment(header, payload)
-    wire.check(fragment, schema, run_name)
-    return header, check_meaning(header, fragment.arrays(), ranges)
-
-
-# ---- Entries that an algorithm retained, read again when a learner resumes.
-
-
-def reload(
-    learner_log: LearnerLog,
-    lease: LeaseKeeper,
-    algorithm: Algorithm,
-    *,
-    run_name: str,
-    schema: FragmentSchema,
-    ranges: Ranges,
-    device: torch.device,
-    position: int,
-) -> None:
-    """Give the algorithm back what lies in the log from `retain_from` up to `position`.
-
-    It does nothing where the algorithm retains nothing.
-
-    Raises ValueError where an entry is not what it was when it entered.
-    """
-    first = algorithm.retain_from()
-    if first is None:
-        return
-    after = first - 1
-    while after < position:
-        failpoint("recall.reading", after)
-        found = lease.patiently(lambda: learner_log.read(after, _READ, 0))  # noqa: B023 - called before the next turn
-        entries = [entry for entry in found if entry.number <= position]
-        if not entries:
-            break
-        after = entries[-1].number
-        _give(algorithm, learner_log, entries, run_name, schema, ranges, device)
-    lost = algorithm.end_reload()
-    words = {"first": first, "position": position, "lost": lost}
-    if lost:
-        log.error("replay comes back smaller: the log does not hold all of it any more", extra=words)
-    else:
-        log.info("replay was read again", extra=words)
-
-
-def _give(
-    algorithm: Algorithm,
-    learner_log: LearnerLog,
-    entries: list[LogEntry],
-    run_name: str,
-    schema: FragmentSchema,
-    ranges: Ranges,
-    device: torch.device,
-) -> None:
-    payloads = learner_log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
-    loaded, places = [], []
-    for entry, payload in zip(entries, payloads, strict=True):
-        if entry.header is None or payload is None:
-            continue
-        try:
-            loaded.append(opened(entry.header, payload, schema, ranges, run_name))
-        except ValueError:
-            continue  # Booked `invalid` when it was read the first time: it is not in replay.
-        places.append((entry.number, entry.size))
-    if loaded:
-        algorithm.reload(assemble(loaded, device, places))

@@ -1,13 +1,13 @@
-"""From a recording to batches: the loop's feed in place of the log's. Reads ahead in its own thread.
+"""A recording, and from it to batches: the learner's feed in place of the log's, with a thread of its own.
 
     a learner's recording    its batches, once, as they were consumed: equal settings learn equal weights
     a policy's recording     its fragments, once, in batches of the algorithm's own
     an `Imitator`            several passes, each in an order drawn from the run's seed, without the
                              fragments that it validates on
 
-No log entry is consumed, so nothing is accounted: the run's ledger holds what actors sent, and none did.
-Batches that were taken are counted, and the count is kept in checkpoints. A recording's content is not
-trusted: every frame is checked against its checksum, every fragment against the schema of the recording.
+No log entry is consumed, so nothing is accounted; batches taken are counted, and checkpoints hold the count.
+The content is not trusted: frames are held against their checksums, fragments against the recording's
+schema.
 """
 
 import base64
@@ -86,7 +86,6 @@ class Recording:
 
     @cached_property
     def fragments(self) -> tuple[FrameEntry, ...]:
-        """Return the entries of all fragments, in order."""
         return tuple(entry for entry in self._entries if entry.kind == Kind.FRAGMENT)
 
     @cached_property
@@ -161,7 +160,10 @@ class _Planned:
 
 
 class RecordedFeed:
-    """The `Feed` of a learner without actors."""
+    """The `Feed` of a learner without actors.
+
+    seed: of the order of an `Imitator`'s passes. taken: batches that earlier processes have consumed.
+    """
 
     def __init__(
         self,
@@ -174,17 +176,6 @@ class RecordedFeed:
         taken: int,
         stop: threading.Event,
     ) -> None:
-        """Prepare to read.
-
-        Args:
-            recording: the recording to read.
-            algorithm: decides the batches where the recording has none.
-            seed: of the order of an `Imitator`'s passes.
-            device: to which batches are moved.
-            prefetch: batches that are read ahead.
-            taken: batches that an earlier process of the run has consumed.
-            stop: ends `run`.
-        """
         self._recording = recording
         self._algorithm = algorithm
         self._seed = seed
@@ -216,10 +207,6 @@ class RecordedFeed:
     # ---- the loop's side
 
     def take(self, timeout_s: float) -> LogBatch | None:
-        """Return the next batch; None when there is none within `timeout_s` seconds.
-
-        Raises FeedEnded where the recording is at its end.
-        """
         try:
             log_batch = None if self._is_exhausted else self._queue.get(timeout=timeout_s)
         except queue.Empty:
@@ -230,23 +217,20 @@ class RecordedFeed:
         return log_batch
 
     def drop_before(self, version: int) -> None:
-        """Do nothing: what was dropped when it was recorded is in no batch of the recording."""
+        """What was dropped when it was recorded is in no batch of the recording."""
 
     def flush(self, flush: Flush) -> None:
-        """Raise NotImplementedError: in a recording nothing is pending."""
         raise NotImplementedError("the run learns from a recording, in which nothing is pending")
 
     def too_few(self, number: int) -> int | None:
-        """See `Feed`."""
         return None
 
     def skipped(self) -> None:
-        """Do nothing: a recording has no fragments of a later turn to judge."""
+        """A recording has no fragments of a later turn to judge."""
 
     # ---- the thread
 
     def run(self) -> None:
-        """Read until the recording is at its end, or `stop` is set."""
         batches = self._recording.batches
         if batches and batches[0].entry.update:
             words = {"first_update": batches[0].entry.update}

@@ -79,20 +79,15 @@ class Frame:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the frame in its file."""
         return FRAME_BYTES + len(self.head) + len(self.body)
 
     def encode(self) -> bytes:
-        """Return the frame as it stands in the file."""
         prefix = _PREFIX.pack(_MAGIC, self.kind, len(self.head), len(self.body))
         return b"".join((prefix, _CHECKSUM.pack(_sum(prefix, self.head, self.body)), self.head, self.body))
 
 
 def read_frame(file: BinaryIO) -> Frame | None:
-    """Return the frame at the file's position; None at its end.
-
-    Raises Torn, the position then means nothing.
-    """
+    """Return the frame at the file's position, None at its end; after Torn the position means nothing."""
     start = file.read(FRAME_BYTES)
     if not start:
         return None
@@ -151,12 +146,10 @@ class FrameEntry:
 
     @property
     def end(self) -> int:
-        """Return the offset behind the frame."""
         return self.offset + self.size
 
 
 def frames_file(folder: Path, number: int) -> Path:
-    """Return the path of the file of that number, from 1."""
     return folder / f"{number:06d}.frames"
 
 
@@ -171,15 +164,11 @@ def entry_of(frame: Frame, file: int, offset: int) -> FrameEntry:
 
 
 def index_line(entry: FrameEntry) -> str:
-    """Return a line of the index."""
     return json.dumps(asdict(entry)) + "\n"
 
 
 def find_entries(folder: Path) -> list[FrameEntry]:
-    """Return the entry of every whole frame, in order.
-
-    By the index as far as the files agree, then by reading on.
-    """
+    """Return the entry of every whole frame: by the index as far as the files agree, then by reading on."""
     entries = list(_indexed(folder))
     while entries and not _is_whole(folder, entries[-1]):
         # A power cut may keep the index and lose what it names.
@@ -269,10 +258,8 @@ class RecordingWriter:
     ) -> "RecordingWriter | None":
         """Return the writer that `learner.record` asks for; None where it asks for none.
 
-        section: names the folder and its size. specification: of the run, which the recording repeats.
-        resumed_at: position of the checkpoint that the run is resumed from, where its recording goes on;
-        None for a run that begins. command: number of the newest that the checkpoint contains. Raises
-        ConfigurationError as `begin` does.
+        resumed_at: position of the checkpoint that the run is resumed from, where its recording goes on; None
+        for a run that begins. command: number of the newest that the checkpoint contains. Raises as `begin`.
         """
         if section.record is None:
             return None
@@ -332,13 +319,8 @@ class RecordingWriter:
     ) -> None:
         """Append a delivery's fragments and the batch that they are; nothing once the recording is full.
 
-        Args:
-            fragments: those that were not dropped, in the order of the batch.
-            position: last log entry.
-            update: updates made before it.
-            of_round: of lock-step; None: none.
-            dropped: number of a log entry → reason.
-            flush: number of the command that it is a flush of; 0: none.
+        position: last log entry. update: updates made before it. of_round: of lock-step. dropped: number →
+        reason. flush: number of the command that it is a flush of; 0: none.
         """
         head = {
             "position": position,
@@ -354,10 +336,7 @@ class RecordingWriter:
             self._write(frames)
 
     def event(self, event: RecordedEvent, position: int, update: int) -> None:
-        """Append what an operator had the learner do; nothing once the recording is full.
-
-        position: last log entry consumed before it. update: updates made before it.
-        """
+        """Append what an operator had the learner do; nothing once the recording is full."""
         head = {**asdict(event), "position": position, "update": update}
         frame = Frame(Kind.EVENT, json.dumps(head).encode())
         if self._fits([frame]):
@@ -377,7 +356,6 @@ class RecordingWriter:
             os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Sync and close the files."""
         self.sync()
         self._frames.close()
         self._index.close()

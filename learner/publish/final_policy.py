@@ -1,10 +1,7 @@
-"""The policy that a run ends with, as files that need no broker.
+"""The policy that a run ends with, as files that need no broker: `final.safetensors` and `policy.json`.
 
-`policies/final.safetensors` and `policy.json`.
-
-`policy.json` holds the encoded run specification (spaces, environment, policy and evaluation sections) from
-the start of the run on, and at its end the version of the weights and their digest. Both files are
-replaced whole; the digest reveals a pair that does not belong together.
+`policy.json` holds the encoded run specification from the start of the run on, and at its end the version of
+the weights and their digest, which reveals a pair that does not belong together.
 """
 
 import base64

@@ -1,17 +1,13 @@
 """Versions to keep: registered, their bytes on disk and pinned in Redis, off the learner's critical path.
 
     best      an evaluation with a higher mean than any before    (offered by the thread of the episodes)
-    periodic  what a run begins with, and every `learner.keep_every_updates` updates, where that is set
-              (the publisher's thread)
-    final     the version that the process ends with              (`finish`, in the loop's thread)
+    periodic  what a run begins with, and every `learner.keep_every_updates` updates  (the publisher's thread)
+    final     the version that the process ends with              (`finish`, in the main thread)
 
-Offers wait here; a thread of this module writes the file, then registers, then has `registry_sync` make Redis
-and the folder follow the registry, at least every POLL_S, including changes by operators. A registry that
-does not answer or a full disk is logged and counted, and tried again at the next round: learning goes on. A
-refused write to Redis ends the process as everywhere.
-
-The first round imports SQLAlchemy, which takes the interpreter from the loop for half a second. So it comes
-with the first version, unless there is a registry already that has to be followed.
+A thread writes the file, then registers, then makes Redis and the folder follow the registry, at least every
+POLL_S. A registry that does not answer or a full disk is logged, counted and tried again: learning goes on.
+A refused write to Redis ends the process as everywhere. The first round imports SQLAlchemy, which takes the
+interpreter for half a second: it comes with the first version, unless there is a registry already.
 """
 
 import logging
@@ -20,7 +16,7 @@ import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.log.learner_log import KeptWeights
 from penstock.config.credentials import registry_with_password
@@ -69,17 +65,9 @@ log = logging.getLogger(__name__)
 
 
 class RegistrySync:
-    """Makes Redis and the folder follow the registry.
+    """Makes Redis and the folder follow the registry: call `follow` from one thread at a time.
 
-    Call `follow` as often as wished, from one thread at a time.
-
-    Args:
-        kept: the weights of kept versions in Redis.
-        lease: the lease under which it writes.
-        run: name of the run.
-        policy: name of the policy in the registry.
-        run_dir: folder of the run.
-        shared: other runs may register versions of this policy, so that numbers are reserved for this one.
+    shared: other runs may register versions of this policy, so that numbers are reserved for this one.
     """
 
     def __init__(
@@ -102,18 +90,8 @@ class RegistrySync:
         self._revision: int | None = None
         self._unreadable: set[int] = set()
 
-    def confirm(self) -> None:
-        """Raise Fatal when another learner has taken over.
-
-        The registry itself does not know which learner may write.
-        """
-        self._lease.confirm()
-
     def follow(self, registry: "Registry") -> None:
-        """Follow the registry once.
-
-        Raises the errors of the registry and the disk, and Fatal when this learner may not write any more.
-        """
+        """Follow once; raises errors of registry and disk, and Fatal when this learner may not write."""
         revision = registry.traffic(self._policy).revision
         pinned = self._own(registry)
         if self._revision is None:
@@ -153,10 +131,7 @@ class RegistrySync:
         )
 
     def _is_retired(self, registry: "Registry", version: int) -> bool:
-        """Return whether this registry has retired the version.
-
-        One that it does not know may be another registry's.
-        """
+        """Whether this registry has retired it; one that it does not know may be another registry's."""
         try:
             found = registry.get(self._policy, version)
         except UnknownVersion:
@@ -193,26 +168,7 @@ class RegistrySync:
         self._hold(registry, self._own(registry), registry.traffic(self._policy).revision)
 
 
-# ---- A version that is a candidate for registration, and the lineage that it belongs to.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
-    """The run behind the versions.
-
-    configuration: sha256. parent: version that the process began from. shared: other runs may register
-    versions of this policy in the same registry.
-    """
-
-    run: str
-    policy: str
-    run_dir: Path
-    url: str
-    configuration: str
-    parent: int | None
-    keep_every: int | None
-    activate_first: bool
-    shared: bool = False
+# ---- A version that is a candidate for registration.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,26 +182,8 @@ class VersionCandidate:
     reason: str = ""
 
 
-def lineage_of(settings: Settings, run_dir: Path, progress: Progress) -> Lineage:
-    """Return the lineage of a process with these settings that begins at `progress`."""
-    return Lineage(
-        run=settings.run,
-        policy=settings.serving.policy,
-        run_dir=run_dir,
-        url=registry_url(run_dir, registry_with_password(settings.registry)),
-        configuration=configuration_hash(settings),
-        parent=progress.log.version if progress.log is not None else None,
-        keep_every=settings.learner.keep_every_updates,
-        activate_first=settings.registry.activate_first,
-        shared=bool(settings.registry.url),
-    )
-
-
 def best(result: Result) -> VersionCandidate:
-    """Return the candidate for an evaluated version.
-
-    Only the registry knows whether one before was better.
-    """
+    """Return the candidate for an evaluated version; the registry knows whether one was better."""
     candidate = result.candidate
     return VersionCandidate(
         publication=_publication(candidate.version, candidate.update, candidate.blob),
@@ -256,24 +194,10 @@ def best(result: Result) -> VersionCandidate:
     )
 
 
-def periodic(publication: Publication, blob: bytes, every: int) -> VersionCandidate:
-    """Return the candidate for a version that is due after `every` updates."""
-    return VersionCandidate(
-        publication=publication, blob=blob, origin=Origin.PERIODIC, reason=f"every {every} updates"
-    )
-
-
 def last(
     final: FinalPolicy, evaluation: CandidateEvaluation, newest: Publication, why: str
 ) -> VersionCandidate | None:
-    """Return the candidate that a process ends with; None where it was not published as it is.
-
-    Args:
-        final: the weights at the end.
-        evaluation: the run's evaluations.
-        newest: the newest publication.
-        why: reason of the end, for the audit.
-    """
+    """Return the candidate that a process ends with; None where it was not published as it is."""
     results = (evaluation.solved, evaluation.last, evaluation.best)
     # The best version may have been published again: the same bytes were evaluated under another number.
     evaluated = next((one for one in results if one and one.candidate.blob == final.blob), None)
@@ -313,17 +237,26 @@ class KeptVersions:
     """Registers versions and holds their bytes: call `run` in a thread.
 
     Call `begin` before the first publication, and `finish` at the end.
-
-    Args:
-        lineage: the run behind the versions.
-        registry_sync: makes Redis and the folder follow the registry.
-        stop: ends `run`.
     """
 
-    def __init__(self, lineage: Lineage, registry_sync: RegistrySync, stop: threading.Event) -> None:
-        self._lineage = lineage
-        self._registry_sync = registry_sync
-        self._stop = stop
+    def __init__(
+        self,
+        settings: Settings,
+        run_dir: Path,
+        progress: Progress,
+        kept: KeptWeights,
+        lease: LeaseKeeper,
+        stop: threading.Event,
+    ) -> None:
+        self._run, self._policy, self._run_dir = settings.run, settings.serving.policy, run_dir
+        self._url = registry_url(run_dir, registry_with_password(settings.registry))
+        self._is_shared = bool(settings.registry.url)
+        self._configuration = configuration_hash(settings)
+        self._parent = progress.log.version if progress.log is not None else 0
+        self._keep_every = settings.learner.keep_every_updates
+        self._activate_first = settings.registry.activate_first
+        self._lease, self._stop = lease, stop
+        self._sync = RegistrySync(kept, lease, self._run, self._policy, run_dir, shared=self._is_shared)
         self._hasten = threading.Event()
         self._changed = threading.Lock()
         self._serial = threading.Lock()
@@ -333,35 +266,25 @@ class KeptVersions:
         self._registry: Registry | None = None
         self._failure = ""
 
-    @classmethod
-    def of_run(
-        cls, settings: Settings, run_dir: Path, progress: Progress, kept: KeptWeights, lease: LeaseKeeper,
-        stop: threading.Event,
-    ) -> Self:  # fmt: skip
-        """Return the versions of a run with these settings, in a process that begins at `progress`.
-
-        kept: the weights of kept versions in Redis. lease: the lease under which they are written.
-        """
-        lineage = lineage_of(settings, run_dir, progress)
-        sync = RegistrySync(kept, lease, lineage.run, lineage.policy, run_dir, shared=lineage.shared)
-        return cls(lineage, sync, stop)
-
     def begin(self) -> None:
         """Follow a registry that exists already: no number that it holds is drawn again."""
-        forget_unfinished(self._lineage.run_dir)
+        forget_unfinished(self._run_dir)
         if self._is_there():
             self._poll()
 
     def published(self, publication: Publication, blob: bytes) -> None:
-        """Offer the published weights when a periodic version is due."""
-        if self._lineage.keep_every is None:
+        """Offer a version that is due after `learner.keep_every_updates`."""
+        if self._keep_every is None:
             return
-        periods = publication.update // self._lineage.keep_every
+        periods = publication.update // self._keep_every
         before, is_first = self._periods, publication.update == 0
         is_due = is_first if before is None else periods > before
         self._periods = periods
         if is_due:
-            self.offer(periodic(publication, blob, self._lineage.keep_every))
+            reason = f"every {self._keep_every} updates"
+            self.offer(
+                VersionCandidate(publication=publication, blob=blob, origin=Origin.PERIODIC, reason=reason)
+            )
 
     def evaluated(self, result: Result) -> None:
         """Offer the evaluated version; it is registered unless one before was at least as good."""
@@ -375,11 +298,9 @@ class KeptVersions:
         self._hasten.set()
 
     def wake(self) -> None:
-        """Wake the thread for a round, or for the end."""
         self._hasten.set()
 
     def run(self) -> None:
-        """Make rounds until `stop`."""
         while True:
             self._hasten.wait(POLL_S)
             self._hasten.clear()
@@ -404,16 +325,15 @@ class KeptVersions:
 
     def _is_there(self) -> bool:
         """Return whether there may be decisions to follow: on a server, or in a file that somebody made."""
-        url = self._lineage.url
-        file = url.removeprefix("sqlite:///")
-        return file == url or Path(file).exists()
+        file = self._url.removeprefix("sqlite:///")
+        return file == self._url or Path(file).exists()
 
     def _poll(self) -> None:
         with self._serial:
             try:
                 registry = self._opened()
                 self._register_all(registry)
-                self._registry_sync.follow(registry)
+                self._sync.follow(registry)
             except _failures() as error:
                 self._note(error)
             else:
@@ -423,15 +343,15 @@ class KeptVersions:
         from penstock.registry.registry import Registry  # noqa: PLC0415
 
         if self._registry is None:
-            self._lineage.run_dir.mkdir(parents=True, exist_ok=True)
-            self._registry = Registry.open(self._lineage.url, migrate=True)
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            self._registry = Registry.open(self._url, migrate=True)
         return self._registry
 
     def _register_all(self, registry: "Registry") -> None:
         with self._changed:
             waiting = list(self._waiting)
         if waiting:
-            self._registry_sync.confirm()
+            self._lease.confirm()
         for candidate in waiting:
             try:
                 self._register(registry, candidate)
@@ -441,60 +361,56 @@ class KeptVersions:
                 self._waiting = [one for one in self._waiting if one is not candidate]
 
     def _register(self, registry: "Registry", candidate: VersionCandidate) -> None:
-        policy, version = self._lineage.policy, candidate.publication.version
-        known = {one.version: one for one in registry.list(policy) if one.run == self._lineage.run}
+        policy, version = self._policy, candidate.publication.version
+        known = {one.version: one for one in registry.list(policy) if one.run == self._run}
         others = [one.evaluation.mean for one in known.values() if one.evaluation and one.version != version]
         is_new = version not in known
         if is_new and candidate.origin is Origin.BEST and not _beats(candidate.evaluation, others):
             return
         if is_new:
             failpoint("keep.writing", version)
-            write_kept(self._lineage.run_dir, version, candidate.blob)
+            write_kept(self._run_dir, version, candidate.blob)
             failpoint("keep.registering", version)
             registry.register(self._row(candidate), by=BY, make_room=True)
             self._own.append(version)
             log.info("version kept", extra={"version": version, "origin": candidate.origin.value})
         elif candidate.evaluation not in (None, known[version].evaluation):
             registry.record_evaluation(policy, version, candidate.evaluation, by=BY)
-        if candidate.origin is not Origin.PERIODIC and self._lineage.activate_first:
+        if candidate.origin is not Origin.PERIODIC and self._activate_first:
             self._activate(registry, version, is_last=candidate.origin is Origin.FINAL)
 
     def _row(self, candidate: VersionCandidate) -> NewVersion:
-        publication, lineage = candidate.publication, self._lineage
-        before = [version for version in (lineage.parent or 0, *self._own) if version < publication.version]
+        publication = candidate.publication
+        before = [version for version in (self._parent, *self._own) if version < publication.version]
         return NewVersion(
-            policy=lineage.policy,
+            policy=self._policy,
             version=publication.version,
-            run=lineage.run,
+            run=self._run,
             update=publication.update,
             sha256=publication.sha256,
             size_bytes=publication.size,
-            configuration=lineage.configuration,
+            configuration=self._configuration,
             origin=candidate.origin,
             parent=max(before, default=0) or None,
             evaluation=candidate.evaluation,
             reason=candidate.reason,
-            place=str(lineage.run_dir.resolve()) if lineage.shared else "",
+            place=str(self._run_dir.resolve()) if self._is_shared else "",
         )
 
     def _activate(self, registry: "Registry", version: int, *, is_last: bool) -> None:
-        """Make the first version active, and at the end the best one.
-
-        An operator's earlier decision stays.
-        """
-        policy = self._lineage.policy
+        """Make the first version active, at the end the best; an operator's earlier decision stays."""
+        policy = self._policy
         active = registry.active(policy)
         if active is None:
             if registry.get(policy, version).status is Status.CANDIDATE:
                 registry.promote(policy, version, "the first version worth serving", by=BY)
         elif is_last and self._decides_alone(registry):
-            top = _best(registry.pinned(policy), self._lineage.run)
+            top = _best(registry.pinned(policy), self._run)
             if top is not None and top.version != active.version and top.run == active.run:
                 registry.promote(policy, top.version, "the best version of a run that has ended", by=BY)
 
     def _decides_alone(self, registry: "Registry") -> bool:
-        """Return whether only a learner has ever decided which version is active."""
-        events = registry.events(self._lineage.policy, MAX_EVENTS)
+        events = registry.events(self._policy, MAX_EVENTS)
         return all(event.by == BY for event in events if event.action in _DECISIONS)
 
     def _note(self, error: Exception) -> None:
@@ -512,10 +428,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def _best(pinned: Iterable[PolicyVersion], run: str) -> PolicyVersion | None:
-    """Return the first of those that did best among a run's versions which may serve.
-
-    Returns None where none was evaluated.
-    """
+    """Return the best of a run's versions which may serve; None where none was evaluated."""
     allowed = (Status.ACTIVE, Status.CANDIDATE)
     evaluated = [
         (one.evaluation.mean, -one.version, one)

@@ -1,10 +1,8 @@
 """Publication of weights: encoded and published off the learner's critical path.
 
-The loop hands over a copy of the weights and goes on. One offer waits at most: a newer one replaces it
-(a busy publisher skips to the newest), and settled positions and a wish for evaluation are carried
-along. Offers of weights wait until one is due (`publish_interval`). In lock-step, at the start and at the
-end the loop publishes itself and waits. Versions come from Redis and only rise. A crash loses nothing: a
-resumed learner publishes its restored weights first.
+The learner hands over a copy of the weights and goes on. One offer waits at most: a newer one replaces it,
+and settled positions and a wish for evaluation are carried along. Versions come from Redis and only rise. A
+crash loses nothing: a resumed learner publishes its restored weights first.
 """
 
 import math
@@ -36,10 +34,7 @@ LOOK_S: Final = 0.02
 class PublishInterval:
     """Tells when a publication is due. One thread notes publications and asks.
 
-    Args:
-        section: has the interval and the longest wait.
-        fetched: number of versions of more than one chunk that are being fetched.
-        clock: seconds that only rise.
+    fetched: number of versions of more than one chunk that are being fetched. clock: seconds that only rise.
     """
 
     def __init__(
@@ -54,11 +49,9 @@ class PublishInterval:
         self._last_s, self._size = -math.inf, 0
 
     def published(self, size: int) -> None:
-        """Note that weights of so many bytes are published."""
         self._last_s, self._size = self._clock(), size
 
     def is_over(self) -> bool:
-        """Return whether weights may be published now."""
         passed_s = self._clock() - self._last_s
         if passed_s < self._interval_s or passed_s >= self._longest_s:
             return passed_s >= self._interval_s
@@ -89,19 +82,10 @@ class PendingPublication:
 
 
 class Publisher:
-    """Publishes offers: call `offer` from the loop, `run` in a thread.
+    """Publishes offers: call `offer` from the loop, `run` in a thread. `latest`: newest of this process.
 
-    `latest` is the newest publication of this process.
-
-    Args:
-        learner_log: publishes and settles.
-        lease: the lease under which it writes.
-        quarantine: expects answers to the probe of each published version.
-        on_candidate: takes a version to be evaluated, and returns the one that it replaces, if any.
-        interval: says when offers of weights are due.
-        stop: ends `run`.
-        on_published: called with each publication and its bytes.
-        published: by the learners of the run before this one.
+    on_candidate: takes a version to be evaluated, and returns the one that it replaces, if any. on_published:
+    called with each publication and its bytes. published: by the learners of the run before this one.
     """
 
     def __init__(
@@ -140,7 +124,6 @@ class Publisher:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Wake the thread, so that it notices `stop`."""
         with self._changed:
             self._changed.notify_all()
 
@@ -160,18 +143,13 @@ class Publisher:
             self._flushing -= 1
 
     def observe_generations(self, versions: Iterable[int]) -> None:
-        """Observe as a metric how many publications each fragment's oldest version lay behind.
-
-        versions: oldest version of each fragment when it was learned from.
-        """
+        """Observe how many publications each fragment's oldest version lay behind."""
         for generations in map(self.generations, versions):
             if generations is not None:
                 metrics.GENERATIONS.observe(generations)
 
     def generations(self, version: int) -> int | None:
-        """Return the number of this process's publications behind `version`.
-
-        None for one it does not remember.
+        """Return the number of this process's publications behind `version`; None: it remembers none.
 
         This is not a difference of versions: those leap when Redis was restarted.
         """
@@ -183,7 +161,6 @@ class Publisher:
         self._lease.patiently(lambda: self._log.end_evaluation(candidate.version))
 
     def run(self) -> None:
-        """Publish offers until `stop`."""
         while not self._stop.is_set():
             failpoint("publisher.waiting")
             with self._changed:

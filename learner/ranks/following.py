@@ -95,7 +95,7 @@ def _do(words: dict[str, Any], data: bytes, model: Model, feed: FollowingFeed) -
 def _make_feed(
     settings: Settings, meeting: Meeting, model: Model, learner_log: LearnerLog, thread_group: ThreadGroup
 ) -> FollowingFeed:
-    own = OwnPayloads.of_run(learner_log, settings, model.specification.schema, model.ranges, model.device)
+    own = OwnPayloads(learner_log, settings, model.specification.schema, model.ranges, model.device)
     prefetch = settings.learner.prefetch_batches
     return FollowingFeed(learner_log, own, meeting.feed, prefetch=prefetch, stop=thread_group.stop)
 

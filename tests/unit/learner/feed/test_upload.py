@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from penstock.learner.batch import Batch, assemble, tensors, upload_to
+from penstock.learner.batch import Batch, Upload, assemble, tensors
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 def test_on_a_cpu_a_batch_is_there_at_once() -> None:
     parts = fragments()
-    staged = upload_to(CPU).stage(partial(assemble, parts, CPU))
+    staged = Upload(CPU).stage(partial(assemble, parts, CPU))
     staged.arrive()
     assert same(staged.batch, assemble(parts, CPU))
 
@@ -40,7 +40,7 @@ def test_every_tensor_of_a_batch_is_named() -> None:
 @needs_gpu
 def test_a_batch_that_was_copied_beside_other_work_is_whole() -> None:
     parts, gpu = fragments(), torch.device("cuda", 0)
-    upload = upload_to(gpu)
+    upload = Upload(gpu)
     busy = torch.randn((4096, 4096), device=gpu)
     for _ in range(20):
         busy = busy @ busy

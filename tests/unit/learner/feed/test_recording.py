@@ -20,7 +20,7 @@ from penstock.learner.feed.recording import (
 )
 from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import SCHEMA, specification
-from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write
+from tests.unit.learner.feed.recorded import LARGE, batch, numbered, write
 
 BATCHES = [(2, (1, 2)), (3, ()), (5, (3, 5)), (6, (4,))]
 

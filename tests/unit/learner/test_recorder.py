@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from penstock.launch.run.fork_server import read_rows
 from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.feed.payloads import reward_of
 from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
-from penstock.learner.recorder import ProgressSnapshot, Recorder, Staleness, TrainingClock
+from penstock.learner.recorder import Recorder, Staleness, TrainingClock
 from penstock.policy import weights
 from penstock.runtime import metrics
 from tests.support.run.small_run import specification
@@ -66,24 +67,24 @@ def test_the_reward_of_a_fragment_is_that_of_its_valid_steps() -> None:
     assert reward_of({"reward": np.array([[1, 50], [2, 4]], np.float32), "valid": valid}) == 7.0
 
 
-def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> ProgressSnapshot:
+def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Somewhere in a run."""
-    return ProgressSnapshot(
-        evaluated=evaluated or {},
-        training_seconds=1.0,
-        env_steps=env_steps,
-        updates=1,
-        version=1,
-        publications=1,
-        episodes=0,
-        mean_return=None,
-        episode_length=None,
-        publish_s=0.0,
-        checkpoint_s=0.0,
-        log_bytes=0,
-        outstanding=0,
-        budget=1,
-    )
+    return {
+        "evaluated": evaluated or {},
+        "training_seconds": 1.0,
+        "env_steps": env_steps,
+        "updates": 1,
+        "version": 1,
+        "publications": 1,
+        "episodes": 0,
+        "mean_return": None,
+        "episode_length": None,
+        "publish_s": 0.0,
+        "checkpoint_s": 0.0,
+        "log_bytes": 0,
+        "outstanding": 0,
+        "budget": 1,
+    }
 
 
 def test_the_final_policy_needs_no_broker_to_be_read(tmp_path: Path) -> None:

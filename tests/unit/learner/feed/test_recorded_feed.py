@@ -20,7 +20,7 @@ from penstock.learner.feed.recording import RecordingWriter
 from penstock.policy.build import build
 from penstock.protocol.spaces import Discrete
 from tests.support.run.small_run import CHARGE, OBSERVATION, specification
-from tests.unit.learner.recording.recorded import LARGE, batch, numbered, write
+from tests.unit.learner.feed.recorded import LARGE, batch, numbered, write
 
 
 def feed(folder: Path, algorithm: Any, *, taken: int = 0, seed: int = 0) -> RecordedFeed:
