@@ -82,18 +82,11 @@ def main(
     with _others_ended(ranks):
         model = make(settings)
         with held_folder(run_dir, lifecycle.draining) as is_held:
+            learner = Learner(
+                settings, model, run_dir, ranks=ranks, health=health, draining=lifecycle.draining
+            )
             try:
-                learner = Learner.open(
-                    settings,
-                    model,
-                    connect,
-                    run_dir,
-                    resumption,
-                    is_held=is_held,
-                    ranks=ranks,
-                    health=health,
-                    draining=lifecycle.draining,
-                )
+                learner.open(connect, resumption, is_held=is_held)
             except Interrupted:
                 return EXIT_OK
             learner.run()

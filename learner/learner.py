@@ -18,9 +18,10 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from penstock.broker.log.learner_log import LearnerLog
+from penstock.broker.log.replies import Lease
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner import account
 from penstock.learner.algorithms.algorithm import AlgorithmState, Settles, Update
@@ -48,7 +49,7 @@ from penstock.learner.feed.log_feed import Feed, FeedEnded, FeedPosition, LogBat
 from penstock.learner.feed.payloads import OwnPayloads
 from penstock.learner.feed.recorded_feed import RecordedFeed
 from penstock.learner.feed.recording import RecordingWriter
-from penstock.learner.lease import LeaseKeeper, start_log, take
+from penstock.learner.lease import LeaseKeeper, fenced, take
 from penstock.learner.ledger import Drop, Progress, check_same, sections
 from penstock.learner.model.model import Model, check_memory
 from penstock.learner.publish.final_policy import write_specification
@@ -58,6 +59,7 @@ from penstock.learner.ranks.leading import Ranks
 from penstock.learner.recorder import EpisodeLog, Recorder, TrainingClock, show_ledger
 from penstock.policy import weights
 from penstock.protocol.messages import RunState
+from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import ThreadGroup
 from penstock.runtime.exit import RunFailed
@@ -100,33 +102,106 @@ _LAST_COUNTS: Final = {Ending.STEPS, Ending.UPDATES, Ending.EPISODES, Ending.SEC
 
 
 class Learner:
-    """Rank 0 of the learner of a run. Make it with `open`, then call `run` once, in the same thread."""
+    """Rank 0 of the learner of a run: `open` it, then call `run` once, in the same thread."""
 
     def __init__(
         self,
         settings: Settings,
         model: Model,
-        learner_log: LearnerLog,
-        store: CheckpointStore,
-        beginning: Beginning,
-        *,
         run_dir: Path,
+        *,
         ranks: Ranks,
         health: Health,
         draining: threading.Event,
     ) -> None:
-        """Make the parts of a learner that holds the lease; none of their threads runs yet."""
+        """Make a learner that holds nothing yet.
+
+        Args:
+            settings: of the run.
+            model: policy and algorithm as they are made; `open` restores them in place.
+            run_dir: the run's folder, with its checkpoints.
+            ranks: those that compute with this one.
+            health: turns red when the run makes no progress.
+            draining: set when the process is asked to end.
+        """
         self.settings, self.model, self.algorithm, self.run_dir = settings, model, model.algorithm, run_dir
-        self.learner_log, self.ranks, self._health, self._draining = learner_log, ranks, health, draining
-        progress = beginning.progress or Progress(run="", sections={})
+        self.ranks, self._health, self._draining = ranks, health, draining
         self.sections = sections(settings)
+        self.named = NamedCheckpoints(run_dir)
+        self._threads, self._reopened = ThreadGroup(), threading.Event()
+        self._is_fed, self._stalled = True, ""
+        self._holds_back = self._owes_first = False
+        self._offered_steps = 0
+
+    # ---- before learning
+
+    def open(self, connect: Callable[[], LearnerLog], resumption: ResumeOptions, *, is_held: bool) -> None:
+        """Take the lease, restore the algorithm and open the log; waits for Redis and for the lease.
+
+        A crash in between leaves nothing, or a lease that the next process takes over.
+
+        Args:
+            connect: opens a connection to the log; called once.
+            resumption: whether the run is gone on with, and from which checkpoint.
+            is_held: whether this process holds the folder.
+
+        Raises:
+            Interrupted: the process is asked to end while it waits.
+            ConfigurationError: another learner has the run in hand, or a checkpoint does not fit.
+            Fatal: there is nothing to begin from, or another learner has taken over.
+        """
+        settings, model = self.settings, self.model
+        self.learner_log = connect()
+        check_memory(settings, model.weight_bytes, self.learner_log.max_memory_bytes())
+        lease = take(self.learner_log, settings, self.run_dir, self._draining, is_held=is_held)
+        store = CheckpointStore(
+            self.run_dir / "checkpoints",
+            settings.learner.keep_checkpoints,
+            compress=settings.learner.checkpoint_compression == "lz4",
+        )
+        beginning = choose(lease, store, resumption)
+        self._restore(beginning)
+        write_specification(self.run_dir, model.specification)
+        self._open_log(lease, beginning)
+        self._make_parts(beginning, store)
+
+    def _restore(self, beginning: Beginning) -> None:
+        if beginning.checkpoint is None or beginning.progress is None:
+            return
+        check_same(self.settings.run, beginning.progress.sections, self.sections)
+        tensors = {name: tensor for name, tensor in beginning.checkpoint.tensors.items() if name != BEST}
+        try:
+            self.algorithm.load(AlgorithmState(tensors=tensors, numbers=beginning.progress.numbers))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"checkpoint {beginning.checkpoint.id} does not fit the settings ({error}); "
+                "resume with the `algorithm` and `policy` that the run was begun with"
+            ) from error
+
+    def _open_log(self, lease: Lease, beginning: Beginning) -> None:
+        state, position = None, beginning.ledger.position
+        if beginning.progress is not None and beginning.progress.log is not None:
+            # The checkpoint holds the log as it was before its own commit.
+            known = beginning.progress.log
+            state = replace(known, commits=(*known.commits, beginning.lineage[-1]))
+        if lease.closed and not lease.fresh:
+            log.warning("Redis was restarted: opening the log again")
+        try:
+            specification = self.model.specification.encode()
+            self.learner_log.start(specification, self.model.pacing, resume=state, position=position)
+        except Refused as error:
+            raise fenced(error) from error
+        failpoint("log.opened", position)
+
+    def _make_parts(self, beginning: Beginning, store: CheckpointStore) -> None:
+        """Make the parts of a learner that holds the lease; none of their threads runs yet."""
+        settings, model, learner_log, run_dir = self.settings, self.model, self.learner_log, self.run_dir
+        progress = beginning.progress or Progress(run="", sections={})
         self.ledger = beginning.ledger
         self.position = FeedPosition(
             round=progress.round, recorded=progress.recorded, restored_from=progress.restored_from
         )
         self.clock = TrainingClock(progress.training_seconds)
-        self.named = NamedCheckpoints(run_dir)
-        self._threads, self._reopened = ThreadGroup(), threading.Event()
         if progress.quarantine:
             model.quarantine.restore(progress.quarantine)
         self.lease = LeaseKeeper(
@@ -169,80 +244,10 @@ class Learner:
             room=model.room,
             retain_from=self.algorithm.retain_from,
         )
-        self._stall = StallWatch(health, learner_log.status, settings.learner.stall_timeout_s)
-        self._failed = FailedUpdates(run_dir / "evidence", learner_log.status, health, draining)
+        self._stall = StallWatch(self._health, learner_log.status, settings.learner.stall_timeout_s)
+        self._failed = FailedUpdates(run_dir / "evidence", learner_log.status, self._health, self._draining)
         self._catch_up_through, self._went_back = beginning.catch_up_through, beginning.went_back
         self._waited_since = time.perf_counter()
-        self._is_fed, self._stalled = True, ""
-        self._holds_back = self._owes_first = False
-        self._offered_steps = 0
-
-    # ---- before learning
-
-    @classmethod
-    def open(
-        cls,
-        settings: Settings,
-        model: Model,
-        connect: Callable[[], LearnerLog],
-        run_dir: Path,
-        resumption: ResumeOptions,
-        *,
-        is_held: bool,
-        ranks: Ranks,
-        health: Health,
-        draining: threading.Event,
-    ) -> Self:
-        """Take the lease, restore the algorithm and open the log; waits for Redis and for the lease.
-
-        A crash in between leaves nothing, or a lease that the next process takes over.
-
-        Args:
-            settings: of the run.
-            model: policy and algorithm as they are made, which are restored in place.
-            connect: opens a connection to the log; called once.
-            run_dir: the run's folder.
-            resumption: whether the run is gone on with, and from which checkpoint.
-            is_held: whether this process holds the folder.
-            ranks: those that compute with this one.
-            health: turns red when the run makes no progress.
-            draining: set when the process is asked to end, which ends the waiting too.
-
-        Raises:
-            Interrupted: the process is asked to end while it waits.
-            ConfigurationError: another learner has the run in hand, or a checkpoint does not fit.
-            Fatal: there is nothing to begin from, or another learner has taken over.
-        """
-        learner_log = connect()
-        check_memory(settings, model.weight_bytes, learner_log.max_memory_bytes())
-        lease = take(learner_log, settings, run_dir, draining, is_held=is_held)
-        store = CheckpointStore(
-            run_dir / "checkpoints",
-            settings.learner.keep_checkpoints,
-            compress=settings.learner.checkpoint_compression == "lz4",
-        )
-        beginning = choose(lease, store, resumption)
-        _restore(model, beginning, settings)
-        write_specification(run_dir, model.specification)
-        state = None
-        if beginning.progress is not None and beginning.progress.log is not None:
-            # The checkpoint holds the log as it was before its own commit.
-            known = beginning.progress.log
-            state = replace(known, commits=(*known.commits, beginning.lineage[-1]))
-        start_log(
-            learner_log, lease, model.specification.encode(), model.pacing, state, beginning.ledger.position
-        )
-        return cls(
-            settings,
-            model,
-            learner_log,
-            store,
-            beginning,
-            run_dir=run_dir,
-            ranks=ranks,
-            health=health,
-            draining=draining,
-        )
 
     def _make_evaluation(self, beginning: Beginning, progress: Progress, store: CheckpointStore) -> None:
         settings, checkpoint, stop = self.settings, beginning.checkpoint, self._threads.stop
@@ -690,18 +695,3 @@ class Learner:
         words = {"of": best.candidate.version, "mean": best.mean, "as": self.publisher.latest.version}
         log.info("the best version was restored", extra=words)
         return best
-
-
-def _restore(model: Model, beginning: Beginning, settings: Settings) -> None:
-    """Load the algorithm from the checkpoint that the learner begins from, if any."""
-    if beginning.checkpoint is None or beginning.progress is None:
-        return
-    check_same(settings.run, beginning.progress.sections, sections(settings))
-    tensors = {name: tensor for name, tensor in beginning.checkpoint.tensors.items() if name != BEST}
-    try:
-        model.algorithm.load(AlgorithmState(tensors=tensors, numbers=beginning.progress.numbers))
-    except ValueError as error:
-        raise ConfigurationError(
-            f"checkpoint {beginning.checkpoint.id} does not fit the settings ({error}); "
-            "resume with the `algorithm` and `policy` that the run was begun with"
-        ) from error

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.replies import Lease, LogState, Pacing, Renewal
+from penstock.broker.log.replies import Lease, LogState, Renewal
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.probe import Quarantine
 from penstock.protocol.refusal import Reason, Refused
@@ -106,24 +106,6 @@ def holder_of(run_dir: Path) -> str:
     folder = run_dir.stat()
     boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
     return f"{socket.gethostname()}:{run_dir.resolve()}:{folder.st_dev}-{folder.st_ino}:{boot[:8]}"
-
-
-def start_log(
-    learner_log: LearnerLog,
-    lease: Lease,
-    specification: bytes,
-    pacing: Pacing,
-    state: LogState | None,
-    position: int,
-) -> None:
-    """Open the log for a learner that reads behind `position`. state: the log as its checkpoint holds it."""
-    if lease.closed and not lease.fresh:
-        log.warning("Redis was restarted: opening the log again")
-    try:
-        learner_log.start(specification, pacing, resume=state, position=position)
-    except Refused as error:
-        raise fenced(error) from error
-    failpoint("log.opened", position)
 
 
 def renewal_interval_s(ttl_s: float) -> float:

@@ -294,7 +294,7 @@ class NamedCheckpoints:
         """
         names = self.names()
         if check_id("name", name) in names:
-            if self._read(name).state.get(_COMMAND) != command:
+            if self._store().read(name).state.get(_COMMAND) != command:
                 raise NameRefused(
                     f"name={name!r}: a checkpoint has it already; choose another, or remove "
                     f"{self._directory / name}"
@@ -317,9 +317,6 @@ class NamedCheckpoints:
         names = self.names()
         if name not in names:
             raise NameRefused(f"name={name!r}: no checkpoint has it; there are: {', '.join(names) or 'none'}")
-        return self._read(name)
-
-    def _read(self, name: str) -> Checkpoint:
         return self._store().read(name)
 
     def _store(self) -> CheckpointStore:

@@ -144,13 +144,10 @@ class FeedPosition:
         self.recorded = log_batch.recorded
 
 
-# ---- Entries of the log that are read and not yet decided, oldest first; choosing a batch looks at each
-# once.
-
-
 class Pending:
-    """Used by the feed's thread.
+    """Entries that are read and not yet decided, oldest first; choosing a batch looks at each once.
 
+    kept: what the next batch is made of. charge: the sum of their charges.
     judge: drops an entry under a reason of its own and returns False, or returns True.
     circumstances: what verdicts depend on; where it has changed, `choose` judges the kept entries again.
     """
@@ -160,8 +157,8 @@ class Pending:
         self._circumstances = circumstances
         self._judged_under: object = None
         self._unseen: deque[LogEntry] = deque()
-        self._kept: list[LogEntry] = []
-        self._charge = 0
+        self.kept: list[LogEntry] = []
+        self.charge = 0
 
     def add(self, entry: LogEntry) -> None:
         self._unseen.append(entry)
@@ -193,49 +190,37 @@ class Pending:
         self._unseen = later
         return self.kept
 
-    @property
-    def charge(self) -> int:
-        return self._charge
-
-    @property
-    def has_kept(self) -> bool:
-        return bool(self._kept)
-
-    @property
-    def kept(self) -> list[LogEntry]:
-        return list(self._kept)
-
     def discard(self, numbers: Collection[int]) -> None:
-        kept, self._kept, self._charge = self._kept, [], 0
+        kept, self.kept, self.charge = self.kept, [], 0
         for entry in kept:
             if entry.number not in numbers:
                 self._keep(entry)
 
     def take(self) -> None:
-        self._kept, self._charge = [], 0
+        self.kept, self.charge = [], 0
 
     def _has_unseen(self, through: int | None) -> bool:
         return bool(self._unseen) and (through is None or self._unseen[0].number <= through)
 
     def _put_back(self, through: int) -> None:
         """Have the kept ones behind an entry decided later."""
-        behind = [entry for entry in self._kept if entry.number > through]
+        behind = [entry for entry in self.kept if entry.number > through]
         self.discard({entry.number for entry in behind})
         self._unseen.extendleft(reversed(behind))
 
     def _is_enough(self, makes_batch: Callable[[int, int], bool]) -> bool:
-        return bool(self._kept) and makes_batch(len(self._kept), self._charge)
+        return bool(self.kept) and makes_batch(len(self.kept), self.charge)
 
     def _judge_again(self) -> None:
         now = self._circumstances()
         if now != self._judged_under:
             self._judged_under = now
-            self.discard({entry.number for entry in self._kept if not self._judge(entry)})
+            self.discard({entry.number for entry in self.kept if not self._judge(entry)})
 
     def _keep(self, entry: LogEntry) -> None:
         assert entry.header is not None, "entries without a header never become pending"
-        self._kept.append(entry)
-        self._charge += entry.header.charge
+        self.kept.append(entry)
+        self.charge += entry.header.charge
 
 
 _READ: Final = 256
@@ -243,7 +228,6 @@ _BLOCK_MS: Final = 200
 _PUT_WAIT_S: Final = 0.2
 
 log = logging.getLogger(__name__)
-
 
 T = TypeVar("T")
 
@@ -365,7 +349,7 @@ class LogFeed:
             return self._choose_flush(flush)
         if self._pending.choose(self._algorithm.makes_batch):
             return self._pending.kept
-        if not self._pending.has_kept:
+        if not self._pending.kept:
             return [] if self._dropped else None
         # What was dropped in between is settled only together with what is kept: where both fill the
         # budget no session has credit to send the rest of a batch, so a smaller one must do.
@@ -376,10 +360,10 @@ class LogFeed:
         """The same up to the flush's last entry: whole batches first, then what is left, if it is enough."""
         if self._pending.choose(self._algorithm.makes_batch, flush.through):
             return self._pending.kept
-        if self._pending.has_kept and self._pending.charge >= flush.least:
+        if self._pending.kept and self._pending.charge >= flush.least:
             self._flushing = flush.number
             return self._pending.kept
-        if not self._pending.has_kept and self._dropped:
+        if not self._pending.kept and self._dropped:
             return []
         self._flush, self._too_few = None, (flush.number, self._pending.charge)
         return self._choose()

@@ -24,15 +24,12 @@ from penstock.protocol.tensor import Array
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 
-# ---- When weights may be published again: the least interval, and while actors fetch what was published
-# before.
-
 LOOK_S: Final = 0.02
 """Pause between two looks at what is being fetched."""
 
 
 class PublishInterval:
-    """Tells when a publication is due. One thread notes publications and asks.
+    """Tells when weights may be published again. One thread notes publications and asks.
 
     fetched: number of versions of more than one chunk that are being fetched. clock: seconds that only rise.
     """
@@ -143,18 +140,13 @@ class Publisher:
             self._flushing -= 1
 
     def observe_generations(self, versions: Iterable[int]) -> None:
-        """Observe how many publications each fragment's oldest version lay behind."""
-        for generations in map(self.generations, versions):
-            if generations is not None:
-                metrics.GENERATIONS.observe(generations)
-
-    def generations(self, version: int) -> int | None:
-        """Return the number of this process's publications behind `version`; None: it remembers none.
+        """Observe how many publications of this process each fragment's oldest version lay behind.
 
         This is not a difference of versions: those leap when Redis was restarted.
         """
-        place = self._place.get(version)
-        return None if place is None else self.count - place
+        for place in map(self._place.get, versions):
+            if place is not None:
+                metrics.GENERATIONS.observe(self.count - place)
 
     def withdraw(self, candidate: Candidate) -> None:
         """End the evaluation of this version; its bytes need not be kept."""

@@ -68,7 +68,7 @@ def test_entries_behind_a_batch_are_not_judged_before_their_turn() -> None:
     assert stand.choose() == [3, 4]
     stand.pending.take()
     assert stand.choose() is None
-    assert stand.pending.has_kept
+    assert stand.pending.kept
 
 
 def test_kept_entries_are_judged_again_where_a_verdict_may_be_another_one() -> None:
