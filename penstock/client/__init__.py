@@ -6,13 +6,18 @@
     episode.act(observation, reward=0.5).action
     episode.end(terminated=True, reward=1.0)
 
-`TextClient` and `AsyncTextClient` ask a server of text (`penstock.client.text_client`).
-`AsyncControlClient` steers a run (`penstock.client.control_client`).
+`TextClient` and `AsyncTextClient` ask a server of text; `AsyncControlClient` steers a run.
 `AsyncPolicyClient` is the same for an event loop, with `act_stream` for high rates; `ExternalEnvironment`
 plays whole episodes of anything with `reset` and `step`.
 """
 
-from penstock.client.asynchronous import ActStream, AsyncEpisode, AsyncPolicyClient
+from penstock.client.asynchronous import (
+    ActStream,
+    AsyncConversation,
+    AsyncEpisode,
+    AsyncPolicyClient,
+    AsyncTextClient,
+)
 from penstock.client.control_client import AsyncControlClient
 from penstock.client.errors import (
     BadReply,
@@ -28,10 +33,8 @@ from penstock.client.errors import (
     Unreachable,
 )
 from penstock.client.external import ExternalEnvironment
-from penstock.client.synchronous import Episode, PolicyClient
-from penstock.client.text_async import AsyncConversation, AsyncTextClient
+from penstock.client.synchronous import Conversation, Episode, PolicyClient, TextClient
 from penstock.client.text_calls import Generation, TextAnswer, TextDescription, TextPart, Thought
-from penstock.client.text_client import Conversation, TextClient
 from penstock.client.values import (
     Action,
     ActionBatch,

@@ -1,27 +1,74 @@
-"""The client for an event loop: the same calls, shared by any number of tasks of one loop.
+"""The clients for an event loop: the same calls, shared by any number of tasks of one loop.
 
-The contract of `penstock.client.synchronous` holds here too; cancelling a task cancels its call.
+The contract of `penstock.client.synchronous` holds here too; cancelling a task cancels its call. A client is
+made where the loop runs, and is also an async context manager.
 """
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from penstock.client import calls
+from penstock.client import calls, text_calls
 from penstock.client.calls import Call, Codec
 from penstock.client.connection import PLAINTEXT, AsyncConnection, Attempts
-from penstock.client.errors import DeadlinePassed, NotAllowed, PolicyError, Unreachable, from_status
-from penstock.client.values import Action, ActionBatch, ActOptions, Description, EpisodeResult, StepOptions
+from penstock.client.errors import (
+    BadReply,
+    DeadlinePassed,
+    NotAllowed,
+    PolicyError,
+    Unreachable,
+    from_status,
+    typed,
+)
+from penstock.client.text_calls import (
+    DEADLINE_S,
+    ConversationResult,
+    Generation,
+    Messages,
+    SingleOptions,
+    TextDescription,
+    TextOptions,
+    TextPart,
+)
+from penstock.client.values import (
+    Action,
+    ActionBatch,
+    ActOptions,
+    Arm,
+    Description,
+    EpisodeResult,
+    StepOptions,
+)
 from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.rpc.auth import Credentials
 from penstock.v1 import policy_pb2 as pb
-
-# ---- Many requests in flight over one call: `ActStream`.
+from penstock.v1.policy_pb2_grpc import PolicyServiceStub
+from penstock.v1.text_pb2_grpc import TextServiceStub
 
 T = TypeVar("T")
+
+
+class _Client:
+    _connection: AsyncConnection
+
+    async def close(self) -> None:
+        """Close the connection and its streams; the server gives what is open up after a while."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the client."""
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Close the client."""
+        await self.close()
+
+
+# ---- Actions.
 
 
 class ActStream:
@@ -115,11 +162,8 @@ class ActStream:
         return self._failure(f"the stream to {self._connection.address} is over: {self._ended}")
 
 
-class AsyncPolicyClient:
-    """Gives the actions of one policy to tasks of an event loop, as `PolicyClient` does to threads.
-
-    Make it where the loop runs; it is also an async context manager.
-    """
+class AsyncPolicyClient(_Client):
+    """Gives the actions of one policy to tasks of an event loop, as `PolicyClient` does to threads."""
 
     def __init__(
         self,
@@ -129,7 +173,7 @@ class AsyncPolicyClient:
         policy: str = "default",
         deadline_s: float = CALL_DEADLINE_S,
     ) -> None:
-        self._connection = AsyncConnection(address, credentials, policy, deadline_s)
+        self._connection = AsyncConnection(address, credentials, policy, deadline_s, PolicyServiceStub)
 
     async def describe(self) -> Description:
         """Return spaces, versions and limits, as they are now."""
@@ -152,24 +196,12 @@ class AsyncPolicyClient:
         started = await self._connection.do(calls.start(self._connection.policy, client_key, learned))
         return AsyncEpisode(self._connection, started)
 
-    async def close(self) -> None:
-        """Close the connection and its streams; the server gives open episodes up after a while."""
-        await self._connection.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the client."""
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        """Close the client."""
-        await self.close()
-
 
 class AsyncEpisode:
     """An episode for tasks of an event loop, as `Episode` is for threads."""
 
     def __init__(self, connection: AsyncConnection, started: calls.Started) -> None:
-        self.episode_id, self.arm, self.learned = started.episode_id, started.arm, started.learned
+        self.episode_id, self.arm, self.learned = started.id, started.arm, started.learned
         self._connection = connection
         self._step = 0
 
@@ -200,15 +232,121 @@ class AsyncEpisode:
     ) -> EpisodeResult:
         """End the episode, as `Episode.end` does."""
         return await self._connection.ask(
-            lambda codec: codec.end(
-                self.episode_id,
-                terminated=terminated,
-                truncated=truncated,
-                final_observation=final_observation,
-                reward=reward,
-            )
+            lambda codec: codec.end(self.episode_id, terminated, truncated, final_observation, reward)
         )
 
     async def abandon(self) -> EpisodeResult:
         """Abandon the episode, as `Episode.abandon` does."""
         return await self._connection.do(calls.abandon(self.episode_id))
+
+
+# ---- Text.
+
+
+class AsyncTextClient(_Client):
+    """Gives the answers of one policy to tasks of an event loop, as `TextClient` does to threads.
+
+    reach_s: seconds for which a call tries a server that cannot be reached again; by default its deadline.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        credentials: Credentials = PLAINTEXT,
+        policy: str = "default",
+        deadline_s: float = DEADLINE_S,
+        reach_s: float = math.inf,
+    ) -> None:
+        self._connection = AsyncConnection(
+            address, credentials, policy, deadline_s, TextServiceStub, reach_s=reach_s
+        )
+
+    async def describe(self) -> TextDescription:
+        """Return versions and limits, as they are now."""
+        return await self._connection.do(text_calls.describe(self._connection.policy))
+
+    async def generate(self, messages: Messages, **options: Unpack[SingleOptions]) -> Generation:
+        """Return answers to messages, as `TextClient.generate` does."""
+        return await self._connection.do(text_calls.generate(self._connection.policy, messages, options))
+
+    def stream(self, messages: Messages, **options: Unpack[SingleOptions]) -> "AsyncAnswerStream":
+        """Return the same answers while they grow."""
+        return AsyncAnswerStream(
+            self._connection, text_calls.generate(self._connection.policy, messages, options)
+        )
+
+    async def start_conversation(
+        self,
+        client_key: str = "",
+        *,
+        name: str = "",
+        learned: bool = True,
+        arm: Arm | None = None,
+        must_exist: bool = False,
+        opinions: bool = False,
+    ) -> "AsyncConversation":
+        """Begin a conversation, as `TextClient.start_conversation` does."""
+        policy = self._connection.policy
+        call = text_calls.start(policy, client_key, name, learned, arm, must_exist, opinions)
+        return AsyncConversation(self._connection, await self._connection.do(call))
+
+
+class AsyncConversation:
+    """A conversation for tasks of an event loop, as `Conversation` is for threads."""
+
+    def __init__(self, connection: AsyncConnection, started: calls.Started) -> None:
+        self.conversation_id, self.arm, self.learned = started.id, started.arm, started.learned
+        self._connection = connection
+
+    async def generate(self, messages: Messages, **options: Unpack[TextOptions]) -> Generation:
+        """Return the answer to all messages so far, as `Conversation.generate` does."""
+        return await self._connection.do(text_calls.turn(self.conversation_id, messages, options))
+
+    def stream(self, messages: Messages, **options: Unpack[TextOptions]) -> "AsyncAnswerStream":
+        """Return the same answer while it grows."""
+        return AsyncAnswerStream(self._connection, text_calls.turn(self.conversation_id, messages, options))
+
+    async def reward(self, amount: float, turn: int | None = None) -> int:
+        """Add to the reward of a turn, as `Conversation.reward` does."""
+        return await self.rewards([(turn, amount)])
+
+    async def rewards(
+        self, rewards: Iterable[tuple[int | None, float]], *, request_id: str = "", asked: bool = False
+    ) -> int:
+        """Add to the rewards of turns, as `Conversation.rewards` does."""
+        return await self._connection.do(text_calls.reward(self.conversation_id, rewards, request_id, asked))
+
+    async def end(
+        self, *, reward: float | None = None, truncated: bool = False, request_id: str = ""
+    ) -> ConversationResult:
+        """End the conversation, as `Conversation.end` does."""
+        return await self._connection.do(text_calls.end(self.conversation_id, reward, truncated, request_id))
+
+    async def abandon(self) -> ConversationResult:
+        """Abandon the conversation, as `Conversation.abandon` does."""
+        return await self._connection.do(text_calls.abandon(self.conversation_id))
+
+
+class AsyncAnswerStream:
+    """Parts of answers as they come, as an async iterator; closing it ends the answers."""
+
+    def __init__(self, connection: AsyncConnection, call: Call[Generation]) -> None:
+        self._connection, self._call = connection, call
+        self._stream: Any = connection.stub.GenerateStream(call.request, timeout=connection.deadline_s)
+        self.result: Generation | None = None
+        """All of the answers; None until the last part has come."""
+
+    async def __aiter__(self) -> AsyncIterator[TextPart]:
+        """Yield the parts; raises a PolicyError."""
+        with typed(self._connection.address):
+            async for chunk in self._stream:
+                if chunk.HasField("reply"):
+                    self.result = self._call.result(chunk.reply)
+                    return
+                yield TextPart(index=chunk.index, text=chunk.text)
+        raise BadReply("the stream of the policy server ended without a reply")
+
+    def close(self) -> None:
+        """End the answers that grow."""
+        self._stream.cancel()

@@ -160,11 +160,12 @@ _SHOWN: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request of `PolicyService`'s method of this name."""
+    """A request of the service's method of this name. share: of the deadline that one attempt may take."""
 
     method: str
     request: Any
     read: Callable[[Any], T]
+    share: float = 0.5
 
     def result(self, reply: Any) -> T:
         """Return the content of the reply.
@@ -184,9 +185,9 @@ class Call(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An episode that has begun."""
+    """An episode or a conversation that has begun."""
 
-    episode_id: str
+    id: str
     arm: Arm | None
     learned: bool
 
@@ -212,19 +213,19 @@ def start(policy: str, client_key: str, learned: bool) -> Call[Started]:
     """Return the call StartEpisode."""
     request = pb.StartEpisodeRequest(
         policy=policy,
-        request_id=_request_id(),
+        request_id=new_request_id(),
         client_key=checked_text("client_key", client_key),
         not_learned=not learned,
     )
     return Call(
-        "StartEpisode", request, lambda reply: Started(reply.episode_id, _arm(reply.arm), reply.learned)
+        "StartEpisode", request, lambda reply: Started(reply.episode_id, arm_of(reply.arm), reply.learned)
     )
 
 
 def abandon(episode_id: str) -> Call[EpisodeResult]:
     """Return the call EndEpisode for an episode whose last step has no known outcome."""
     request = pb.EndEpisodeRequest(
-        episode_id=episode_id, request_id=_request_id(), ending=pb.ENDING_ABANDONED
+        episode_id=episode_id, request_id=new_request_id(), ending=pb.ENDING_ABANDONED
     )
     return Call("EndEpisode", request, _result)
 
@@ -238,7 +239,7 @@ def reward(episode_id: str, rewards: Iterable[tuple[int | None, float]], request
     steps = [pb.StepReward(step=step, amount=amount) for step, amount in rewards]
     request = pb.RewardRequest(
         episode_id=checked_text("episode_id", episode_id),
-        request_id=checked_text("request_id", request_id) or _request_id(),
+        request_id=checked_text("request_id", request_id) or new_request_id(),
         rewards=steps,
     )
     return Call("Reward", request, lambda reply: int(reply.late))
@@ -280,7 +281,6 @@ class Codec:
     def end(
         self,
         episode_id: str,
-        *,
         terminated: bool,
         truncated: bool,
         final_observation: Any,
@@ -293,7 +293,7 @@ class Codec:
             raise ValueError("truncated=True: what was seen last is valued; give final_observation")
         request = pb.EndEpisodeRequest(
             episode_id=episode_id,
-            request_id=_request_id(),
+            request_id=new_request_id(),
             ending=pb.ENDING_TERMINATED if terminated else pb.ENDING_TRUNCATED,
             reward=reward,
         )
@@ -305,7 +305,7 @@ class Codec:
         mask = options.get("mask")
         return pb.ActRequest(
             policy=self._policy,
-            request_id=_request_id(),
+            request_id=new_request_id(),
             observation=to_parts("observation", self._seen, observation, rows),
             batch=rows,
             action_mask=[] if mask is None else to_mask_parts(self._done, mask, rows),
@@ -343,18 +343,33 @@ class Codec:
             "distribution": from_plain_parts("distribution", reply.distribution),
             "state": from_plain_parts("state", reply.state),
             "version": reply.version,
-            "arm": _arm(reply.arm),
+            "arm": arm_of(reply.arm),
             "fallback": Fallback(reply.fallback) if reply.fallback else None,
             "request_id": reply.request_id,
         }
 
 
-def _request_id() -> str:
+def new_request_id() -> str:
+    """Return one that no other call has."""
     return secrets.token_hex(16)
 
 
-def _arm(number: int) -> Arm | None:
+def arm_of(number: int) -> Arm | None:
+    """Return an arm by its number in a message."""
     return Arm(number) if number else None
+
+
+def versions_of(messages: Iterable[pb.ServedVersion]) -> tuple[ServedVersion, ...]:
+    """Return the versions that a server describes."""
+    return tuple(
+        ServedVersion(
+            version=one.version,
+            update=one.update,
+            sha256=one.sha256,
+            arms=tuple(Arm(arm) for arm in one.arms),
+        )
+        for one in messages
+    )
 
 
 def _result(reply: pb.EndEpisodeReply) -> EpisodeResult:
@@ -367,7 +382,7 @@ def _description(reply: pb.DescribeReply) -> Description:
         policy=reply.policy,
         observation_space=from_proto("observation_space", reply.observation_space),
         action_space=from_proto("action_space", reply.action_space),
-        versions=tuple(_version(version) for version in reply.versions),
+        versions=versions_of(reply.versions),
         max_batch=reply.max_batch,
         max_message_bytes=reply.max_message_bytes,
         max_episodes=reply.max_episodes,
@@ -376,13 +391,4 @@ def _description(reply: pb.DescribeReply) -> Description:
         server=reply.server,
         learns=reply.learns,
         chooses_by_value=reply.chooses_by_value,
-    )
-
-
-def _version(message: pb.ServedVersion) -> ServedVersion:
-    return ServedVersion(
-        version=message.version,
-        update=message.update,
-        sha256=message.sha256,
-        arms=tuple(Arm(arm) for arm in message.arms),
     )

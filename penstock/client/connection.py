@@ -23,7 +23,6 @@ from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_async_channel, open_channel
 from penstock.rpc.gate import code_of, is_repeatable
 from penstock.runtime.retry import Interrupted, full_jitter, retry, retry_async
-from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 
 # ---- The attempts of one call.
 
@@ -100,7 +99,7 @@ class Connection:
         credentials: Credentials,
         policy: str,
         deadline_s: float,
-        stub: Callable[[Any], Any] = PolicyServiceStub,
+        stub: Callable[[Any], Any],
     ) -> None:
         self.policy, self.address, self.deadline_s = checked_text("policy", policy), address, deadline_s
         self._channel = open_channel(address, credentials)
@@ -120,7 +119,7 @@ class Connection:
 
     def do(self, call: Call[T], attempts: Attempts | None = None) -> T:
         """Return the result of a call."""
-        attempts = attempts or Attempts(self.deadline_s)
+        attempts = attempts or Attempts(self.deadline_s, call.share)
         with typed(self.address):
             return retry(
                 lambda: self._attempt(call, attempts),
@@ -170,7 +169,7 @@ class AsyncConnection:
         credentials: Credentials,
         policy: str,
         deadline_s: float,
-        stub: Callable[[Any], Any] = PolicyServiceStub,
+        stub: Callable[[Any], Any],
         reach_s: float = math.inf,
     ) -> None:
         self.policy, self.address, self.deadline_s = checked_text("policy", policy), address, deadline_s
@@ -183,7 +182,7 @@ class AsyncConnection:
 
     async def ask(self, build: Callable[[Codec], Call[T]], way: Way | None = None) -> T:
         """Return the result of the call that `build` makes with the spaces."""
-        attempts = self.attempts()
+        attempts = Attempts(self.deadline_s, reach_s=self._reach_s)
         try:
             return await self.do(build(await self._learned(attempts)), attempts, way)
         except _PERHAPS_OTHER_SPACES:
@@ -192,7 +191,8 @@ class AsyncConnection:
 
     async def do(self, call: Call[T], attempts: Attempts | None = None, way: Way | None = None) -> T:
         """Return the result of a call."""
-        attempts, attempt = attempts or self.attempts(), way or self._attempt
+        attempts = attempts or Attempts(self.deadline_s, call.share, self._reach_s)
+        attempt = way or self._attempt
         with typed(self.address):
             return await retry_async(
                 lambda: attempt(call, attempts),
@@ -201,10 +201,6 @@ class AsyncConnection:
                 give_up_s=attempts.left_s(),
                 delays=attempts.delays(),
             )
-
-    def attempts(self, share: float = 0.5) -> Attempts:
-        """Return the attempts of a call that begins now. share: as that of `Attempts`."""
-        return Attempts(self.deadline_s, share, self._reach_s)
 
     async def close(self) -> None:
         """Close the connection and end the calls on it."""

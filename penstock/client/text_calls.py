@@ -4,15 +4,19 @@ No connection and no event loop is involved.
 """
 
 import json
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
-from penstock.client.calls import Call, checked_text
+from penstock.client.calls import Call, Started, arm_of, checked_text, new_request_id, versions_of
 from penstock.client.values import Arm, Fallback, ServedVersion
 from penstock.v1 import policy_pb2
 from penstock.v1 import text_pb2 as pb
+
+DEADLINE_S: Final = 60.0
+"""Of every call, in seconds."""
+_WHOLE: Final = 1.0
+"""Share of the deadline that one attempt at an answer may take."""
 
 # ---- Arguments and results of the text client as frozen dataclasses and typed dictionaries.
 
@@ -190,15 +194,6 @@ _PLAIN: Final = (
 _MOST_ID: Final = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A conversation that has begun."""
-
-    conversation_id: str
-    arm: Arm | None
-    learned: bool
-
-
 def describe(policy: str) -> Call[TextDescription]:
     """Return the call Describe."""
     return Call("Describe", pb.DescribeTextRequest(policy=policy), _description)
@@ -216,7 +211,7 @@ def start(
     """Return the call StartConversation. name: the same one names the same conversation; "": a new one."""
     request = pb.StartConversationRequest(
         policy=policy,
-        request_id=checked_text("name", name) or _request_id(),
+        request_id=checked_text("name", name) or new_request_id(),
         client_key=checked_text("client_key", client_key),
         not_learned=not learned,
         arm=_number(arm),
@@ -226,7 +221,7 @@ def start(
     return Call(
         "StartConversation",
         request,
-        lambda reply: Started(reply.conversation_id, _arm(reply.arm), reply.learned),
+        lambda reply: Started(reply.conversation_id, arm_of(reply.arm), reply.learned),
     )
 
 
@@ -240,7 +235,7 @@ def generate(policy: str, messages: Messages, options: SingleOptions) -> Call[Ge
     request.client_key = checked_text("client_key", options.get("client_key", ""))
     request.version = options.get("version", 0)
     request.arm = _number(options.get("arm"))
-    return Call("Generate", request, read_generation)
+    return Call("Generate", request, _generation, _WHOLE)
 
 
 def turn(conversation_id: str, messages: Messages, options: TextOptions) -> Call[Generation]:
@@ -248,7 +243,7 @@ def turn(conversation_id: str, messages: Messages, options: TextOptions) -> Call
     _check_names(options, TextOptions)
     request = _request("", messages, options)
     request.conversation_id = conversation_id
-    return Call("Generate", request, read_generation)
+    return Call("Generate", request, _generation, _WHOLE)
 
 
 def reward(
@@ -265,7 +260,7 @@ def reward(
     turns = [pb.TurnReward(turn=number, amount=amount) for number, amount in rewards]
     request = pb.TurnRewardsRequest(
         conversation_id=conversation_id,
-        request_id=checked_text("request_id", request_id) or _request_id(),
+        request_id=checked_text("request_id", request_id) or new_request_id(),
         rewards=turns,
         asked=asked,
     )
@@ -273,12 +268,24 @@ def reward(
 
 
 def end(
-    conversation_id: str, *, ending: "policy_pb2.Ending.ValueType", amount: float | None, request_id: str = ""
+    conversation_id: str, amount: float | None, truncated: bool, request_id: str = ""
 ) -> Call[ConversationResult]:
     """Return the call EndConversation. amount: reward of the newest turn."""
+    ending = policy_pb2.ENDING_TRUNCATED if truncated else policy_pb2.ENDING_TERMINATED
+    return _end(conversation_id, ending, amount, request_id)
+
+
+def abandon(conversation_id: str) -> Call[ConversationResult]:
+    """Return the call EndConversation for one whose newest turns have no known outcome."""
+    return _end(conversation_id, policy_pb2.ENDING_ABANDONED, None, "")
+
+
+def _end(
+    conversation_id: str, ending: "policy_pb2.Ending.ValueType", amount: float | None, request_id: str
+) -> Call[ConversationResult]:
     request = pb.EndConversationRequest(
         conversation_id=conversation_id,
-        request_id=checked_text("request_id", request_id) or _request_id(),
+        request_id=checked_text("request_id", request_id) or new_request_id(),
         ending=ending,
         reward=amount,
     )
@@ -289,12 +296,11 @@ def end(
     )
 
 
-def read_generation(reply: pb.GenerateReply) -> Generation:
-    """Return the content of a reply."""
+def _generation(reply: pb.GenerateReply) -> Generation:
     return Generation(
         answers=tuple(map(_answer, reply.answers)),
         version=reply.version,
-        arm=_arm(reply.arm),
+        arm=arm_of(reply.arm),
         fallback=Fallback(reply.fallback) if reply.fallback else None,
         conversation_id=reply.conversation_id,
         turn=reply.turn,
@@ -308,7 +314,7 @@ def read_generation(reply: pb.GenerateReply) -> Generation:
 def _request(policy: str, messages: Messages, options: TextOptions) -> pb.GenerateRequest:
     request = pb.GenerateRequest(
         policy=policy,
-        request_id=_request_id(),
+        request_id=new_request_id(),
         messages=[_message(index, one) for index, one in enumerate(messages)],
         tools=[json.dumps(tool) for tool in options.get("tools", ())],
         stop=[checked_text("stop", one) for one in options.get("stop", ())],
@@ -394,15 +400,7 @@ def _description(reply: pb.DescribeTextReply) -> TextDescription:
     return TextDescription(
         run=reply.run,
         policy=reply.policy,
-        versions=tuple(
-            ServedVersion(
-                version=one.version,
-                update=one.update,
-                sha256=one.sha256,
-                arms=tuple(Arm(arm) for arm in one.arms),
-            )
-            for one in reply.versions
-        ),
+        versions=versions_of(reply.versions),
         max_tokens=reply.max_tokens,
         answer_tokens=reply.answer_tokens,
         max_conversations=reply.max_conversations,
@@ -413,14 +411,6 @@ def _description(reply: pb.DescribeTextReply) -> TextDescription:
         labels=dict(reply.labels),
         thought_tokens=reply.thought_tokens,
     )
-
-
-def _request_id() -> str:
-    return secrets.token_hex(16)
-
-
-def _arm(number: int) -> Arm | None:
-    return Arm(number) if number else None
 
 
 def _number(arm: Arm | None) -> "policy_pb2.Arm.ValueType":

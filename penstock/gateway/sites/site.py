@@ -21,7 +21,7 @@ from penstock.client import (
     PolicyError,
     Unreachable,
 )
-from penstock.client.text_client import DEADLINE_S
+from penstock.client.text_calls import DEADLINE_S
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.store.tables import Role

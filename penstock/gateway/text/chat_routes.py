@@ -12,7 +12,7 @@ from fastapi import Response as ProcessResponse
 from fastapi.responses import JSONResponse, Response
 
 from penstock.client import Generation, PolicyError
-from penstock.client.text_async import AsyncAnswerStream, AsyncConversation
+from penstock.client.asynchronous import AsyncAnswerStream, AsyncConversation
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings

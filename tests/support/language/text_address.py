@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from penstock.client.text_client import DEADLINE_S
+from penstock.client.text_calls import DEADLINE_S
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.sites.site import REACH_S, RunAddresses, ServedText, Upstream
 from penstock.gateway.text.agents import DESCRIBE_S, FIRST, Agents

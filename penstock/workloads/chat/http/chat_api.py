@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from penstock.client import AsyncTextClient, InvalidRequest, PolicyError
-from penstock.client.text_async import AsyncAnswerStream
+from penstock.client.asynchronous import AsyncAnswerStream
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.event_stream import event

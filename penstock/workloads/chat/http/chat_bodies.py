@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StringConstraints
 
-from penstock.client.text_async import AsyncConversation
+from penstock.client.asynchronous import AsyncConversation
 from penstock.gateway.frame.requests import NUMERIC, Number, storable
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
