@@ -7,7 +7,7 @@ made where the loop runs, and is also an async context manager.
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -24,6 +24,7 @@ from penstock.client.errors import (
     from_status,
     typed,
 )
+from penstock.client.http_calls import HttpReply, HttpRequest
 from penstock.client.text_calls import (
     DEADLINE_S,
     ConversationResult,
@@ -46,6 +47,7 @@ from penstock.client.values import (
 from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.rpc.auth import Credentials
 from penstock.v1 import policy_pb2 as pb
+from penstock.v1 import text_pb2
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from penstock.v1.text_pb2_grpc import TextServiceStub
 
@@ -290,6 +292,38 @@ class AsyncTextClient(_Client):
         policy = self._connection.policy
         call = text_calls.start(policy, client_key, name, learned, arm, must_exist, opinions)
         return AsyncConversation(self._connection, await self._connection.do(call))
+
+    async def http(self, request: HttpRequest) -> HttpReply:
+        """Return what the server answers to a request to OpenAI's API; raises a PolicyError."""
+        message = text_pb2.HttpRequest(
+            request_id=request.request_id,
+            method=request.method,
+            path=request.path,
+            headers=request.headers,
+            body=request.body,
+            agent=request.agent,
+            others=request.others,
+        )
+        return await self._connection.do(Call("Http", message, self._reply, share=1.0), way=self._begun)
+
+    async def _begun(self, call: Call[T], attempts: Attempts) -> T:
+        stream = self._connection.stub.Http(call.request, timeout=attempts.timeout_s())
+        parts = aiter(stream)
+        return call.read((await anext(parts, None), parts, stream))
+
+    def _reply(self, begun: tuple[Any, Any, Any]) -> HttpReply:
+        first, parts, stream = begun
+        if first is None:
+            raise BadReply("the policy server ended its answer before it began")
+        return HttpReply(first.status, dict(first.headers), self._bodies(parts, stream))
+
+    async def _bodies(self, parts: Any, stream: Any) -> AsyncGenerator[bytes, None]:
+        try:
+            with typed(self._connection.address):
+                async for part in parts:
+                    yield part.body
+        finally:
+            stream.cancel()
 
 
 class AsyncConversation:

@@ -321,7 +321,7 @@ def _request(policy: str, messages: Messages, options: TextOptions) -> pb.Genera
         count=1,
         not_learned=not options.get("learned", True),
         begins_with=checked_text("begins_with", options.get("begins_with", "")),
-        logit_bias=_biases(options.get("logit_bias", {})),
+        logit_bias=checked_biases(options.get("logit_bias", {})),
     )
     for name in _PLAIN:
         value = options.get(name)
@@ -341,7 +341,8 @@ def _check_names(options: Mapping[str, object], known: type[TextOptions]) -> Non
         raise TypeError(f"{strange[0]}: no option of an answer; there are {', '.join(names)}")
 
 
-def _biases(given: Mapping[int, float]) -> Mapping[int, float]:
+def checked_biases(given: Mapping[int, float]) -> Mapping[int, float]:
+    """Return biases whose keys a message can hold; raises ValueError for others."""
     for token in given:
         if not 0 <= token <= _MOST_ID:
             raise ValueError(f"logit_bias={token}: token ids are 0 to {_MOST_ID}")

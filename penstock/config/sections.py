@@ -474,6 +474,8 @@ class ServingSection(Section):
 
     listen: str = ""
     """Address of the launcher's policy server, HOST:PORT or unix:/path; empty: it starts none."""
+    http_listen: Annotated[str, ADVANCED] = ""
+    """A server of text answers OpenAI's API over HTTP here, HOST:PORT of this machine; empty: nowhere."""
     policy: str = "default"
     """Name under which versions are registered and served; runs that share a registry need one each."""
     max_request_rows: Annotated[Positive, ADVANCED] = 1024

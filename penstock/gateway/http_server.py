@@ -10,7 +10,8 @@ import logging
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -114,6 +115,11 @@ class EndingServer(uvicorn.Server):
         super().__init__(config)
         self._most = most
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process."""
+        yield
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve."""
         self.lifespan.state[ENDING] = asyncio.Event()
@@ -130,6 +136,8 @@ class HttpServer:
     """The server of an application. lifespan: "on" for one that begins and ends something of its own.
 
     proxies: addresses and networks whose word is taken (`X-Forwarded-For`) for whom a request is from.
+
+    option: what stands before the address in errors.
 
     Raises ConfigurationError for an address that is no HOST:PORT, or beyond loopback without a certificate
     and without `insecure`; AddressInUse for one that is taken.
@@ -149,9 +157,10 @@ class HttpServer:
         most_connections: int = MAX_CONNECTIONS,
         lifespan: Literal["on", "off"] = "off",
         log_level: str | None = None,
+        option: str = "--listen ",
     ) -> None:
-        check_listen(listen, encrypted=certificate is not None, insecure=insecure)
-        self._socket = _bind(listen)
+        check_listen(listen, encrypted=certificate is not None, insecure=insecure, option=option)
+        self._socket = _bind(listen, option)
         host, port = self._socket.getsockname()[:2]
         scheme = "http" if certificate is None else "https"
         self.address = f"{f'[{host}]' if ':' in host else host}:{port}"
@@ -186,9 +195,17 @@ class HttpServer:
         self._on_end = on_end
         self._thread.start()
 
+    async def serve(self) -> None:
+        """Serve in this event loop, instead of in a thread, until `end` was called."""
+        await self._server.serve(sockets=[self._socket])
+
+    def end(self) -> None:
+        """Have `serve` take no new request, finish those that are open, for `DRAIN_S` seconds, and end."""
+        self._server.should_exit = True
+
     def stop(self) -> None:
         """Take no new request, finish those that are open, for `DRAIN_S` seconds, and end."""
-        self._server.should_exit = True
+        self.end()
         self._thread.join(2 * DRAIN_S)
         self._socket.close()
 
@@ -216,30 +233,30 @@ class HttpServer:
             self._on_end()
 
 
-def check_listen(listen: str, *, encrypted: bool, insecure: bool) -> None:
+def check_listen(listen: str, *, encrypted: bool, insecure: bool, option: str = "--listen ") -> None:
     """Raise ConfigurationError for an address that is no HOST:PORT, or beyond loopback in plaintext."""
     try:
         check_address(listen)
     except ValueError as error:
-        raise ConfigurationError(f"--listen {listen}: write HOST:PORT") from error
+        raise ConfigurationError(f"{option}{listen}: write HOST:PORT") from error
     if listen.startswith("unix:"):
-        raise ConfigurationError(f"--listen {listen}: write HOST:PORT")
+        raise ConfigurationError(f"{option}{listen}: write HOST:PORT")
     if not is_local(listen) and not encrypted and not insecure:
         raise ConfigurationError(
-            f"--listen {listen}: passwords and tokens would travel in plaintext; set "
+            f"{option}{listen}: passwords and tokens would travel in plaintext; set "
             "security.tls_certificate and security.tls_key, or say --insecure where a proxy in front speaks "
             "TLS"
         )
 
 
-def _bind(listen: str) -> socket.socket:
+def _bind(listen: str, option: str) -> socket.socket:
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         made = socket.create_server((host, int(port)), family=family, backlog=512)
     except OSError as error:
-        raise AddressInUse(f"--listen {listen}: {error.strerror}; choose another port, or 0") from error
+        raise AddressInUse(f"{option}{listen}: {error.strerror}; choose another port, or 0") from error
     # Connections have it from here. Without it the body of an answer, which is written behind its head, waits
     # until the client has acknowledged the head, 40 ms; asyncio sets it on sockets of its own making alone.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

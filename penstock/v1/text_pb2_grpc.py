@@ -73,6 +73,11 @@ class TextServiceStub:
                 request_serializer=penstock_dot_v1_dot_text__pb2.DescribeTextRequest.SerializeToString,
                 response_deserializer=penstock_dot_v1_dot_text__pb2.DescribeTextReply.FromString,
                 _registered_method=True)
+        self.Http = channel.unary_stream(
+                '/penstock.v1.TextService/Http',
+                request_serializer=penstock_dot_v1_dot_text__pb2.HttpRequest.SerializeToString,
+                response_deserializer=penstock_dot_v1_dot_text__pb2.HttpChunk.FromString,
+                _registered_method=True)
 
 
 class TextServiceServicer:
@@ -129,6 +134,13 @@ class TextServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Http(self, request, context):
+        """A request to OpenAI's API, as a gateway has it from HTTP, and its answer. A caller that goes away ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TextServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +173,11 @@ def add_TextServiceServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=penstock_dot_v1_dot_text__pb2.DescribeTextRequest.FromString,
                     response_serializer=penstock_dot_v1_dot_text__pb2.DescribeTextReply.SerializeToString,
+            ),
+            'Http': grpc.unary_stream_rpc_method_handler(
+                    servicer.Http,
+                    request_deserializer=penstock_dot_v1_dot_text__pb2.HttpRequest.FromString,
+                    response_serializer=penstock_dot_v1_dot_text__pb2.HttpChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -334,6 +351,33 @@ class TextService:
             '/penstock.v1.TextService/Describe',
             penstock_dot_v1_dot_text__pb2.DescribeTextRequest.SerializeToString,
             penstock_dot_v1_dot_text__pb2.DescribeTextReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Http(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.TextService/Http',
+            penstock_dot_v1_dot_text__pb2.HttpRequest.SerializeToString,
+            penstock_dot_v1_dot_text__pb2.HttpChunk.FromString,
             options,
             channel_credentials,
             insecure,

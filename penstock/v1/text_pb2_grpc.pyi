@@ -54,6 +54,8 @@ class TextServiceStub:
     """The conversation is over."""
     Describe: _grpc.UnaryUnaryMultiCallable[_text_pb2.DescribeTextRequest, _text_pb2.DescribeTextReply]
     """Versions and limits."""
+    Http: _grpc.UnaryStreamMultiCallable[_text_pb2.HttpRequest, _text_pb2.HttpChunk]
+    """A request to OpenAI's API, as a gateway has it from HTTP, and its answer. A caller that goes away ends it."""
 
 @_typing.type_check_only
 class TextServiceAsyncStub(TextServiceStub):
@@ -81,6 +83,8 @@ class TextServiceAsyncStub(TextServiceStub):
     """The conversation is over."""
     Describe: _aio.UnaryUnaryMultiCallable[_text_pb2.DescribeTextRequest, _text_pb2.DescribeTextReply]  # type: ignore[assignment]
     """Versions and limits."""
+    Http: _aio.UnaryStreamMultiCallable[_text_pb2.HttpRequest, _text_pb2.HttpChunk]  # type: ignore[assignment]
+    """A request to OpenAI's API, as a gateway has it from HTTP, and its answer. A caller that goes away ends it."""
 
 class TextServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers of a language model, for agents that live in the caller.
@@ -141,5 +145,13 @@ class TextServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_text_pb2.DescribeTextReply, _abc.Awaitable[_text_pb2.DescribeTextReply]]:
         """Versions and limits."""
+
+    @_abc_1.abstractmethod
+    def Http(
+        self,
+        request: _text_pb2.HttpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_text_pb2.HttpChunk], _abc.AsyncIterator[_text_pb2.HttpChunk]]:
+        """A request to OpenAI's API, as a gateway has it from HTTP, and its answer. A caller that goes away ends it."""
 
 def add_TextServiceServicer_to_server(servicer: TextServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

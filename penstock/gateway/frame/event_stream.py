@@ -83,7 +83,7 @@ class EventStream(StreamingResponse):
 
     def __init__(
         self,
-        events: AsyncIterable[str],
+        events: AsyncIterable[str] | AsyncIterable[bytes],
         status_code: int = 200,
         *,
         grace_s: float = 0.0,

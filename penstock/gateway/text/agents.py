@@ -1,4 +1,4 @@
-"""Whom a model name means: one of several servers of text, each with its versions.
+"""Hands requests to the server of text that a model's name means, and its answers back as they are.
 
     NAME, NAME:latest, NAME:40     an agent's, by the name that the gateway was told
     POLICY, POLICY:latest, …       those of the first, by the name of its policy
@@ -8,28 +8,28 @@ A server that is away is away for its own names alone.
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from penstock.client import Arm, AsyncTextClient, PolicyError, TextDescription
+from penstock.client import AsyncTextClient, PolicyError, Unreachable
+from penstock.client.http_calls import (
+    EVENTS,
+    ChatError,
+    HttpReply,
+    HttpRequest,
+    event,
+    json_reply,
+    unanswered,
+    unknown_model,
+)
 from penstock.gateway.sites.site import ServedText
-from penstock.gateway.text.chat_answers import ChatError, models, of_server
-from penstock.gateway.text.chat_requests import is_plain, model_of, unknown_model
 
 FIRST: Final = ""
 DESCRIBE_S: Final = 5.0
 """Seconds in which a server says what it serves, or is away: a halted one takes calls and answers none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """What a model name means. arm: None: as the client's key decides. version: 0: as the arm has it."""
-
-    agent: str
-    client: AsyncTextClient
-    arm: Arm | None
-    version: int
+_MODELS: Final = "/v1/models"
 
 
 def option_of(agent: str) -> str:
@@ -46,27 +46,28 @@ class Agents:
 
     def __init__(self, servers: Mapping[str, ServedText], describe_s: float = DESCRIBE_S) -> None:
         self._servers, self._describe_s = servers, describe_s
-        self._policies = {name: name for name in servers if name != FIRST}
+        self._first_policy = ""
 
-    async def choose(self, model: str) -> Chosen:
-        """Return what a model name means; raises ChatError: 404 for an unknown one, 503 without its server.
+    async def answer(self, request: HttpRequest) -> HttpReply:
+        """Return the answer of the server that is meant; raises ChatError where there is none."""
+        if request.path == _MODELS:
+            return await self._models(request)
+        if request.path.startswith(f"{_MODELS}/"):
+            return await self._soon(self._agent_of(request.path.removeprefix(f"{_MODELS}/")), request)
+        return await self._from(self._meant(request), request)
 
-        What the first serves is asked for anew where it may say another name.
-        """
-        agent = self.agent_of(model)
-        client = await self.client(agent)
-        policy, labels = self._policies.get(agent), dict[str, int]()
-        if policy is None or model.partition(":")[0] != policy or not is_plain(model):
-            described = await self.describe(agent)
-            policy, labels = agent or described.policy, dict(described.labels)
-            self._policies[agent] = policy
+    def _meant(self, request: HttpRequest) -> str:
+        """Whom a body is for, of which no more is read than its model; others say what is wrong with it."""
         try:
-            arm, version = model_of(model, policy, labels)
-        except ChatError:
-            raise await self._unknown(agent, policy) from None
-        return Chosen(agent=agent, client=client, arm=arm, version=version)
+            body = json.loads(request.body)
+        except (ValueError, RecursionError):
+            body = None
+        model = body.get("model") if isinstance(body, dict) else ""
+        if model is None and request.path == "/v1/rewards":
+            return self._only()
+        return self._agent_of(model) if isinstance(model, str) and body else next(iter(self._servers))
 
-    def agent_of(self, model: str) -> str:
+    def _agent_of(self, model: str) -> str:
         """Return whose a model name is, FIRST where it is no agent's; raises ChatError 404 without one."""
         agent = model.partition(":")[0]
         if agent in self._servers and agent != FIRST:
@@ -76,7 +77,7 @@ class Agents:
         known, *others = self._servers
         raise unknown_model(known, others)
 
-    def only(self) -> str:
+    def _only(self) -> str:
         """Return whom a call is about that names no model; raises ChatError 400 where that is not clear."""
         if FIRST in self._servers:
             return FIRST
@@ -84,69 +85,83 @@ class Agents:
             return next(iter(self._servers))
         raise ChatError(400, f"model: say which, of {', '.join(self._servers)}", param="model")
 
-    async def client(self, agent: str) -> AsyncTextClient:
-        """Return the client of an agent; raises ChatError 503 where it has no server yet."""
+    async def _from(self, agent: str, request: HttpRequest) -> HttpReply:
+        """Return the answer of one agent's server; raises ChatError where it gives none."""
+        client = await self._client(agent)
+        try:
+            reply = await client.http(self._named(agent, request))
+            if reply.status == 404 and agent != FIRST and FIRST in self._servers and not self._first_policy:
+                with contextlib.suppress(ChatError, PolicyError, TimeoutError):  # away, and has no names then
+                    async with asyncio.timeout(self._describe_s):
+                        self._first_policy = (await (await self._client(FIRST)).describe()).policy
+                await reply.parts.aclose()
+                reply = await client.http(self._named(agent, request))
+        except PolicyError as error:
+            raise _of_server(error, agent) from error
+        return replace(reply, parts=_parts(reply, agent))
+
+    def _named(self, agent: str, request: HttpRequest) -> HttpRequest:
+        """The request with what this agent and the others are called here."""
+        first = [self._first_policy] if self._first_policy and agent != FIRST else []
+        others = [*first, *(name for name in self._servers if name not in (agent, FIRST))]
+        return replace(request, agent=agent, others=tuple(others))
+
+    async def _client(self, agent: str) -> AsyncTextClient:
         found = await self._servers[agent].client()
         if found is None:
-            raise ChatError(
-                503,
-                f"model: {agent or 'the first'} has no server yet, or none any more: look after the run of "
+            raise _unready(
+                f"{agent or 'the first'} has no server yet, or none any more: look after the run of "
                 f"{option_of(agent)}",
-                param="model",
-                code="not_ready",
-                kind="server_error",
-                retry_s=1,
+                "not_ready",
             )
         return found
 
-    async def describe(self, agent: str) -> TextDescription:
-        """Return what an agent serves now; raises ChatError: 503 for one that does not say so in time."""
-        client = await self.client(agent)
+    async def _soon(self, agent: str, request: HttpRequest) -> HttpReply:
+        """Return the whole answer of one that must not be waited for."""
         try:
             async with asyncio.timeout(self._describe_s):
-                return await client.describe()
-        except PolicyError as error:
-            raise of_server(error, option=option_of(agent)) from error
+                reply = await self._from(agent, request)
+                return json_reply(json.loads(await reply.whole()), reply.status)
         except TimeoutError as error:
-            raise ChatError(
-                503,
-                f"model: the server of {agent or 'the first'} has not said in {self._describe_s:g} s what "
-                f"it serves: look after that of {option_of(agent)}",
-                param="model",
-                code="unreachable",
-                kind="server_error",
-                retry_s=1,
+            raise _unready(
+                f"the server of {agent or 'the first'} has not said in {self._describe_s:g} s what it "
+                f"serves: look after that of {option_of(agent)}",
+                "unreachable",
             ) from error
 
-    async def models(self) -> dict[str, Any]:
+    async def _models(self, request: HttpRequest) -> HttpReply:
         """Return the names of all whose servers answer; raises ChatError where none does."""
-        told = await asyncio.gather(*map(self._models_of, self._servers))
+        told = await asyncio.gather(*(self._models_of(one, request) for one in self._servers))
         found = [one for rows in told if not isinstance(rows, ChatError) for one in rows]
         if not found:
             raise next(one for one in told if isinstance(one, ChatError))
-        return {"object": "list", "data": found}
+        return json_reply({"object": "list", "data": found})
 
-    async def show(self, model: str) -> dict[str, Any]:
-        """Return what is told of a model name; raises ChatError."""
-        agent = self.agent_of(model)
-        described = await self.describe(agent)
-        for one in models(described, agent):
-            if one["id"] == model:
-                return one
-        raise await self._unknown(agent, agent or described.policy)
-
-    async def _models_of(self, agent: str) -> list[dict[str, Any]] | ChatError:
+    async def _models_of(self, agent: str, request: HttpRequest) -> list[dict[str, Any]] | ChatError:
         try:
-            described = await self.describe(agent)
+            reply = await self._soon(agent, request)
         except ChatError as error:
             return error
-        if agent == FIRST and described.policy in self._servers:
-            return []  # an agent has its name
-        return models(described, agent)
+        rows: list[dict[str, Any]] = json.loads(await reply.whole())["data"]
+        return [] if agent == FIRST and rows[0]["id"] in self._servers else rows  # an agent has its name
 
-    async def _unknown(self, agent: str, policy: str) -> ChatError:
-        """The error of a name that is none of an agent's, with the names of the others."""
-        if FIRST in self._servers and FIRST not in self._policies:
-            with contextlib.suppress(ChatError):  # it is away, and has no names then
-                self._policies[FIRST] = (await self.describe(FIRST)).policy
-        return unknown_model(policy, [name for one, name in self._policies.items() if one != agent])
+
+async def _parts(reply: HttpReply, agent: str) -> AsyncGenerator[bytes, None]:
+    try:
+        async with contextlib.aclosing(reply.parts) as parts:
+            async for part in parts:
+                yield part
+    except PolicyError as error:
+        failed = _of_server(error, agent)
+        if reply.headers.get("content-type") != EVENTS:
+            raise failed from error
+        yield event(failed.body).encode()
+
+
+def _of_server(error: PolicyError, agent: str) -> ChatError:
+    remedy = f"; start it, or start the gateway with another {option_of(agent)}"
+    return unanswered(error, remedy if isinstance(error, Unreachable) else "")
+
+
+def _unready(why: str, code: str) -> ChatError:
+    return ChatError(503, f"model: {why}", param="model", code=code, kind="server_error", retry_s=1)

@@ -277,7 +277,7 @@ def text(
     """Serve agents the API that they know (OpenAI's chat completions), over one server of text or several."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.gateway.text.chat_routes import main
+        from penstock.gateway.text.chat_app import main
 
         return main(lifecycle, settings, agents=_text_servers(server, agents or (), settings), listen=listen)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
@@ -32,9 +33,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ServedTextRun:
 
 
 @pytest.fixture(scope="module")
-def server(run: ServedTextRun) -> Iterator[BrokerProcess]:
+def http_address() -> str:
+    """Where the server answers OpenAI's API itself."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def server(run: ServedTextRun, http_address: str) -> Iterator[BrokerProcess]:
     """Over it; it compares clients soon."""
-    settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
+    settings: dict[str, Any] = {
+        "canary.settle_s": 0.05,
+        "canary.slow_ms": 1e6,
+        "serving.http_listen": http_address,
+    }
     with serving_text(run, **settings) as process:
         yield process
 
@@ -83,7 +95,7 @@ def test_a_canary_that_answers_badly_is_withdrawn(
 
 
 def test_a_label_of_the_registry_is_a_model(
-    run: ServedTextRun, client: TextClient, server: BrokerProcess
+    run: ServedTextRun, client: TextClient, server: BrokerProcess, http_address: str
 ) -> None:
     found = []
     for version in (run.add(5, GOOD), run.add(6, GOOD)):
@@ -91,11 +103,12 @@ def test_a_label_of_the_registry_is_a_model(
             wanted = replace(registry.traffic(POLICY), pins={"label:v15": version, "ada": 1})
             registry.set_traffic(wanted, "a test", by="test")
         eventually(lambda: dict(client.describe().labels) == {"v15": version}, "the label", 60)  # noqa: B023
-        with agents_api_of(server.address) as base_url:
-            agent = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
-            made: Any = agent.chat.completions.create(model="default:v15", messages=list(ASKED))
-            found.append((made.model, made.penstock["version"], made.penstock["arm"]))
-            assert "default:v15" in [one.id for one in agent.models.list()]
-            with pytest.raises(openai.NotFoundError, match="or its label"):
-                agent.chat.completions.create(model="default:ada", messages=list(ASKED))
-    assert found == [("default:v15", 5, "pinned"), ("default:v15", 6, "pinned")]
+        with agents_api_of(server.address) as behind_gateway:
+            for base_url in (behind_gateway, f"http://{http_address}/v1"):
+                agent = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
+                made: Any = agent.chat.completions.create(model="default:v15", messages=list(ASKED))
+                found.append((made.model, made.penstock["version"], made.penstock["arm"]))
+                assert "default:v15" in [one.id for one in agent.models.list()]
+                with pytest.raises(openai.NotFoundError, match="or its label"):
+                    agent.chat.completions.create(model="default:ada", messages=list(ASKED))
+    assert found == [("default:v15", version, "pinned") for version in (5, 5, 6, 6)]

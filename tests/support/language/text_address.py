@@ -2,18 +2,19 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from penstock.client.http_calls import HttpReply, HttpRequest
 from penstock.client.text_calls import DEADLINE_S
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.sites.site import REACH_S, RunAddresses, ServedText, Upstream
 from penstock.gateway.text.agents import DESCRIBE_S, FIRST, Agents
-from penstock.gateway.text.chat_routes import make_app
+from penstock.gateway.text.chat_app import make_app
 from penstock.rpc.auth import Credentials
 from tests.support.language.text_stand import TextStand
 
@@ -79,7 +80,7 @@ def agents_api_over(
         name: ServedText(upstream_at(address), deadline_s=deadline_s, reach_s=reach_s)
         for name, address in addresses.items()
     }
-    server = HttpServer(make_app(Agents(served, describe_s)), "127.0.0.1:0")
+    server = HttpServer(make_app(Agents(served, describe_s).answer), "127.0.0.1:0")
     server.start()
     try:
         yield f"{server.url}/v1"
@@ -90,3 +91,8 @@ def agents_api_over(
 def upstream_at(address: str) -> Upstream:
     """A run of which the address of its server of text is known, and nothing else."""
     return Upstream(addresses=lambda: RunAddresses(server=address), credentials=Credentials())
+
+
+def relay_to(upstream: Upstream) -> Callable[[HttpRequest], Awaitable[HttpReply]]:
+    """What a gateway answers before the server of one run."""
+    return Agents({FIRST: ServedText(upstream)}).answer

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from penstock.protocol.refusal import invalid
@@ -19,7 +19,11 @@ MAX_TEXT: Final = 256
 """Most characters of a stop text, and of what an answer begins with."""
 MAX_BIASED: Final = 1024
 """Most token ids whose logits a request changes."""
+MAX_TOOLS: Final = 128
+BYTES_PER_TOKEN: Final = 64
+"""More bytes of messages than this for each token that fits are not read at all."""
 _MOST_BIAS: Final = 100.0
+_TOOL_FORM: Final = 'write {"type": "function", "function": {"name": …, "parameters": …}}'
 
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -124,6 +128,10 @@ class TextAnswer:
         """Return whether the guard let not all of it pass."""
         return self.finish == "content_filter"
 
+    def told(self) -> "TextAnswer":
+        """Return what a caller may see of it: the ids of a blocked one are as good as its text."""
+        return replace(self, ids=(), log_prob=(), tokens=()) if self.is_blocked else self
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldThought:
@@ -153,6 +161,34 @@ class TextReply:
     conversation_id: str = ""
     turn: int = 0
     unlearned: str = ""
+
+
+def check_counts(
+    most: int, *, messages: int, calls: int, tools: int, characters: int, stops: int, biased: int
+) -> None:
+    """Raise Refused for more than `most` messages or calls, or too many of the rest.
+
+    Before any of them is made, because an empty one has two bytes on the wire and hundreds in memory.
+    """
+    for name, count, limit in (
+        ("messages", messages, most),
+        ("messages.tool_calls", calls, most),
+        ("tools", tools, MAX_TOOLS),
+        ("tools (characters)", characters, BYTES_PER_TOKEN * most),
+        ("stop", stops, MAX_STOPS),
+        ("logit_bias", biased, MAX_BIASED),
+    ):
+        if count > limit:
+            raise invalid(f"{name}: {count} are given, at most {limit} are taken")
+
+
+def checked_tool(index: int, tool: Any) -> dict[str, Any]:
+    """Return a tool that can be called; raises Refused."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(f"tools[{index}]: {_TOOL_FORM}")
+    made: dict[str, Any] = tool
+    return made
 
 
 def check_client_key(client_key: str) -> None:

@@ -8,7 +8,7 @@ columns that are over wait for late rewards (serving.reward_window_s), then go t
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +21,14 @@ from penstock.workloads.language.conversation.chat_encoder import ChatEncoder, F
 from penstock.workloads.language.conversation.live_conversation import LiveConversation, Sampled
 from penstock.workloads.language.serving import column_experience
 from penstock.workloads.language.serving.adapter_versions import AdapterVersions
-from penstock.workloads.language.serving.asks import SAMPLED_BYTES, Ask, TextReply, check_client_key, of_ask
+from penstock.workloads.language.serving.asks import (
+    BYTES_PER_TOKEN,
+    SAMPLED_BYTES,
+    Ask,
+    TextReply,
+    check_client_key,
+    of_ask,
+)
 from penstock.workloads.language.serving.column_experience import MAX_TURNS, ColumnExperience, Rewards
 from penstock.workloads.language.serving.talk import Sibling, Talk
 from penstock.workloads.language.serving.text_answerer import Drawn, Prompt, Show, TextAnswerer
@@ -42,8 +49,6 @@ Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
 
 MAX_SIBLINGS: Final = 64
 """Of one turn."""
-BYTES_PER_TOKEN: Final = 64
-"""More bytes of messages than this for each token that fits are not read at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +116,23 @@ class Conversations:
             return await self._answer(ask, until_s, show)
         finally:
             self._held.add(owner, -needed)
+
+    async def stream(self, ask: Ask, until_s: float) -> AsyncGenerator[tuple[int, str] | TextReply, None]:
+        """Yield parts of answers, by their index, as they grow, and all of the reply; raises Refused.
+
+        Closing it ends the answers that it has begun.
+        """
+        parts = asyncio.Queue[tuple[int, str] | None]()
+        growing = asyncio.ensure_future(
+            self.generate(ask, until_s, lambda index, text: parts.put_nowait((index, text)))
+        )
+        growing.add_done_callback(lambda _: parts.put_nowait(None))
+        try:
+            while (part := await parts.get()) is not None:
+                yield part
+            yield await growing
+        finally:
+            growing.cancel()
 
     async def _answer(self, ask: Ask, until_s: float, show: Show) -> TextReply:
         if not ask.conversation_id:

@@ -21,6 +21,7 @@ from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from penstock.workloads.language.quiet import quieten
 from penstock.workloads.language.serving.adapter_versions import AdapterVersions
 from penstock.workloads.language.serving.answer_guard import AnswerGuard
+from penstock.workloads.language.serving.chat_api import ChatListener
 from penstock.workloads.language.serving.column_experience import ColumnExperience
 from penstock.workloads.language.serving.conversations import Conversations, Limits
 from penstock.workloads.language.serving.talk import Thinker, ThinkingForm
@@ -63,6 +64,7 @@ class TextParts:
     background_tasks: BackgroundTasks
     over: threading.Event
     thread: threading.Thread
+    listener: ChatListener | None
     names: tuple[str, ...] = (NAME,)
     calls: Calls = field(default_factory=lambda: CALLS)
 
@@ -73,6 +75,8 @@ class TextParts:
     async def begin(self) -> None:
         """See `HostedService`."""
         self.thread.start()
+        if self.listener is not None:
+            self.background_tasks.send(self.listener.serve())
         if self.traffic is not None:
             await self.traffic.begin(self.versions, self.canary_monitor)
             self.background_tasks.send(
@@ -95,6 +99,8 @@ class TextParts:
 
     async def finish(self) -> None:
         """See `HostedService`."""
+        if self.listener is not None:
+            await self.listener.finish()
         self.conversations.finish()
 
     def close(self) -> None:
@@ -166,6 +172,7 @@ def assemble_text(
         now,
     )
     over = threading.Event()
+    service = TextService(specification.run, section, conversations, versions)
     return TextParts(
         specification=specification,
         refresh_s=settings.registry.refresh_s,
@@ -174,10 +181,11 @@ def assemble_text(
         canary_monitor=canary_monitor,
         traffic=traffic,
         conversations=conversations,
-        service=TextService(specification.run, section, conversations, versions),
+        service=service,
         background_tasks=background_tasks,
         over=over,
         thread=ComputeThread(target=engine.run, args=(over.is_set,), name="engine", daemon=True),
+        listener=ChatListener(section.http_listen, service.chat_api) if section.http_listen else None,
     )
 
 

@@ -4,11 +4,14 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, Final
 
 import grpc
 
+from penstock.client.http_calls import HttpRequest
 from penstock.config.settings import ServingSection
+from penstock.protocol.limits import KIB
 from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
 from penstock.registry.routing import Arm, labels
 from penstock.rpc.auth import CLIENT, Calls
@@ -18,23 +21,31 @@ from penstock.v1 import text_pb2 as pb
 from penstock.workloads.language.prompt import Message, ToolCall
 from penstock.workloads.language.serving import column_experience
 from penstock.workloads.language.serving.asks import (
-    MAX_BIASED,
-    MAX_STOPS,
     Ask,
     TextAnswer,
     TextReply,
     ToldThought,
+    check_counts,
+    checked_tool,
 )
-from penstock.workloads.language.serving.conversations import BYTES_PER_TOKEN, Conversations
+from penstock.workloads.language.serving.chat_api import ChatApi
+from penstock.workloads.language.serving.conversations import Conversations
 from penstock.workloads.language.serving.text_answerer import no_show
 from penstock.workloads.plugin.serving import LoadedVersions, RequestErrors
 
 NAME: Final = "penstock.v1.TextService"
-METHODS: Final = ("Generate", "GenerateStream", "StartConversation", "Reward", "EndConversation", "Describe")
+METHODS: Final = (
+    "Generate",
+    "GenerateStream",
+    "StartConversation",
+    "Reward",
+    "EndConversation",
+    "Describe",
+    "Http",
+)
 CALLS: Final[Calls] = {f"/{NAME}/{method}": CLIENT for method in METHODS}
 """Which party may call what."""
-MAX_TOOLS: Final = 128
-_TOOL_FORM: Final = 'write {"type": "function", "function": {"name": …, "parameters": …}}'
+_CHUNK_BYTES: Final = 256 * KIB
 
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
@@ -67,6 +78,7 @@ class TextService:
         self._run, self._section = run, section
         self._conversations, self._versions = conversations, versions
         self._request_errors = RequestErrors()
+        self.chat_api = ChatApi(run, section.policy, conversations, versions, self._request_errors)
         self._loop = asyncio.get_running_loop()
 
     def add_to(self, server: "grpc.aio.Server") -> None:
@@ -86,11 +98,18 @@ class TextService:
             )
             for name, (request, reply, body) in calls.items()
         }
-        handlers["GenerateStream"] = grpc.unary_stream_rpc_method_handler(
-            self.generate_stream,
-            request_deserializer=pb.GenerateRequest.FromString,
-            response_serializer=pb.GenerateChunk.SerializeToString,
-        )
+        streams: dict[str, tuple[Any, Any, Any]] = {
+            "GenerateStream": (pb.GenerateRequest, pb.GenerateChunk, self.generate_stream),
+            "Http": (pb.HttpRequest, pb.HttpChunk, self.http),
+        }
+        handlers |= {
+            name: grpc.unary_stream_rpc_method_handler(
+                body,
+                request_deserializer=request.FromString,
+                response_serializer=reply.SerializeToString,
+            )
+            for name, (request, reply, body) in streams.items()
+        }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
     async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateReply:
@@ -109,29 +128,37 @@ class TextService:
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateChunk]:
         """See text.proto. Ends, with the answers that it has begun, when its caller goes away."""
-        parts: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
-        task = asyncio.ensure_future(self._generate(request, context, parts))
-        try:
-            while (part := await parts.get()) is not None:
-                yield pb.GenerateChunk(index=part[0], text=part[1])
-            yield pb.GenerateChunk(reply=await task)
-        finally:
-            task.cancel()
-
-    async def _generate(
-        self, request: pb.GenerateRequest, context: Context, parts: "asyncio.Queue[tuple[int, str] | None]"
-    ) -> pb.GenerateReply:
         metrics.POLICY_CALLS.labels("generate_stream").inc()
         try:
             self._check(request.policy)
-            show = lambda index, text: parts.put_nowait((index, text))  # noqa: E731 - one use
-            reply = await self._conversations.generate(self._ask(request), self._until_s(context), show)
+            parts = self._conversations.stream(self._ask(request), self._until_s(context))
+            async with aclosing(parts):
+                async for part in parts:
+                    if isinstance(part, TextReply):
+                        yield pb.GenerateChunk(reply=_to_proto(request, part))
+                    else:
+                        yield pb.GenerateChunk(index=part[0], text=part[1])
         except Refused as error:
             refusal = self._request_errors.refused(request, error)
-            return pb.GenerateReply(refusal=refusal, request_id=request.request_id)
-        finally:
-            parts.put_nowait(None)
-        return _to_proto(request, reply)
+            yield pb.GenerateChunk(reply=pb.GenerateReply(refusal=refusal, request_id=request.request_id))
+
+    async def http(self, request: pb.HttpRequest, context: Context) -> AsyncIterator[pb.HttpChunk]:
+        """See text.proto."""
+        asked = HttpRequest(
+            method=request.method,
+            path=request.path,
+            headers=request.headers,
+            body=request.body,
+            request_id=request.request_id,
+            agent=request.agent,
+            others=tuple(request.others),
+        )
+        reply = await self.chat_api.answer(asked, self._until_s(context))
+        yield pb.HttpChunk(status=reply.status, headers=reply.headers)
+        async with aclosing(reply.parts):
+            async for part in reply.parts:
+                for begin in range(0, len(part), _CHUNK_BYTES):
+                    yield pb.HttpChunk(body=part[begin : begin + _CHUNK_BYTES])
 
     async def start(
         self, request: pb.StartConversationRequest, _context: Context
@@ -216,7 +243,15 @@ class TextService:
 
     def _ask(self, request: pb.GenerateRequest) -> Ask:
         # Each message, and each call, takes a token at least.
-        _check_counts(request, self._conversations.limits.most_tokens)
+        check_counts(
+            self._conversations.limits.most_tokens,
+            messages=len(request.messages),
+            calls=sum(len(message.tool_calls) for message in request.messages),
+            tools=len(request.tools),
+            characters=sum(map(len, request.tools)),
+            stops=len(request.stop),
+            biased=len(request.logit_bias),
+        )
         return _ask(request)
 
     def _check(self, policy: str) -> None:
@@ -229,31 +264,11 @@ class TextService:
         return math.inf if left_s is None else self._loop.time() + left_s
 
 
-def _check_counts(request: pb.GenerateRequest, most: int) -> None:
-    """Raise Refused for more than `most` messages or calls, or too many of the rest.
-
-    Before any of them is made, because an empty one has two bytes on the wire and hundreds in memory.
-    """
-    calls = sum(len(message.tool_calls) for message in request.messages)
-    texts = sum(map(len, request.tools))
-    found = {
-        "messages": (len(request.messages), most),
-        "messages.tool_calls": (calls, most),
-        "tools": (len(request.tools), MAX_TOOLS),
-        "tools (characters)": (texts, BYTES_PER_TOKEN * most),
-        "stop": (len(request.stop), MAX_STOPS),
-        "logit_bias": (len(request.logit_bias), MAX_BIASED),
-    }
-    for name, (count, limit) in found.items():
-        if count > limit:
-            raise invalid(f"{name}: {count} are given, at most {limit} are taken")
-
-
 def _ask(request: pb.GenerateRequest) -> Ask:
     """What a request asks for; raises Refused for tools that do not parse and an arm that there is not."""
     return Ask(
         messages=tuple(map(_message, request.messages)),
-        tools=_tools(request.tools),
+        tools=tuple(_tool(index, text) for index, text in enumerate(request.tools)),
         request_id=request.request_id,
         conversation_id=request.conversation_id,
         client_key=request.client_key,
@@ -281,20 +296,12 @@ def _message(message: pb.TextMessage) -> Message:
     return Message(message.role, message.content, calls, message.tool_call_id)
 
 
-def _tools(texts: Any) -> tuple[dict[str, Any], ...]:
-    return tuple(_tool(index, text) for index, text in enumerate(texts))
-
-
 def _tool(index: int, text: str) -> dict[str, Any]:
     try:
         tool = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise invalid(f"tools[{index}]: is no JSON: {error}") from error
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid(f"tools[{index}]: {_TOOL_FORM}")
-    made: dict[str, Any] = tool
-    return made
+    return checked_tool(index, tool)
 
 
 def _arm(number: int) -> Arm | None:
@@ -308,7 +315,7 @@ def _arm(number: int) -> Arm | None:
 def _to_proto(request: pb.GenerateRequest, reply: TextReply) -> pb.GenerateReply:
     return pb.GenerateReply(
         request_id=request.request_id,
-        answers=map(_answer, reply.answers),
+        answers=[_answer(one.told()) for one in reply.answers],
         version=reply.version,
         arm=_ARMS[reply.arm],
         fallback=policy_pb2.FALLBACK_ADAPTER_OFF if reply.is_fallback else policy_pb2.FALLBACK_UNSPECIFIED,
@@ -323,16 +330,14 @@ def _to_proto(request: pb.GenerateRequest, reply: TextReply) -> pb.GenerateReply
 def _answer(answer: TextAnswer) -> pb.TextAnswer:
     message = answer.message
     calls = [pb.ToolCall(id=one.id, name=one.name, arguments=one.arguments) for one in message.tool_calls]
-    told = pb.TextAnswer(
+    return pb.TextAnswer(
         message=pb.TextMessage(role=message.role, content=message.content, tool_calls=calls),
         finish=_FINISHES[answer.finish],
         thought=None if answer.thought is None else _thought(answer.thought),
+        token_ids=answer.ids,
+        log_prob=answer.log_prob,
+        tokens=answer.tokens,
     )
-    if not answer.is_blocked:  # its ids are as good as its text
-        told.token_ids.extend(answer.ids)
-        told.log_prob.extend(answer.log_prob)
-        told.tokens.extend(answer.tokens)
-    return told
 
 
 def _thought(thought: ToldThought) -> pb.Thought:

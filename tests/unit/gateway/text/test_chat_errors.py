@@ -9,12 +9,11 @@ import pytest
 from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.sites.site import RunAddresses, Upstream
-from penstock.gateway.text.agents import FIRST
-from penstock.gateway.text.chat_routes import guarded_app
+from penstock.gateway.text.chat_app import guarded_app
 from penstock.protocol.limits import MIB
 from penstock.rpc.auth import Credentials
 from penstock.rpc.gate import Rates
-from tests.support.language.text_address import agents_api, served_text, upstream_at
+from tests.support.language.text_address import agents_api, relay_to, served_text, upstream_at
 from tests.support.language.text_stand import make_model
 
 ASKED: Final[list[Any]] = [{"role": "user", "content": "sum"}]
@@ -53,7 +52,7 @@ def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
 
 
 def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> None:
-    app = guarded_app({FIRST: upstream_at(f"unix:{tmp_path / 'none.sock'}")}, CallLimits(SELDOM))
+    app = guarded_app(relay_to(upstream_at(f"unix:{tmp_path / 'none.sock'}")), CallLimits(SELDOM))
     server = HttpServer(app, "127.0.0.1:0")
     server.start()
     try:
@@ -75,7 +74,7 @@ def test_a_defect_is_an_error_of_the_server(tmp_path: Path) -> None:
         raise RuntimeError(f"a defect beside {tmp_path}")
 
     server = HttpServer(
-        guarded_app({FIRST: Upstream(addresses=defect, credentials=Credentials())}), "127.0.0.1:0"
+        guarded_app(relay_to(Upstream(addresses=defect, credentials=Credentials()))), "127.0.0.1:0"
     )
     server.start()
     try:

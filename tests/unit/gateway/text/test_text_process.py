@@ -8,9 +8,8 @@ import openai
 import pytest
 
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.text.agents import FIRST
-from penstock.gateway.text.chat_routes import guarded_app
-from tests.support.language.text_address import upstream_at
+from penstock.gateway.text.chat_app import guarded_app
+from tests.support.language.text_address import relay_to, upstream_at
 
 PATIENCE_S: Final = 30.0
 """Of the agent: half of the deadline that a call to a server of text has."""
@@ -19,7 +18,7 @@ PATIENCE_S: Final = 30.0
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[openai.OpenAI]:
     """A client of the API whose server of text is named by a socket that is not there."""
-    server = HttpServer(guarded_app({FIRST: upstream_at(f"unix:{tmp_path / 'text.sock'}")}), "127.0.0.1:0")
+    server = HttpServer(guarded_app(relay_to(upstream_at(f"unix:{tmp_path / 'text.sock'}"))), "127.0.0.1:0")
     server.start()
     yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
     server.stop()

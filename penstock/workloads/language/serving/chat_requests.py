@@ -1,9 +1,6 @@
-"""What a request may hold, and what of it the server of text is asked.
+"""Bodies of requests to OpenAI's API, and what they ask of the server of text."""
 
-Learned from is what is sampled from the policy as it is: whatever draws otherwise is answered, and said to be
-not learned from.
-"""
-
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
@@ -11,14 +8,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from penstock.client import Arm
-from penstock.client.text_calls import TextOptions
+from penstock.client.calls import checked_text
+from penstock.client.http_calls import ChatError, unknown_model
+from penstock.client.text_calls import checked_biases
 from penstock.gateway.frame.requests import NUMERIC, Number
-from penstock.gateway.text.chat_answers import ChatError
+from penstock.registry.routing import Arm
+from penstock.workloads.language.prompt import Message, ToolCall
+from penstock.workloads.language.serving.asks import Ask, check_counts, checked_tool
+from penstock.workloads.language.serving.text_answerer import OPENING
 
-_CALL: Final = "<tool_call>"
-"""How a model begins a call of a tool."""
-_ARMS: Final = {"latest": Arm.LATEST, "active": Arm.ACTIVE, "canary": Arm.CANARY}
+_ARMS: Final = {arm.value: arm for arm in (Arm.LATEST, Arm.ACTIVE, Arm.CANARY)}
 NAME_FORM: Final = r"[\x21-\x7e]{1,128}"
 ConversationName = Annotated[str, Field(pattern=f"^{NAME_FORM}$")]
 """What a caller calls a conversation: printable, without blanks."""
@@ -72,16 +71,22 @@ class ChatMessage(_SentBack):
                 raise PydanticCustomError("no_text", text, {"index": index, "kind": repr(kind[:40])})
         return content
 
-    def plain(self) -> dict[str, Any]:
-        """Return it as the text client takes it."""
-        parts = self.content if isinstance(self.content, list) else []
-        text = "".join(part.text for part in parts) if parts else self.content or ""
-        return {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": text,
-            "tool_calls": [call.model_dump() for call in self.tool_calls or ()],
-            "tool_call_id": self.tool_call_id or "",
-        }
+    def message(self, index: int) -> Message:
+        """Return it as the model is asked; raises ChatError for what is no text."""
+        text = self.content or ""
+        if not isinstance(text, str):
+            text = "".join(part.text for part in text)
+        calls = [ToolCall(one.id, one.function.name, one.function.arguments) for one in self.tool_calls or ()]
+        made = Message(
+            "system" if self.role == "developer" else self.role, text, tuple(calls), self.tool_call_id or ""
+        )
+        try:
+            for one in (text, made.tool_call_id, *(part for call in calls for part in _texts(call))):
+                one.encode()
+        except UnicodeEncodeError as error:
+            place = f"messages[{index}]"
+            raise ChatError(400, f"{place}: {error}", param=place, code="invalid_value") from error
+        return made
 
 
 class _StreamOptions(_Part):
@@ -147,27 +152,42 @@ class ChatRequest(_Part):
     store: StrictBool | None = None
     penstock: Extension = Extension()
 
-    def options(self) -> TextOptions:
-        """Return what the text client is asked with; raises ChatError."""
+    def ask(self, request_id: str, most_tokens: int) -> Ask:
+        """Return what is asked; raises ChatError, Refused and ValueError.
+
+        most_tokens: that fit; each message, and each call, takes one at least.
+        """
         self._check()
-        made: TextOptions = {
-            "tools": () if self.tool_choice == "none" else tuple(self.tools or ()),
-            "max_tokens": self.max_completion_tokens or self.max_tokens or 0,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "seed": self.seed,
-            "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            "count": self.n or 1,
-            "learned": self.penstock.learn,
-            "regenerate": self.penstock.regenerate,
-            "begins_with": self._begins_with(),
-            "logit_bias": self.logit_bias or {},
-            "presence_penalty": self.presence_penalty or 0.0,
-            "frequency_penalty": self.frequency_penalty or 0.0,
-            "thought_tokens": self.penstock.thought_tokens,
-            "show_thought": self.penstock.show_thought,
-        }
-        return made
+        tools = [] if self.tool_choice == "none" else self.tools or []
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        check_counts(
+            most_tokens,
+            messages=len(self.messages),
+            calls=sum(len(one.tool_calls or ()) for one in self.messages),
+            tools=len(tools),
+            characters=sum(len(json.dumps(tool)) for tool in tools),
+            stops=len(stop),
+            biased=len(self.logit_bias or ()),
+        )
+        return Ask(
+            messages=tuple(one.message(index) for index, one in enumerate(self.messages)),
+            tools=tuple(checked_tool(index, tool) for index, tool in enumerate(tools)),
+            request_id=request_id,
+            max_tokens=self.max_completion_tokens or self.max_tokens or 0,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            seed=self.seed,
+            stop=tuple(checked_text("stop", one) for one in stop),
+            count=self.n or 1,
+            not_learned=not self.penstock.learn,
+            regenerate=self.penstock.regenerate,
+            begins_with=checked_text("begins_with", self._begins_with()),
+            logit_bias=checked_biases(self.logit_bias or {}),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            thought_tokens=self.penstock.thought_tokens,
+            show_thought=self.penstock.show_thought,
+        )
 
     def conversation(self, header: str | None) -> str:
         """Return what the caller calls its conversation; "": it says nothing. Raises ChatError.
@@ -176,7 +196,7 @@ class ChatRequest(_Part):
         """
         name = header or (self.metadata or {}).get("conversation_id", "")
         if name and not re.fullmatch(NAME_FORM, name):
-            place = "metadata.conversation_id"
+            place = "X-Conversation-Id" if header else "metadata.conversation_id"
             raise ChatError(400, f"{place}: use 1 to 128 printable characters without blanks", param=place)
         return name
 
@@ -197,9 +217,9 @@ class ChatRequest(_Part):
             name = self.tool_choice.function.name
             if name not in _names(self.tools or ()):
                 raise ChatError(400, f"tool_choice: no tool is named {name!r}", param="tool_choice")
-            return f'{_CALL}\n{{"name": "{name}", "arguments": '
+            return f'{OPENING}\n{{"name": "{name}", "arguments": '
         if self.tool_choice == "required":
-            return f"{_CALL}\n"
+            return f"{OPENING}\n"
         is_text = self.response_format is None or self.response_format.type == "text"
         return "" if is_text else "{"
 
@@ -221,16 +241,13 @@ class RewardRequest(_Part):
     model: Annotated[str, Field(max_length=256)] | None = None
 
 
-def is_plain(name: str) -> bool:
-    """Return whether a model name can be read without knowing which labels there are."""
-    _, colon, which = name.partition(":")
-    return not colon or which in _ARMS or which.isdigit()
-
-
-def model_of(name: str, policy: str, labels: Mapping[str, int]) -> tuple[Arm | None, int]:
+def model_of(
+    name: str, policy: str, labels: Mapping[str, int], others: Sequence[str] = ()
+) -> tuple[Arm | None, int]:
     """Return the arm and the version that a model name asks for: POLICY, POLICY:latest, POLICY:40, its label.
 
-    policy: that is served, as it is called here. labels: versions by label. Raises ChatError 404 for others.
+    policy: that is served, as its caller calls it. labels: versions by label. others: further names, for the
+    error. Raises ChatError 404 for others.
     """
     given, colon, which = name.partition(":")
     if given == policy and not colon:
@@ -241,21 +258,13 @@ def model_of(name: str, policy: str, labels: Mapping[str, int]) -> tuple[Arm | N
         return None, int(which)
     if given == policy and which in labels:
         return None, labels[which]
-    raise unknown_model(policy)
-
-
-def unknown_model(policy: str, others: Sequence[str] = ()) -> ChatError:
-    """Return the error of a model name that is none. policy, others: those that there are."""
-    beside = f"; the same of {', '.join(others)}" if others else ""
-    return ChatError(
-        404,
-        f"model: there is none of that name; use {policy}, {policy}:latest, {policy}:active, "
-        f"{policy}:canary, a version as {policy}:40, or its label{beside}",
-        param="model",
-        code="model_not_found",
-    )
+    raise unknown_model(policy, others)
 
 
 def _names(tools: list[dict[str, Any]] | tuple[()]) -> set[str]:
     functions = [tool.get("function") for tool in tools]
     return {str(one.get("name")) for one in functions if isinstance(one, Mapping)}
+
+
+def _texts(call: ToolCall) -> tuple[str, str, str]:
+    return call.id, call.name, call.arguments
