@@ -6,8 +6,9 @@ same one.
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Final, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -227,7 +228,7 @@ def abandon(episode_id: str) -> Call[EpisodeResult]:
     request = pb.EndEpisodeRequest(
         episode_id=episode_id, request_id=new_request_id(), ending=pb.ENDING_ABANDONED
     )
-    return Call("EndEpisode", request, _result)
+    return Call("EndEpisode", request, partial(copied, EpisodeResult))
 
 
 def reward(episode_id: str, rewards: Iterable[tuple[int | None, float]], request_id: str = "") -> Call[int]:
@@ -299,7 +300,7 @@ class Codec:
         )
         if final_observation is not None:
             request.final_observation.extend(to_parts("final_observation", self._seen, final_observation))
-        return Call("EndEpisode", request, _result)
+        return Call("EndEpisode", request, partial(copied, EpisodeResult))
 
     def _request(self, observation: Any, options: AnswerOptions, rows: int) -> pb.ActRequest:
         mask = options.get("mask")
@@ -359,36 +360,22 @@ def arm_of(number: int) -> Arm | None:
     return Arm(number) if number else None
 
 
+def copied(kind: type[T], message: Any, **others: Any) -> T:
+    """Return a dataclass of the fields that a message has by the same name; others: given instead."""
+    names = {one.name for one in fields(cast(Any, kind))} - others.keys()
+    return kind(**{name: getattr(message, name) for name in names}, **others)
+
+
 def versions_of(messages: Iterable[pb.ServedVersion]) -> tuple[ServedVersion, ...]:
     """Return the versions that a server describes."""
-    return tuple(
-        ServedVersion(
-            version=one.version,
-            update=one.update,
-            sha256=one.sha256,
-            arms=tuple(Arm(arm) for arm in one.arms),
-        )
-        for one in messages
-    )
-
-
-def _result(reply: pb.EndEpisodeReply) -> EpisodeResult:
-    return EpisodeResult(total_return=reply.total_return, length=reply.length)
+    return tuple(copied(ServedVersion, one, arms=tuple(Arm(arm) for arm in one.arms)) for one in messages)
 
 
 def _description(reply: pb.DescribeReply) -> Description:
-    return Description(
-        run=reply.run,
-        policy=reply.policy,
+    return copied(
+        Description,
+        reply,
         observation_space=from_proto("observation_space", reply.observation_space),
         action_space=from_proto("action_space", reply.action_space),
         versions=versions_of(reply.versions),
-        max_batch=reply.max_batch,
-        max_message_bytes=reply.max_message_bytes,
-        max_episodes=reply.max_episodes,
-        reward_window_ms=reply.reward_window_ms,
-        episode_timeout_ms=reply.episode_timeout_ms,
-        server=reply.server,
-        learns=reply.learns,
-        chooses_by_value=reply.chooses_by_value,
     )

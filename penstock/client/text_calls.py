@@ -6,9 +6,10 @@ No connection and no event loop is involved.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypedDict
 
-from penstock.client.calls import Call, Started, arm_of, checked_text, new_request_id, versions_of
+from penstock.client.calls import Call, Started, arm_of, checked_text, copied, new_request_id, versions_of
 from penstock.client.values import Arm, Fallback, ServedVersion
 from penstock.v1 import policy_pb2
 from penstock.v1 import text_pb2 as pb
@@ -289,25 +290,16 @@ def _end(
         ending=ending,
         reward=amount,
     )
-    return Call(
-        "EndConversation",
-        request,
-        lambda reply: ConversationResult(total_return=reply.total_return, turns=reply.turns),
-    )
+    return Call("EndConversation", request, partial(copied, ConversationResult))
 
 
 def _generation(reply: pb.GenerateReply) -> Generation:
-    return Generation(
+    return copied(
+        Generation,
+        reply,
         answers=tuple(map(_answer, reply.answers)),
-        version=reply.version,
         arm=arm_of(reply.arm),
         fallback=Fallback(reply.fallback) if reply.fallback else None,
-        conversation_id=reply.conversation_id,
-        turn=reply.turn,
-        learned=reply.learned,
-        unlearned=reply.unlearned,
-        prompt_tokens=reply.prompt_tokens,
-        request_id=reply.request_id,
     )
 
 
@@ -388,30 +380,11 @@ def _answer(answer: pb.TextAnswer) -> TextAnswer:
 
 
 def _thought(thought: pb.Thought) -> Thought:
-    return Thought(
-        tokens=thought.tokens,
-        milliseconds=thought.milliseconds,
-        is_cut=thought.is_cut,
-        text=thought.text,
-        token_ids=tuple(thought.token_ids),
-    )
+    return copied(Thought, thought, token_ids=tuple(thought.token_ids))
 
 
 def _description(reply: pb.DescribeTextReply) -> TextDescription:
-    return TextDescription(
-        run=reply.run,
-        policy=reply.policy,
-        versions=versions_of(reply.versions),
-        max_tokens=reply.max_tokens,
-        answer_tokens=reply.answer_tokens,
-        max_conversations=reply.max_conversations,
-        reward_window_ms=reply.reward_window_ms,
-        conversation_timeout_ms=reply.conversation_timeout_ms,
-        server=reply.server,
-        learns=reply.learns,
-        labels=dict(reply.labels),
-        thought_tokens=reply.thought_tokens,
-    )
+    return copied(TextDescription, reply, versions=versions_of(reply.versions), labels=dict(reply.labels))
 
 
 def _number(arm: Arm | None) -> "policy_pb2.Arm.ValueType":

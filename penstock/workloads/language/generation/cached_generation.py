@@ -153,6 +153,92 @@ def _with_places_before(states: Tensor, length: int) -> Tensor:
     return functional.pad(states, (0, 0, length - states.shape[2], 0))
 
 
+# ---- Rows that are being continued, one token of all at a time; rows join and leave in between.
+
+
+class RunningBatch:
+    """M rows. Used by one thread; every call is given the network, under one version."""
+
+    def __init__(self, pad_id: int, device: torch.device) -> None:
+        self._pad, self._device = pad_id, device
+        self._cache: Any = None
+        self._mask = torch.zeros((0, 0), dtype=torch.long, device=device)
+        self._positions = torch.zeros((0, 1), dtype=torch.long, device=device)
+
+    def __len__(self) -> int:
+        return len(self._mask)
+
+    @property
+    def places(self) -> int:
+        """Of keys and values in each row."""
+        return self._mask.shape[1]
+
+    def join(self, network: Any, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read prompts, none of them empty, as the last rows. Logits of their next tokens, [k, V]."""
+        ids, mask = left_padded(prompts, self._pad, self._device)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        cache: Any = Cache(layer_class_to_replicate=GrowingLayer)
+        logits = _logits(network, ids, mask, positions, cache)
+        if len(self):
+            for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
+                mine.join(theirs)
+        else:
+            self._cache = cache
+            self._mask = self._mask.new_zeros((0, mask.shape[1]))
+        longest = max(self.places, mask.shape[1])
+        self._mask = torch.cat([_right_aligned(one, longest) for one in (self._mask, mask)])
+        self._positions = torch.cat([self._positions, positions[:, -1:]])
+        return logits
+
+    def forward(self, network: Any, newest: Tensor) -> Tensor:
+        """Read the newest token of each row, int64 [M]. Logits of the next, [M, V]."""
+        self._mask = functional.pad(self._mask, (0, 1), value=1)
+        self._positions = self._positions + 1
+        return _logits(network, newest[:, None], self._mask, self._positions, self._cache)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows, int64 [K], in this order; one may be there several times."""
+        self._mask, self._positions = self._mask[rows], self._positions[rows]
+        self._cache.batch_select_indices(rows)
+
+    def keep(self, rows: Tensor) -> None:
+        """The same, at least one, without the places that none of them has."""
+        self.select(rows)
+        unused = int(self._mask.any(0).long().argmax())
+        if unused:
+            self._mask = self._mask[:, unused:]
+            for layer in self._cache.layers:
+                layer.forget(unused)
+
+
+def _logits(network: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+    made = network(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    logits: Tensor = made.logits[:, -1].float()
+    return logits
+
+
+def _right_aligned(mask: Tensor, length: int) -> Tensor:
+    return functional.pad(mask, (length - mask.shape[1], 0))
+
+
+def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids and mask, int64 [N, P] each: the last token of every prompt is in the last column."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad_id] * (longest - len(one)) + list(one) for one in prompts], device=device)
+    lengths = torch.tensor([len(one) for one in prompts], device=device)
+    return ids, (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()
+
+
+# ---- The backend.
+
+
 class CachedGeneration:
     """Generates with a key-value cache.
 
@@ -181,22 +267,34 @@ class CachedGeneration:
         """See `Backend`."""
         distinct = {tuple(prompt): number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         prompt_of = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=self._device)
-        batch = _Batch(*left_padded(list(distinct), self._pad, self._device), prompt_of)
+        batch = RunningBatch(self._pad, self._device)
+        rows = torch.arange(len(prompts), device=self._device)
+        alive = torch.ones(len(prompts), dtype=torch.bool, device=self._device)
         tokens = torch.full((len(prompts), most), self._pad, device=self._device)
         log_prob = torch.zeros((len(prompts), most), device=self._device)
         lengths = torch.full((len(prompts),), most, device=self._device)
         ended = torch.zeros(len(prompts), dtype=torch.bool, device=self._device)
-        step = 0
-        while step < most and not batch.is_empty and not is_over():
-            log_probs = torch.log_softmax(batch.forward(self._model), -1)
-            drawn = self._draw(log_probs, deterministic=deterministic)
-            tokens[batch.rows, step] = torch.where(batch.alive, drawn, self._pad)
-            log_prob[batch.rows, step] = log_probs.gather(1, drawn[:, None])[:, 0] * batch.alive
+        step, left, newest = 0, len(prompts), None
+        while step < most and left and not is_over():
+            if newest is None:
+                logits = batch.join(self._model, list(distinct))[prompt_of]
+                batch.select(prompt_of)
+            else:
+                logits = batch.forward(self._model, newest)
+            log_probs = torch.log_softmax(logits, -1)
+            newest = self._draw(log_probs, deterministic=deterministic)
+            tokens[rows, step] = torch.where(alive, newest, self._pad)
+            log_prob[rows, step] = log_probs.gather(1, newest[:, None])[:, 0] * alive
             step += 1
-            done = batch.alive & (drawn == self._eos)
-            lengths[batch.rows[done]] = step
-            ended[batch.rows[done]] = True
-            batch.follow(drawn, done)
+            done = alive & (newest == self._eos)
+            lengths[rows[done]] = step
+            ended[rows[done]] = True
+            alive = alive & ~done
+            left = int(alive.sum())
+            if 0 < left <= len(rows) // 2:
+                kept = alive.nonzero()[:, 0]
+                batch.select(kept)
+                rows, alive, newest = rows[kept], alive[kept], newest[kept]
             on_token()
         lengths.clamp_(max=step)
         arrays = (tokens[:, :step], log_prob[:, :step], lengths, ended, ended | (step == most))
@@ -220,67 +318,3 @@ def make_backend(policy: Any, tokenizer: Tokenizer, device: str) -> Backend:
     """
     policy.to(device_of(device))
     return CachedGeneration(policy.network, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
-
-
-class _Batch:
-    """Rows that are being continued: what the model sees next, and what it remembers of what it saw.
-
-    ids, mask: int64 [D, P], of the prompts, each of which is read once.   prompt_of: int64 [N], theirs.
-    rows: int64 [M], which of the N.   alive: bool [M], not yet ended.
-    """
-
-    def __init__(self, ids: Tensor, mask: Tensor, prompt_of: Tensor) -> None:
-        self._ids, self._mask = ids, mask
-        self._positions = (mask.cumsum(1) - 1).clamp(min=0)
-        self._cache = Cache(layer_class_to_replicate=GrowingLayer)
-        self._unread: Tensor | None = prompt_of
-        self.rows = torch.arange(len(prompt_of), device=ids.device)
-        self.alive = torch.ones(len(prompt_of), dtype=torch.bool, device=ids.device)
-        self.is_empty = False
-
-    def forward(self, model: Any) -> Tensor:
-        """Logits of the next token, float32 [M, V]."""
-        logits = (
-            model(
-                input_ids=self._ids,
-                attention_mask=self._mask,
-                position_ids=self._positions,
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            .logits[:, -1]
-            .float()
-        )
-        if self._unread is not None:
-            prompt_of, self._unread = self._unread, None
-            self._select(prompt_of)
-            logits = logits[prompt_of]
-        return logits  # type: ignore[no-any-return]
-
-    def follow(self, drawn: Tensor, done: Tensor) -> None:
-        """Go on with these tokens, without the rows that are done where that is worth it."""
-        self.alive = self.alive & ~done
-        self._ids = drawn[:, None]
-        self._mask = torch.cat([self._mask, torch.ones_like(self._ids)], 1)
-        self._positions = self._positions[:, -1:] + 1
-        left = int(self.alive.sum())
-        self.is_empty = left == 0
-        if 0 < left <= len(self.rows) // 2:
-            self._keep(self.alive.nonzero()[:, 0])
-
-    def _keep(self, kept: Tensor) -> None:
-        self._select(kept)
-        self.rows, self.alive = self.rows[kept], self.alive[kept]
-
-    def _select(self, rows: Tensor) -> None:
-        self._cache.batch_select_indices(rows)
-        self._ids, self._mask, self._positions = self._ids[rows], self._mask[rows], self._positions[rows]
-
-
-def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask, int64 [N, P] each: the last token of every prompt is in the last column."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[pad_id] * (longest - len(one)) + list(one) for one in prompts], device=device)
-    lengths = torch.tensor([len(one) for one in prompts], device=device)
-    return ids, (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()

@@ -56,6 +56,13 @@ _ARMS: Final = {
     Arm.PINNED: policy_pb2.ARM_PINNED,
 }
 _ARM_OF: Final[dict[int, Arm]] = {number: arm for arm, number in _ARMS.items()}
+_PLAIN: Final = (
+    *("request_id", "conversation_id", "client_key", "version", "max_tokens", "not_learned", "regenerate"),
+    *("begins_with", "presence_penalty", "frequency_penalty", "show_thought"),
+)
+"""Fields of a request that `Ask` has by the same name."""
+_OPTIONAL: Final[tuple[Any, ...]] = ("temperature", "top_p", "seed", "thought_tokens")
+"""Those for which `Ask` has what an absent one means."""
 _ENDINGS: Final = (
     policy_pb2.ENDING_TERMINATED,
     policy_pb2.ENDING_TRUNCATED,
@@ -266,28 +273,16 @@ class TextService:
 
 def _ask(request: pb.GenerateRequest) -> Ask:
     """What a request asks for; raises Refused for tools that do not parse and an arm that there is not."""
+    said = {name: getattr(request, name) for name in _PLAIN}
+    said |= {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
     return Ask(
         messages=tuple(map(_message, request.messages)),
         tools=tuple(_tool(index, text) for index, text in enumerate(request.tools)),
-        request_id=request.request_id,
-        conversation_id=request.conversation_id,
-        client_key=request.client_key,
-        version=request.version,
         arm=_arm(request.arm),
-        max_tokens=request.max_tokens,
-        temperature=request.temperature if request.HasField("temperature") else 1.0,
-        top_p=request.top_p if request.HasField("top_p") else 1.0,
-        seed=request.seed if request.HasField("seed") else None,
         stop=tuple(request.stop),
         count=request.count or 1,
-        not_learned=request.not_learned,
-        regenerate=request.regenerate,
-        begins_with=request.begins_with,
         logit_bias=dict(request.logit_bias),
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        thought_tokens=request.thought_tokens if request.HasField("thought_tokens") else None,
-        show_thought=request.show_thought,
+        **said,
     )
 
 
