@@ -1,7 +1,6 @@
-"""Every call as data: the request, and how its reply is read. No connection and no event loop is involved.
+"""Calls of PolicyService as data: the request, and how its reply is read; no connection, no event loop.
 
-A call that changes something carries a random `request_id`, made here once, so that a repetition carries the
-same one.
+A call that changes something carries a random `request_id`, made once, so that a repetition carries it, too.
 """
 
 import secrets

@@ -1,10 +1,7 @@
 """One connection to one policy, for threads and for an event loop.
 
-    ask(build)  the spaces are learned when they are first needed ─► build makes the call ─► do
-    do(call)    attempts until the deadline, the same request each time ─► its result or a PolicyError
-
-Where observation, request or reply do not fit the spaces, these are read again for the next call, because
-the server may now serve another run.
+Where observation, request or reply do not fit the spaces, these are read again for the next call: the server
+may now serve another run.
 """
 
 import asyncio

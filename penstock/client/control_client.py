@@ -1,13 +1,4 @@
-"""Control of a run for an event loop: `AsyncControlClient`, over the address of its broker.
-
-    control = AsyncControlClient("127.0.0.1:50051")
-    report = await control.flush("my-flush-1", min_steps=128)      what is pending becomes a batch
-    report = await control.checkpoint("a-1", "before-the-show")     kept under a name
-    report = await control.restore("b-1", "before-the-show")        gone back to
-
-A command with the same request id is the same command: ask again until its state is no longer PENDING.
-Cancelling a task leaves the command asked for.
-"""
+"""Control of a run for an event loop, over the address of its broker."""
 
 import json
 from typing import Any, Final, Self
@@ -41,6 +32,13 @@ _KINDS: Final[dict[grpc.StatusCode | None, type[PolicyError]]] = {
 
 class AsyncControlClient:
     """Steers one run; make it where the loop runs. Every call raises a PolicyError where it is not answered.
+
+        control = AsyncControlClient("127.0.0.1:50051")
+        report = await control.flush("my-flush-1", min_steps=128)      what is pending becomes a batch
+        report = await control.restore("b-1", "before-the-show")        gone back to
+
+    A command with the same request id is the same command: ask again until its state is no longer PENDING.
+    Cancelling a task leaves the command asked for.
 
     deadline_s: of one call, in seconds.
     """

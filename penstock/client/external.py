@@ -1,8 +1,5 @@
 """Play an environment in this process with a policy in a server.
 
-    reset ─► start_episode ─► act ─► step ─┬─► act(reward of that step) …
-                                           └─► end(reward, final observation)
-
 An episode that the server no longer has (it was restarted, or another one answers) is abandoned, and another
 begun from a fresh reset: the steps of the abandoned episode are counted nowhere.
 """

@@ -1,7 +1,4 @@
-"""Calls of TextService as data: the request, and how its reply is read.
-
-No connection and no event loop is involved.
-"""
+"""Calls of TextService as data: the request, and how its reply is read; no connection, no event loop."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,9 +1,6 @@
-"""Arguments and results of the client as frozen dataclasses.
+"""Arguments and results of the client as frozen dataclasses, with numbers of numpy, or Python's single ones.
 
-Numbers are numpy's, or Python's for single ones.
-
-`B` is the leading axis of a batch. Paths are those of `penstock.protocol.spaces`: "" for a space without
-parts.
+`B` is the leading axis of a batch; paths are those of `penstock.protocol.spaces`: "" where there are no parts.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,6 @@
 """Hands requests to the server of text that a model's name means, and its answers back as they are.
 
-    NAME, NAME:latest, NAME:40     an agent's, by the name that the gateway was told
-    POLICY, POLICY:latest, …       those of the first, by the name of its policy
-
-A server that is away is away for its own names alone.
+An agent's names are NAME, NAME:latest, NAME:40, …; those of the first begin with its policy's name.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 from penstock.config.settings import Settings
 from penstock.protocol.specification import RunSpecification
-from penstock.workloads.language.serving.answer_guard import open_guard
+from penstock.workloads.language.serving.text_answerer import open_guard
 from penstock.workloads.language.serving.text_assembly import TextParts, assemble_text
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.plugin import acting

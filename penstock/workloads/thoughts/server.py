@@ -7,8 +7,8 @@ import numpy as np
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.protocol.specification import RunSpecification
 from penstock.workloads.language import tiny_models
-from penstock.workloads.language.serving.answer_guard import open_guard
 from penstock.workloads.language.serving.talk import ThinkingForm
+from penstock.workloads.language.serving.text_answerer import open_guard
 from penstock.workloads.language.serving.text_assembly import TextParts, assemble_text
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.serving import RunFollower, Source

@@ -30,12 +30,11 @@ from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from penstock.workloads.language.policy.policy_section import LanguageSection
 from penstock.workloads.language.prompt import Message, ToolCall
 from penstock.workloads.language.serving.adapter_versions import AdapterVersions
-from penstock.workloads.language.serving.answer_guard import AnswerGuard
 from penstock.workloads.language.serving.asks import Ask, TextReply
 from penstock.workloads.language.serving.column_experience import ColumnExperience
 from penstock.workloads.language.serving.conversations import Conversations, Limits
 from penstock.workloads.language.serving.talk import Thinker, ThinkingForm
-from penstock.workloads.language.serving.text_answerer import TextAnswerer, no_show
+from penstock.workloads.language.serving.text_answerer import AnswerGuard, TextAnswerer, no_show
 from penstock.workloads.language.serving.text_service import TextService
 from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
 from tests.support.language.chat_words import chat_tokenizer

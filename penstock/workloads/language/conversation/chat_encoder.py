@@ -1,8 +1,5 @@
 """Messages as token ids, by the chat template of the tokenizer, and how a conversation goes on.
 
-    begin     all messages ─► ids of a prompt
-    follow    ids behind sampled ones: the template's end of an answer, new messages, where the next begins
-
 What was sampled is never tokenised again: `follow` renders the messages before it with a mark in place of the
 answer, and tokenises only what the template puts behind the mark. A template that renders earlier messages
 otherwise once others follow them (some leave out what was thought) cannot be continued.

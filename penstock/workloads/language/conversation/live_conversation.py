@@ -1,17 +1,9 @@
 """A conversation under way: what was said, which ids hold it, what was earned, and columns of what is over.
 
-    ask ─► ids of the next prompt ─► somebody samples ─► answer ─► ask … ─► end
-                                                      └► reward, at once or later
-
 A later prompt continues the ids that are held: what was sampled stays as it was. The column is cut, and the
-conversation goes on in another with its history as context, where
-
-    history     the messages differ from what was said and answered, or the template cannot continue them
-    length      the next prompt and an answer would not fit behind it
-    age         its oldest token would be older than the learner takes
-
-A cut column is truncated: more followed. Only `end` terminates one. Until a column is taken its turns are
-rewarded, whether it is over or not.
+conversation goes on in another with its history as context, where the messages differ from what was said
+(`history`), where prompt and answer would not fit (`length`), or where the oldest token would be older than
+the learner takes (`age`). A cut column is truncated; only `end` terminates one.
 """
 
 from collections import Counter

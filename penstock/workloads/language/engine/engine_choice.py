@@ -1,10 +1,6 @@
-"""The engine that answers single requests, by its name.
+"""The engine that answers single requests: `transformers`, or an entry point of `penstock.engines`.
 
-    transformers   `continuous_engine`, which runs everywhere
-    NAME           what an installed package offers under the entry point NAME of the group `penstock.engines`
-
-An engine holds one base model and an adapter for each version, or each version whole where all weights are
-trained. What it returns as the log-probability of a token is that of the whole distribution at temperature 1
+What an engine returns as the log-probability of a token is that of the whole distribution at temperature 1
 under the version that drew it: the learner corrects what differs from its own, up to
 `algorithm.behaviour_weight_cap`.
 """
@@ -22,10 +18,11 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
 from penstock.workloads.language.engine.continuous_engine import (
     ContinuousEngine,
+    Growing,
     LoadedAdapters,
     LoadedNetworks,
+    Request,
 )
-from penstock.workloads.language.engine.requests import Growing, Request
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from penstock.workloads.plugin.serving import Weights
 

@@ -1,7 +1,5 @@
 """The reference backend: a causal language model of transformers, one token of all responses at a time.
 
-    prompts, padded on the left ─► forward, keys and values kept ─► draw ─► forward of that token ─► draw ─► …
-
 A prompt of several responses is read once. Once half of the responses have ended their rows leave the batch
 and the cache, so that a long one does not keep all the others company.
 """

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from penstock.protocol.refusal import invalid
 from penstock.registry.records import MAX_CLIENT_KEY_LENGTH
 from penstock.registry.routing import Arm
-from penstock.workloads.language.engine.requests import LEAST_TEMPERATURE, LEAST_TOP_P
+from penstock.workloads.language.engine.continuous_engine import LEAST_TEMPERATURE, LEAST_TOP_P
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.plugin.serving import check_request_id
 

@@ -1,8 +1,6 @@
 """All conversations of a server, and answers without one.
 
-start ─► generate … ─► end           reward at any time
-└── not heard of for the timeout ─► given up
-columns that are over wait for late rewards (serving.reward_window_s), then go to the learner
+Columns that are over wait for late rewards (serving.reward_window_s), then go to the learner.
 """
 
 import asyncio

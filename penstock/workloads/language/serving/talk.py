@@ -1,10 +1,7 @@
 """One conversation of a client: what was answered last, which of it is gone on with, and what it earns.
 
-    ask ─► answers (siblings) ─► the caller goes on with one of them, rewards it or ends ─► it is a turn
-     └── the same once more: the same answers, or (regenerate) another sibling
-
-A sibling that is not gone on with is not learned from. One that was not sampled from the policy is context of
-what follows, and no turn of its column.
+An answer (sibling) that is not gone on with is not learned from. One that was not sampled from the policy is
+context of what follows, and no turn of its column.
 """
 
 import asyncio
@@ -14,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.workloads.language.conversation.live_conversation import LiveConversation, Sampled
+from penstock.workloads.language.engine.continuous_engine import Growing, Request
 from penstock.workloads.language.engine.engine_choice import TextEngine
-from penstock.workloads.language.engine.requests import Growing, Request
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.asks import (
     ID_BYTES,

@@ -20,12 +20,11 @@ from penstock.workloads.language.loading import device_of
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from penstock.workloads.language.quiet import quieten
 from penstock.workloads.language.serving.adapter_versions import AdapterVersions
-from penstock.workloads.language.serving.answer_guard import AnswerGuard
 from penstock.workloads.language.serving.chat_api import ChatListener
 from penstock.workloads.language.serving.column_experience import ColumnExperience
 from penstock.workloads.language.serving.conversations import Conversations, Limits
 from penstock.workloads.language.serving.talk import Thinker, ThinkingForm
-from penstock.workloads.language.serving.text_answerer import TextAnswerer
+from penstock.workloads.language.serving.text_answerer import AnswerGuard, TextAnswerer
 from penstock.workloads.language.serving.text_service import CALLS, NAME, TextService
 from penstock.workloads.language.tokenizer import Tokenizer
 from penstock.workloads.plugin.acting import Run

@@ -9,10 +9,11 @@ import torch
 from penstock.policy import weights
 from penstock.workloads.language.engine.continuous_engine import (
     ContinuousEngine,
+    Growing,
     LoadedAdapters,
     LoadedNetworks,
+    Request,
 )
-from penstock.workloads.language.engine.requests import Growing, Request
 from penstock.workloads.language.generation.cached_generation import only_likely
 from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.policy.language_policy import LanguagePolicy

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
+from penstock.workloads.language.engine.continuous_engine import Request
 from penstock.workloads.language.engine.engine_choice import TextEngine, open_engine
-from penstock.workloads.language.engine.requests import Request
 from tests.support.language.text_stand import EOS, PAD, adapter, make_model, policy_of
 
 MODULE = """

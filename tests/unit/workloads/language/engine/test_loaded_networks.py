@@ -7,9 +7,13 @@ import torch
 
 from penstock.config.settings import ConfigurationError
 from penstock.policy import weights
-from penstock.workloads.language.engine.continuous_engine import ContinuousEngine, LoadedNetworks
+from penstock.workloads.language.engine.continuous_engine import (
+    ContinuousEngine,
+    Growing,
+    LoadedNetworks,
+    Request,
+)
 from penstock.workloads.language.engine.engine_choice import OWN, open_engine
-from penstock.workloads.language.engine.requests import Growing, Request
 from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from penstock.workloads.language.policy.policy_section import LanguageSection

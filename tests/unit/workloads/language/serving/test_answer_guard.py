@@ -12,8 +12,8 @@ from penstock.v1 import text_pb2 as pb
 from penstock.workloads.language.guard.guard_rules import Direction, Rule, Verdict
 from penstock.workloads.language.guard.text_classifier import Guard
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.answer_guard import AnswerGuard, open_guard
 from penstock.workloads.language.serving.asks import Ask
+from penstock.workloads.language.serving.text_answerer import AnswerGuard, open_guard
 from tests.support.language.text_stand import FAR, TOOLS, TextStand, running
 
 SUM = Message("user", "sum")

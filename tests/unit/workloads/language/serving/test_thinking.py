@@ -17,10 +17,9 @@ from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
 from penstock.workloads.language.guard.guard_rules import Rule
 from penstock.workloads.language.guard.text_classifier import Guard
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.answer_guard import AnswerGuard
 from penstock.workloads.language.serving.asks import Ask, TextReply
 from penstock.workloads.language.serving.talk import Thought
-from penstock.workloads.language.serving.text_answerer import no_show
+from penstock.workloads.language.serving.text_answerer import AnswerGuard, no_show
 from penstock.workloads.language.serving.text_service import TextService
 from tests.support.language.text_stand import FAR, TOKENIZER, WORDS, TextStand, adapter, running, user
 from tests.support.language.thinking_stand import BEHIND, MOST, THOUGHT, WITHOUT, form_of, ids, make_thinker
