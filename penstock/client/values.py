@@ -1,6 +1,6 @@
 """Arguments and results of the client as frozen dataclasses, with numbers of numpy, or Python's single ones.
 
-`B` is the leading axis of a batch; paths are those of `penstock.protocol.spaces`: "" where there are no parts.
+`B` is the leading axis of a batch; paths are those of `penstock.protocol.spaces`, "" where there is one part.
 """
 
 from collections.abc import Mapping
