@@ -62,11 +62,9 @@ class _Client:
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
-        """Return the client."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Close the client."""
         await self.close()
 
 
@@ -108,11 +106,9 @@ class ActStream:
             await self._reading
 
     async def __aenter__(self) -> Self:
-        """Return the stream."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Close the stream."""
         await self.aclose()
 
     async def _attempt(self, call: Call[T], attempts: Attempts) -> T:

@@ -76,15 +76,12 @@ class AsyncControlClient:
         return _report((await self._call("Restore", request)).command)
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:
-        """Return the client."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Close the client."""
         await self.close()
 
     async def _call(self, method: str, request: Any) -> Any:

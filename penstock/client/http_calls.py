@@ -42,7 +42,6 @@ class HttpReply:
     parts: AsyncGenerator[bytes, None]
 
     async def whole(self) -> bytes:
-        """Return the body."""
         return b"".join([part async for part in self.parts])
 
 
@@ -79,7 +78,6 @@ class ChatError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     def reply(self) -> HttpReply:
-        """Return the error as an answer."""
         return json_reply(self.body, self.status, self.headers)
 
 

@@ -45,11 +45,9 @@ class _Client:
         self._connection.close()
 
     def __enter__(self) -> Self:
-        """Return the client."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the client."""
         self.close()
 
 
@@ -306,9 +304,7 @@ class AnswerStream:
         self._stream.cancel()
 
     def __enter__(self) -> Self:
-        """Return the stream."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the stream."""
         self.close()

@@ -3,7 +3,7 @@
 from penstock.config.settings import Settings
 from penstock.protocol.specification import RunSpecification
 from penstock.workloads.language.serving.text_answerer import open_guard
-from penstock.workloads.language.serving.text_assembly import TextParts, assemble_text
+from penstock.workloads.language.serving.text_server import TextServer
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.serving import RunFollower, Source
@@ -12,11 +12,11 @@ from penstock.workloads.rlhf.environment import language
 
 def make_server(
     settings: Settings, source: Source, specification: RunSpecification, run_follower: RunFollower | None
-) -> TextParts:
+) -> TextServer:
     """Return the server; settings: of this process. Raises ConfigurationError, and as `acting.read`."""
     of = acting.read(specification, settings.actor)
     section = language(of.environment)
-    return assemble_text(
+    return TextServer(
         settings,
         source,
         of,

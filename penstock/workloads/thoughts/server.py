@@ -9,7 +9,7 @@ from penstock.protocol.specification import RunSpecification
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.serving.talk import ThinkingForm
 from penstock.workloads.language.serving.text_answerer import open_guard
-from penstock.workloads.language.serving.text_assembly import TextParts, assemble_text
+from penstock.workloads.language.serving.text_server import TextServer
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.serving import RunFollower, Source
 from penstock.workloads.thoughts.environment import Layout, task_of, thoughts_section
@@ -28,7 +28,7 @@ _ASKED: Final = 64
 
 def make_server(
     settings: Settings, source: Source, specification: RunSpecification, run_follower: RunFollower | None
-) -> TextParts:
+) -> TextServer:
     """Return the server; settings: of this process. Raises ConfigurationError, and as `acting.read`."""
     of = acting.read(specification, settings.actor)
     if width := mixing_width(of.policy):
@@ -39,7 +39,7 @@ def make_server(
     section = thoughts_section(of.environment)
     task, layout = task_of(of.environment)
     answer_tokens = length_of_answers(section.task, task)
-    return assemble_text(
+    return TextServer(
         settings,
         source,
         of,

@@ -142,7 +142,6 @@ class LiveConversation:
 
     @property
     def turns(self) -> int:
-        """Answers so far."""
         return self._first_turn + len(self._turns)
 
     def ask(
@@ -309,7 +308,6 @@ class ColumnFragments:
             )
 
     def restart(self, slots: int) -> None:
-        """For another session."""
         self._episodes = Episodes(slots)
 
     def cut(

@@ -300,17 +300,14 @@ class ContinuousEngine:
 
     @property
     def versions(self) -> list[int]:
-        """Those that are loaded, ascending."""
         return self._loaded.versions
 
     @property
     def waiting(self) -> int:
-        """Answers that wait for room."""
         return len(self._waiting)
 
     @property
     def under_way(self) -> int:
-        """Answers that grow."""
         return sum(len(rows) for _, rows in self._batches.values())
 
     # ---- the thread of the engine

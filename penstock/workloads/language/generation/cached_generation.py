@@ -249,7 +249,6 @@ class CachedGeneration:
         self._random = torch.Generator(self._device)
 
     def seed(self, seed: int) -> None:
-        """See `Backend`."""
         self._random.manual_seed(seed)
 
     @torch.inference_mode()
@@ -262,7 +261,6 @@ class CachedGeneration:
         is_over: Callable[[], bool] = lambda: False,
         on_token: Callable[[], None] = lambda: None,
     ) -> Generated:
-        """See `Backend`."""
         distinct = {tuple(prompt): number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         prompt_of = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=self._device)
         batch = RunningBatch(self._pad, self._device)

@@ -127,7 +127,6 @@ class TokenFragments:
         self._columns = ColumnFragments(schema, slots, pad_id, reward)
 
     def restart(self, slots: int) -> None:
-        """For another session."""
         self._columns.restart(slots)
 
     def cut(self, scored: Scored, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:

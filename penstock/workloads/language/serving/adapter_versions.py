@@ -56,7 +56,6 @@ class AdapterVersions(LoadedVersions):
         return answer
 
     async def take_latest(self, weights: Weights) -> None:
-        """See `LoadedVersions.take_latest`."""
         async with self._changing:
             await super().take_latest(weights)
             await self._let_go()
@@ -73,7 +72,6 @@ class AdapterVersions(LoadedVersions):
         return unasked + wrong
 
     async def exactly(self, version: int) -> Choice:
-        """See `LoadedVersions.exactly`."""
         if self._find(version) is not None:
             return await super().exactly(version)
         async with self._changing:

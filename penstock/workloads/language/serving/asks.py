@@ -249,7 +249,6 @@ def of_answer(answer: TextAnswer) -> int:
 
 
 def of_message(message: Message) -> int:
-    """Bytes of one message."""
     texts = [message.role, message.content, message.tool_call_id]
     texts += [text for call in message.tool_calls for text in (call.id, call.name, call.arguments)]
     return _OBJECT_BYTES * (1 + len(message.tool_calls)) + sum(map(sys.getsizeof, texts))

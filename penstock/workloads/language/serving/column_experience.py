@@ -71,7 +71,6 @@ class ColumnExperience:
             self._journal.sampled(conversation, version, [one.ids for one in answers])
 
     def close(self) -> None:
-        """End the record."""
         if self._journal is not None:
             self._journal.close()
 

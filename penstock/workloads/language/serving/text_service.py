@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any, Final
 
 import grpc
@@ -18,6 +19,7 @@ from penstock.rpc.auth import CLIENT, Calls
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2
 from penstock.v1 import text_pb2 as pb
+from penstock.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from penstock.workloads.language.prompt import Message, ToolCall
 from penstock.workloads.language.serving import column_experience
 from penstock.workloads.language.serving.asks import (
@@ -34,16 +36,9 @@ from penstock.workloads.language.serving.text_answerer import no_show
 from penstock.workloads.plugin.serving import LoadedVersions, RequestErrors
 
 NAME: Final = "penstock.v1.TextService"
-METHODS: Final = (
-    "Generate",
-    "GenerateStream",
-    "StartConversation",
-    "Reward",
-    "EndConversation",
-    "Describe",
-    "Http",
-)
-CALLS: Final[Calls] = {f"/{NAME}/{method}": CLIENT for method in METHODS}
+CALLS: Final[Calls] = {
+    f"/{NAME}/{one.name}": CLIENT for one in pb.DESCRIPTOR.services_by_name["TextService"].methods
+}
 """Which party may call what."""
 _CHUNK_BYTES: Final = 256 * KIB
 
@@ -89,38 +84,18 @@ class TextService:
         self._loop = asyncio.get_running_loop()
 
     def add_to(self, server: "grpc.aio.Server") -> None:
-        """Serve all calls from `server`."""
-        calls: dict[str, tuple[Any, Any, Any]] = {
-            "Generate": (pb.GenerateRequest, pb.GenerateReply, self.generate),
-            "StartConversation": (pb.StartConversationRequest, pb.StartConversationReply, self.start),
-            "Reward": (pb.TurnRewardsRequest, pb.TurnRewardsReply, self.reward),
-            "EndConversation": (pb.EndConversationRequest, pb.EndConversationReply, self.end),
-            "Describe": (pb.DescribeTextRequest, pb.DescribeTextReply, self.describe),
-        }
-        handlers: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(
-                body,
-                request_deserializer=request.FromString,
-                response_serializer=reply.SerializeToString,
-            )
-            for name, (request, reply, body) in calls.items()
-        }
-        streams: dict[str, tuple[Any, Any, Any]] = {
-            "GenerateStream": (pb.GenerateRequest, pb.GenerateChunk, self.generate_stream),
-            "Http": (pb.HttpRequest, pb.HttpChunk, self.http),
-        }
-        handlers |= {
-            name: grpc.unary_stream_rpc_method_handler(
-                body,
-                request_deserializer=request.FromString,
-                response_serializer=reply.SerializeToString,
-            )
-            for name, (request, reply, body) in streams.items()
-        }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+        methods: Any = SimpleNamespace(
+            Generate=self.generate,
+            GenerateStream=self.generate_stream,
+            StartConversation=self.start,
+            Reward=self.reward,
+            EndConversation=self.end,
+            Describe=self.describe,
+            Http=self.http,
+        )
+        add_TextServiceServicer_to_server(methods, server)
 
     async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateReply:
-        """See text.proto."""
         metrics.POLICY_CALLS.labels("generate").inc()
         try:
             self._check(request.policy)
@@ -150,7 +125,6 @@ class TextService:
             yield pb.GenerateChunk(reply=pb.GenerateReply(refusal=refusal, request_id=request.request_id))
 
     async def http(self, request: pb.HttpRequest, context: Context) -> AsyncIterator[pb.HttpChunk]:
-        """See text.proto."""
         asked = HttpRequest(
             method=request.method,
             path=request.path,
@@ -170,7 +144,6 @@ class TextService:
     async def start(
         self, request: pb.StartConversationRequest, _context: Context
     ) -> pb.StartConversationReply:
-        """See text.proto."""
         metrics.POLICY_CALLS.labels("start_conversation").inc()
         try:
             self._check(request.policy)
@@ -189,7 +162,6 @@ class TextService:
         )
 
     async def reward(self, request: pb.TurnRewardsRequest, _context: Context) -> pb.TurnRewardsReply:
-        """See text.proto."""
         metrics.POLICY_CALLS.labels("reward").inc()
         try:
             rewards = column_experience.read(request)
@@ -201,7 +173,6 @@ class TextService:
         return pb.TurnRewardsReply(late=late)
 
     async def end(self, request: pb.EndConversationRequest, _context: Context) -> pb.EndConversationReply:
-        """See text.proto."""
         metrics.POLICY_CALLS.labels("end_conversation").inc()
         try:
             if request.ending not in _ENDINGS:
@@ -218,7 +189,6 @@ class TextService:
         return pb.EndConversationReply(total_return=total, turns=turns)
 
     async def describe(self, request: pb.DescribeTextRequest, _context: Context) -> pb.DescribeTextReply:
-        """See text.proto."""
         metrics.POLICY_CALLS.labels("describe").inc()
         try:
             self._check(request.policy)
