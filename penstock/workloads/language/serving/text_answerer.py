@@ -171,6 +171,7 @@ Show = Callable[[int, str], None]
 """Takes text that came to an answer: its index, and the part."""
 
 RETRY_MS: Final = 500
+_ENDED: Final = "the server ended before the answer did"
 WAITING_PER_ROW: Final = 4
 """Answers that may wait for each that grows."""
 
@@ -223,24 +224,27 @@ class TextAnswerer:
     async def answer(self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show) -> Drawn:
         """As many answers as are asked for; raises Refused. until_s: by the clock of the event loop."""
         loaded = None if choice.is_previous else choice.loaded
+        why = "neither the version nor the model without its adapter can answer"
         if loaded is not None:
             try:
                 answers = await self._drawn(loaded.version, prompt, ask, until_s, show, choice.arm)
             except _Failed as error:
-                self._tell_failure(choice, error)
+                self._blame(choice, not_finite=isinstance(error.cause, ArithmeticError))
             else:
-                if self._needs_another(answers):
-                    return await self._instead(choice, answers, prompt, ask, until_s, show)
-                self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
-                return Drawn(answers=answers, version=loaded.version, update=loaded.update, is_fallback=False)
+                if not self._needs_another(answers):
+                    self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
+                    return Drawn(
+                        answers=answers, version=loaded.version, update=loaded.update, is_fallback=False
+                    )
+                count_not_learned("blocked", sum(len(one.ids) for one in answers))
+                self._blame(choice)
+                why = "the guard kept the answer back, and the model without its adapter cannot answer"
         if self._section.fallback == "none":
-            text = "no version can answer, and serving.fallback=none"
-            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS))
+            raise _not_ready("no version can answer, and serving.fallback=none")
         try:
             answers = await self._drawn(0, prompt, ask, until_s, show, choice.arm)
         except _Failed as error:
-            text = "neither the version nor the model without its adapter can answer"
-            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS)) from error
+            raise _not_ready(why) from error
         return Drawn(answers=answers, version=0, update=0, is_fallback=True)
 
     def _needs_another(self, answers: tuple[TextAnswer, ...]) -> bool:
@@ -249,33 +253,15 @@ class TextAnswerer:
             return False
         return all(one.is_blocked and not one.message.content for one in answers)
 
-    async def _instead(
-        self,
-        choice: Choice,
-        blocked: tuple[TextAnswer, ...],
-        prompt: Prompt,
-        ask: Ask,
-        until_s: float,
-        show: Show,
-    ) -> Drawn:
-        """The model without its adapter answers for what was blocked, which counts against the version."""
-        count_not_learned("blocked", sum(len(one.ids) for one in blocked))
-        self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback="adapter_off", is_to_blame=True))
-        try:
-            answers = await self._drawn(0, prompt, ask, until_s, show, choice.arm)
-        except _Failed as error:
-            text = "the guard kept the answer back, and the model without its adapter cannot answer"
-            raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=RETRY_MS)) from error
-        return Drawn(answers=answers, version=0, update=0, is_fallback=True)
-
-    def _tell_failure(self, choice: Choice, error: "_Failed") -> None:
+    def _blame(self, choice: Choice, *, not_finite: bool = False) -> None:
+        """Count against a version that the model without its adapter answers for it."""
         self._tell(
             Answered(
                 arm=choice.arm,
                 action={},
                 answer=None,
                 fallback="adapter_off",
-                not_finite=isinstance(error.cause, ArithmeticError),
+                not_finite=not_finite,
                 is_to_blame=True,
             )
         )
@@ -338,7 +324,7 @@ class TextAnswerer:
             thought = await thinking.whole()
         except ThoughtFailed as error:
             if error.cause is None:
-                raise _ended() from error
+                raise _not_ready(_ENDED) from error
             raise _Failed(error.cause) from error
         metrics.THOUGHT_TOKENS.labels(of.arm).observe(len(thought.ids))
         metrics.THOUGHT_SECONDS.labels(of.arm).observe(thought.milliseconds / 1000.0)
@@ -427,7 +413,7 @@ def _whole(one: "_Growth", ask: Ask, count: int, finish: str) -> TextAnswer:
     """The first `count` tokens as an answer; raises Refused where the server ended it."""
     growing, text = one.growing, one.text
     if finish == "cancelled" and not text.is_stopped:
-        raise _ended()
+        raise _not_ready(_ENDED)
     message = as_message(text.text, ask.tools, one.call_id)
     is_whole = not text.is_stopped and count == one.whole
     is_cut = finish == "length" and not text.is_stopped and not is_whole
@@ -442,8 +428,7 @@ def _whole(one: "_Growth", ask: Ask, count: int, finish: str) -> TextAnswer:
     )
 
 
-def _ended() -> Refused:
-    why = "the server ended before the answer did"
+def _not_ready(why: str) -> Refused:
     return Refused(Refusal(reason=Reason.NOT_READY, detail=why, retry_after_ms=RETRY_MS))
 
 
