@@ -195,12 +195,12 @@ class HttpServer:
         self._on_end = on_end
         self._thread.start()
 
-    async def serve(self) -> None:
+    async def serve_in_loop(self) -> None:
         """Serve in this event loop, instead of in a thread, until `end` was called."""
         await self._server.serve(sockets=[self._socket])
 
     def end(self) -> None:
-        """Have `serve` take no new request, finish those that are open, for `DRAIN_S` seconds, and end."""
+        """Have `serve_in_loop` take no new request, finish those that are open, for `DRAIN_S` seconds, and end."""
         self._server.should_exit = True
 
     def stop(self) -> None:

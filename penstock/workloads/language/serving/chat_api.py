@@ -274,7 +274,7 @@ class ChatListener:
         """Serve until `finish`."""
         log.info("serving", extra={"url": self.url})
         try:
-            await self._http.serve()
+            await self._http.serve_in_loop()
         finally:
             self._over.set()
 
