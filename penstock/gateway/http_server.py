@@ -200,7 +200,7 @@ class HttpServer:
         await self._server.serve(sockets=[self._socket])
 
     def end(self) -> None:
-        """Have `serve_in_loop` take no new request, finish those that are open, for `DRAIN_S` seconds, and end."""
+        """Have `serve_in_loop` finish the requests that are open, for `DRAIN_S` seconds, and end."""
         self._server.should_exit = True
 
     def stop(self) -> None:
