@@ -13,6 +13,7 @@ last observation of every episode that ended. Action masks, where the environmen
 observation to act on. Waits only for the environment; its errors pass through.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,9 @@ class Stepper:
 
     def step(self, action: Any) -> Stepped:
         """Make one step with actions as `VectorEnv.step` takes them."""
-        observation, reward, terminated, truncated, infos = self.environment.step(action)
+        # A copy: what an environment writes in its action is not what the policy chose.
+        own = action.copy() if isinstance(action, np.ndarray) else copy.deepcopy(action)
+        observation, reward, terminated, truncated, infos = self.environment.step(own)
         slots = np.logical_or(terminated, truncated).nonzero()[0]
         stepped = self._finish(self._flat(observation, infos), reward, terminated, truncated, infos, slots)
         if self._masks is not None:
@@ -147,6 +150,8 @@ class Stepper:
             return Stepped(observation, reward, terminated, truncated, None, None)
         ended = Ended(slots, _rows(observation, slots))
         begins = self._are(slots)
+        # The reset may write in the arrays that the step returned.
+        reward, terminated, truncated = np.array(reward), np.array(terminated), np.array(truncated)
         first = self._flat(*self.environment.reset(options={"reset_mask": begins.copy()}))
         if self._masks is not None:
             self._masks.keep(first, observation, begins)

@@ -11,8 +11,9 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from penstock.config.configuration_error import ConfigurationError
 
@@ -85,7 +86,7 @@ def opener(file: str, flags: int) -> int:
     return number
 
 
-def open_regular(file: Path) -> BinaryIO:
+def open_regular(file: Path) -> BufferedReader:
     """Open a file for reading; raises NoPlainFile for what is no regular file, OSError."""
     return open(file, "rb", opener=opener)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config import settings as configuration
-from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.run_folder import CONFIG_FILE, is_guarded
 from penstock.config.settings import SecuritySection, Settings
 from penstock.config.trusted import check_own, check_places, places_beyond, places_of
 from penstock.config.workload import find, load
@@ -47,6 +47,8 @@ def calling_security(run_dir: Path, config: Path | None, assignments: tuple[str,
     """Return section `security` for calls to a run's broker: that of `config`, else of the run's folder."""
     file = config or run_dir / CONFIG_FILE
     section = service_settings(file if file.exists() else None, assignments).security
+    if config is None and is_guarded(file):
+        return SecuritySection(insecure=section.insecure)  # others write there: no file that it names is read
     if config is None and section.token_file is not None and file.exists():
         own = configuration.load([configuration.parse_toml(file)])
         check_places(run_dir, own, "name your own configuration with --config")

@@ -1,5 +1,6 @@
 """The one configuration model: TOML, then `PENSTOCK_SECTION__KEY`, then `--set`; unknown keys are errors."""
 
+import errno
 import math
 import os
 import statistics
@@ -29,7 +30,7 @@ from penstock.config.algorithm_sections import (
     algorithm_name,
 )
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.run_folder import is_guarded, read_whole
+from penstock.config.run_folder import NoPlainFile, is_guarded, read_whole
 from penstock.config.sections import (
     ActorSection,
     AtariSection,
@@ -53,6 +54,8 @@ from penstock.config.workload import default_workload
 
 _SHOWN: Final = 80
 _MOST: Final = 2**63 - 1
+_MOST_CHARACTERS: Final = 256 * 1024
+_MOST_DOTS: Final = 512
 
 
 def check_values(layer: Mapping[str, Any]) -> None:
@@ -165,9 +168,7 @@ class Settings(Section):
 def parse_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file; raises ConfigurationError that names file and line."""
     try:
-        return tomllib.loads(
-            read_whole(path).decode() if is_guarded(path) else path.read_text(encoding="utf-8")
-        )
+        return tomllib.loads(_text_of_others(path) if is_guarded(path) else path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; give a TOML file that can be read") from error
     except UnicodeDecodeError as error:
@@ -176,6 +177,16 @@ def parse_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: not TOML: {error}") from error
     except RecursionError as error:
         raise ConfigurationError(f"{path}: nested too deeply to be read; write it flatter") from error
+
+
+def _text_of_others(path: Path) -> str:
+    """Return a file that others write; raises NoPlainFile for one whose parsing would take long."""
+    text = read_whole(path).decode()
+    # A key of n parts takes tomllib n * n steps.
+    if len(text) > _MOST_CHARACTERS or any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
+        why = f"has more than {_MOST_CHARACTERS:,} characters, or {_MOST_DOTS} dots in a line"
+        raise NoPlainFile(errno.EFBIG, path, why)
+    return text
 
 
 class _Some(dict[str, Any]):

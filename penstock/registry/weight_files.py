@@ -17,11 +17,13 @@ import hashlib
 import json
 import os
 import threading
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, BinaryIO, Final
 
 from penstock.config.run_folder import open_regular, opener
 from penstock.protocol.specification import RunSpecification
+from penstock.registry.records import PolicyVersion
 from penstock.runtime.output_file import sync_folder
 
 FOLDER: Final = "policies"
@@ -59,22 +61,44 @@ def name_latest(run_dir: Path, name: str) -> None:
 
 def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
     """Return the weights of a version as safetensors bytes."""
+    with _opened(run_dir, version) as file:
+        blob = file.read()
+    _check(path_of(run_dir, version), hashlib.sha256(blob).hexdigest(), sha256)
+    return blob
+
+
+def open_kept(run_dir: Path, version: PolicyVersion) -> BinaryIO:
+    """Open the weights of a version, which may be larger than memory; raises ValueError as `read_kept`."""
+    file = _opened(run_dir, version.version)
+    try:
+        # Others may have put a file of any length here: one of another length is not read.
+        is_as_long = os.fstat(file.fileno()).st_size == version.size_bytes
+        found = hashlib.file_digest(file, "sha256").hexdigest() if is_as_long else "of another length"
+        _check(path_of(run_dir, version.version), found, version.sha256)
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+    return file
+
+
+def _opened(run_dir: Path, version: int) -> BufferedReader:
     path = path_of(run_dir, version)
     try:
-        with open_regular(path) as file:
-            blob = file.read()
+        return open_regular(path)
     except OSError as error:
         raise ValueError(
             f"{path}: {error.strerror}: the weights of version {version} are not in this folder; "
             "is it the folder of the run that registered them, and is the version not retired?"
         ) from error
-    found = hashlib.sha256(blob).hexdigest()
-    if found != sha256:
+
+
+def _check(path: Path, found: str, registered: str) -> None:
+    if found != registered:
         raise ValueError(
-            f"{path}: damaged: its SHA-256 is {found}, registered is {sha256}; "
+            f"{path}: damaged: its SHA-256 is {found}, registered is {registered}; "
             "promote another version, and retire this one"
         )
-    return blob
 
 
 def kept_files(run_dir: Path) -> set[int]:

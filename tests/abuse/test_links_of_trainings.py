@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from penstock.config.run_folder import NoPlainFile
+from penstock.config.service_settings import calling_security
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Action, CannotSteer, Job, Order, Outcome
 from penstock.gateway.store.tables import JobState, Role
@@ -64,7 +65,7 @@ class Stand:
     def steering(self) -> Any:
         """Return what steers its run."""
         assert self.gateway.parts.dispatcher is not None
-        return self.gateway.parts.dispatcher.steering
+        return self.gateway.parts.dispatcher.steering_of(self.job)
 
     def get(self, path: str) -> str:
         """Return what a viewer is answered, of which the status is none of a fault."""
@@ -114,7 +115,7 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
     job = gateway.accounts.run(lambda session, now: job_queue.claim(session, now, runner.place, 1))
     assert job is not None
     assert job.id == asked.json()["id"]
-    run = write_run(runner.folder(job.id) / "run")
+    run = write_run(runner.folder(job.id) / "run", "alpha/mine")
     dispatcher.steering = RunSteering(runner.run_folder, _moved(registry_url(run), tmp_path / "of_run"))
     (run / "config.toml").write_text("seed = 1\n")
     for name, content in PARTS.items():
@@ -256,3 +257,47 @@ def test_a_manifest_names_no_folder_elsewhere(stand: Stand, policy: Any) -> None
     manifest = {"policy": named, "made_from": {"model": ""}}
     (stand.folder / "run" / "manifest.json").write_text(json.dumps(manifest))
     assert "policy" in stand.concluded()
+
+
+def _no_file_of_tls(stand: Stand) -> None:
+    os.mkfifo(stand.folder / "run/pipe")
+    (stand.folder / "run/config.toml").write_text(f'[security]\ntls_authority = "{stand.folder}/run/pipe"\n')
+
+
+def _a_key_of_many_parts(stand: Stand) -> None:
+    (stand.folder / "run/config.toml").write_text(".".join("a" * 200_000) + " = 1\n")
+
+
+def _weights_without_end(stand: Stand) -> None:
+    os.truncate(stand.folder / "run/policies/3.safetensors", 1 << 40)
+
+
+def _curve_without_end(stand: Stand) -> None:
+    with (stand.folder / "run/metrics.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b'\n{"env_steps": 7}\n')
+
+
+@pytest.mark.parametrize(
+    ("plant", "ask", "answer"),
+    [
+        (_no_file_of_tls, lambda s: str(calling_security(s.folder / "run", None, ())), "tls_authority=None"),
+        (_a_key_of_many_parts, lambda stand: stand.get("versions"), "config.toml: has more than"),
+        (_weights_without_end, Stand.weights, "damaged"),
+        (_curve_without_end, lambda stand: stand.get("curve"), "[7.0]"),
+    ],
+)
+@pytest.mark.timeout(30)
+def test_no_file_of_a_training_holds_up_its_gateway(
+    stand: Stand, plant: Callable[[Stand], None], ask: Ask, answer: str
+) -> None:
+    plant(stand)
+    assert answer in ask(stand)
+
+
+def test_a_training_cannot_name_the_policy_of_another_project(stand: Stand) -> None:
+    before = stand.get("versions")
+    (stand.folder / "run/config.toml").write_text('[serving]\npolicy = "beta/secret"\n')
+    assert stand.get("versions") == before
+    assert '"alpha/mine"' in before

@@ -245,9 +245,15 @@ class JobDispatcher:
     def _is_to_be_asked(self, job: Job) -> bool:
         return job.cancelled_by is not None and job.id not in self._asked_to_end
 
+    def steering_of(self, job: Job) -> Steering | None:
+        """Return what steers the run of a job that this place runs; None where nothing does."""
+        if job.place != self.runner.place or self.steering is None:
+            return None
+        return self.steering.of(_policy(job))
+
     def _begin(self, job: Job) -> None:
         try:
-            folder, policy = self.runner.folder(job.id), f"{job.project}/{job.agent}"
+            folder, policy = self.runner.folder(job.id), _policy(job)
             settings = self._kind(job).prepare(self._registry, policy, job.facts, folder)
             self.runner.begin(job, {**settings, **self._place_in_registry(job, policy)})
         except OSError as error:
@@ -303,6 +309,10 @@ class JobDispatcher:
         if template is None:
             raise CannotBegin(f"the gateway offers no template {job.template!r} any more")
         return self._kinds[template.kind]
+
+
+def _policy(job: Job) -> str:
+    return f"{job.project}/{job.agent}"
 
 
 def _why(error: OSError) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
 from penstock.gateway.accounts.principal import BadInput
 from penstock.gateway.store.tables import JobState
@@ -300,10 +300,10 @@ class TrafficChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFile:
-    """Holds a version of a policy as a file. name: for who keeps it. content: safetensors."""
+    """A version of a policy as an open file of safetensors, under a name for who keeps it."""
 
     name: str
-    content: bytes
+    content: BinaryIO
 
 
 class Steering(Protocol):
@@ -312,6 +312,9 @@ class Steering(Protocol):
     Every method may raise CannotSteer, and NoAnswer where nobody knows what was done. version: by its number
     or its name. by: for the registry's own audit.
     """
+
+    def of(self, policy: str) -> "Steering":
+        """Return what steers the runs of one policy, whatever their folders say of it."""
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
         """Tell a run that goes on what is wanted, and return how far that has come."""

@@ -138,7 +138,7 @@ class LiveJobs:
         if here is None or one.place != here.runner.place:
             return found
         found["curve"] = _told("curve", lambda: dict(here.runner.read_curve(job)))
-        if (steering := here.steering) is not None:
+        if (steering := here.steering_of(one)) is not None:
             found["versions"] = _told("versions", lambda: dict(steering.versions(job)))
         return found
 

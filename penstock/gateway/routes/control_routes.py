@@ -197,6 +197,7 @@ def _steering(request: Request, member: Membership, job: str) -> Steering:
     found = parts_of(request).accounts.look(lambda session: job_queue.get(session, member.project, job))
     if found.place == "":
         raise ApiError(409, "the job has not begun: there is no run to be steered")
-    if found.place != dispatcher.runner.place or dispatcher.steering is None:
+    steering = dispatcher.steering_of(found)
+    if steering is None:
         raise ApiError(409, "the run of this job lies with the gateway of another machine: ask that one")
-    return dispatcher.steering
+    return steering

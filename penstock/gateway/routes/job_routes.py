@@ -1,15 +1,17 @@
 """Jobs: trainings that editors ask for from the operator's templates, and that every member follows."""
 
 import asyncio
+import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, BinaryIO, Final, Literal
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi.responses import StreamingResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
@@ -430,7 +432,10 @@ Version = (
 VersionNumber = Annotated[int, Path(ge=1, lt=2**53)]
 
 
-class WeightsFile(Response):
+_PIECE_BYTES: Final = 1024 * 1024
+
+
+class WeightsFile(StreamingResponse):
     """An answer that is a version's weights, for a browser to keep as a file."""
 
     media_type = "application/octet-stream"
@@ -438,7 +443,15 @@ class WeightsFile(Response):
     @classmethod
     def of(cls, file: VersionFile) -> "WeightsFile":
         name = re.sub(r"[^A-Za-z0-9._-]", "-", file.name)
-        return cls(file.content, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+        length = os.fstat(file.content.fileno()).st_size
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(length)}
+        return cls(_pieces(file.content), headers=headers)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
 
 
 class Wanted(Body):

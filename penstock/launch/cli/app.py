@@ -35,8 +35,9 @@ from penstock.runtime.foreground import (
     finite,
 )
 
-# Before numpy is imported: for matrices as small as a policy's its own threads only spin.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Before numpy is imported: for matrices as small as a policy's its own threads only spin, whatever the user's
+# environment says. Tokenizers would take a thread for each core.
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 app = typer.Typer(
     cls=WithPluginCommands,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import NoPlainFile
@@ -14,7 +14,7 @@ from penstock.launch.policy.policy_steering import Wish, rolled_back, wished
 from penstock.launch.policy.policy_view import RegistryPolicy, find_place, opened, traffic_json, version_json
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
-from penstock.registry.weight_files import read_kept
+from penstock.registry.weight_files import open_kept
 from penstock.runtime.exit import Fatal, NoAnswer
 
 _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
@@ -23,12 +23,18 @@ _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume",
 class RunSteering:
     """Steers runs.
 
-    folder_of: returns the folder of one by its name. registry: URL of theirs; None: that which each folder
-    names, which was made here.
+    folder_of: returns the folder of one by its name. registry: URL of theirs, policy: the name of theirs in
+    it; None: those that each folder names, which was made here.
     """
 
-    def __init__(self, folder_of: Callable[[str], Path], registry: str | None = None) -> None:
-        self._run, self._registry = folder_of, registry
+    def __init__(
+        self, folder_of: Callable[[str], Path], registry: str | None = None, policy: str | None = None
+    ) -> None:
+        self._run, self._registry, self._policy = folder_of, registry, policy
+
+    def of(self, policy: str) -> Self:
+        """Return what steers runs of one policy, where they share a registry."""
+        return type(self)(self._run, self._registry, None if self._registry is None else policy)
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
         """Tell a run that goes on what is wanted, and return how far that has come."""
@@ -44,7 +50,7 @@ class RunSteering:
         with _told():
             if not run.is_dir():
                 return {"versions": [], "traffic": None}
-            place = find_place(str(run), self._registry, None)
+            place = self._place(run)
             if _is_absent(place.url):
                 return {"versions": [], "traffic": None}
             with opened(place) as registry:
@@ -57,11 +63,11 @@ class RunSteering:
     def weights(self, job: str, version: int | str) -> VersionFile:
         """Return a registered version as a file, if its bytes are those that were registered."""
         with _told():
-            place = find_place(str(self._run(job)), self._registry, None)
+            place = self._place(self._run(job))
             with opened(place) as registry:
                 found = registry.get(place.policy, _number(registry, place, version))
             assert place.folder is not None
-            content = read_kept(place.folder, found.version, found.sha256)
+            content = open_kept(place.folder, found)
         return VersionFile(name=f"{found.policy}-{found.version}.safetensors", content=content)
 
     def promote(
@@ -69,7 +75,7 @@ class RunSteering:
     ) -> Mapping[str, Any]:
         """Make a version `active` or `canary`, and return it."""
         with _told():
-            place = find_place(str(self._run(job)), self._registry, None)
+            place = self._place(self._run(job))
             with opened(place, to_write=True) as registry:
                 number, wanted = _number(registry, place, version), Status(to)
                 made = registry.promote(
@@ -80,7 +86,7 @@ class RunSteering:
     def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
         """Withdraw a version, the canary or the active one, and return what is active then."""
         with _told():
-            place = find_place(str(self._run(job)), self._registry, None)
+            place = self._place(self._run(job))
             with opened(place) as registry:
                 number = None if version is None else _number(registry, place, version)
             return rolled_back(place, number, reason, by=by).content
@@ -89,20 +95,17 @@ class RunSteering:
         """Change the traffic, and return it."""
         wish = Wish(canary_share=change.canary_share, latest_share=change.latest_share, shadow=change.shadow)
         with _told():
-            place = find_place(str(self._run(job)), self._registry, None)
+            place = self._place(self._run(job))
             with opened(place, to_write=True) as registry:
                 now = registry.traffic(place.policy)
                 return traffic_json(registry.set_traffic(wished(now, wish), reason, by=by))
 
+    def _place(self, run: Path) -> RegistryPolicy:
+        return find_place(str(run), self._registry, self._policy)
+
 
 class PodSteering(RunSteering):
-    """Steers runs in pods, of which files and registry are in reach, and no broker is.
-
-    Their folders were made elsewhere, so that the registry is told here.
-    """
-
-    def __init__(self, folder_of: Callable[[str], Path], registry: str) -> None:
-        super().__init__(folder_of, registry)
+    """Steers runs in pods, of which files and registry are in reach, and no broker is."""
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
         """Refuse: the broker of such a run listens in its own pod alone."""

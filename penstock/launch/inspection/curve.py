@@ -9,6 +9,7 @@ written is read next time.
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ def _is_figure(value: object) -> bool:
 
 MAX_POINTS: Final = 2000
 _READ_BYTES: Final = 1024 * 1024
+_MOST_BYTES: Final = 256 * _READ_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +103,11 @@ class Curve:
     def _new_lines(self) -> Iterator[bytes]:
         try:
             with open_regular(self._path) as file:
-                if file.seek(0, 2) < self._offset:
+                end = file.seek(0, os.SEEK_END)
+                if end < self._offset:
                     self._begin()
+                # Of more than that only the newest lines are shown: a file may have any length.
+                self._offset = max(self._offset, end - _MOST_BYTES)
                 file.seek(self._offset)
                 while data := file.read(_READ_BYTES):
                     self._offset += len(data)

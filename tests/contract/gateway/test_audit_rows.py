@@ -61,7 +61,7 @@ def stand(tmp_path: Path) -> Stand:
     runner = LocalRunner(tmp_path / "jobs", templates)
     url, registry = (f"sqlite:///{tmp_path}/{name}.sqlite" for name in ("accounts", "registry"))
     gateway = SmallGateway.at(url, registry, tmp_path, runner=runner, services=SERVICES)
-    run = write_run(tmp_path / "run")
+    run = write_run(tmp_path / "run", "alpha/runs")
     assert gateway.parts.dispatcher is not None
     gateway.parts.dispatcher.steering = Answering(lambda _job: run, registry_url(run))
 

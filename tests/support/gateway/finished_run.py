@@ -17,8 +17,8 @@ from tests.support.storage.ready_tables import with_registry
 VERSIONS: Final = (3, 5, 9)
 
 
-def write_run(folder: Path) -> Path:
-    """Make the folder: VERSIONS of the policy `default`, of which 3 is active; returns it."""
+def write_run(folder: Path, policy: str = "default") -> Path:
+    """Make the folder: VERSIONS of a policy, of which 3 is active; returns it."""
     folder.mkdir(parents=True)
     write_specification(folder, specification())
     with Registry.open(with_registry(registry_url(folder)), migrate=True) as registry:
@@ -27,7 +27,7 @@ def write_run(folder: Path) -> Path:
             write_kept(folder, version, blob)
             registry.register(
                 NewVersion(
-                    policy="default",
+                    policy=policy,
                     version=version,
                     run=RUN,
                     update=version,
@@ -37,5 +37,5 @@ def write_run(folder: Path) -> Path:
                 ),
                 by="learner",
             )
-        registry.promote("default", VERSIONS[0], "first", by="learner")
+        registry.promote(policy, VERSIONS[0], "first", by="learner")
     return folder

@@ -1,11 +1,16 @@
 """Whichever way environments reset, the steps say what was experience and how episodes really ended."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.spaces import Box as GymnasiumBox
+from gymnasium.spaces import Discrete as GymnasiumDiscrete
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from penstock.actor.acting.stepper import Stepper, autoreset_mode
 from penstock.config.settings import ConfigurationError
+from penstock.protocol.spaces import Box
 from tests.support.experience.counting_environments import LENGTHS, NESTED, OBSERVATION, vector
 
 MODES = list(AutoresetMode)
@@ -80,3 +85,41 @@ def test_a_vector_environment_that_does_not_say_how_it_resets_is_refused() -> No
     environment.metadata = {"autoreset_mode": "Sometimes"}
     with pytest.raises(ConfigurationError, match=r"autoreset_mode.*'Sometimes'.*vectorise='sync'"):
         autoreset_mode(environment)
+
+
+class ReusingArrays(VectorEnv[Any, Any, Any]):
+    """Two slots that truncate at every second step, with one array each for all that a step returns."""
+
+    def __init__(self) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+        self.num_envs = 2
+        self.single_observation_space = GymnasiumBox(-1, 20, (1,))
+        self.single_action_space = GymnasiumDiscrete(2)
+        self.observation, self.reward = np.zeros((2, 1), np.float32), np.zeros(2)
+        self.ended, self.truncated = np.zeros(2, np.bool_), np.zeros(2, np.bool_)
+        self.steps = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.steps = 0
+        for one in (self.observation, self.reward, self.ended, self.truncated):
+            one[:] = 0
+        return self.observation, {}
+
+    def step(self, actions: Any) -> Any:
+        actions[:] = 7
+        self.steps += 1
+        self.observation[:], self.reward[:], self.truncated[:] = 5 * self.steps, 1.0, self.steps == 2
+        return self.observation, self.reward, self.ended, self.truncated, {}
+
+
+def test_a_reset_that_clears_arrays_of_the_step_changes_no_experience() -> None:
+    space = Box(np.full(1, -1.0, np.float32), np.full(1, 20.0, np.float32))
+    made, chosen = Stepper(ReusingArrays(), space), np.ones(2, np.int64)
+    made.reset([0, 1])
+    made.step(chosen)
+    stepped = made.step(chosen)
+    assert stepped.reward.tolist() == [1.0, 1.0]
+    assert stepped.truncated.tolist() == [True, True]
+    assert stepped.ended is not None
+    assert stepped.ended.observation["observation"].tolist() == [[10.0], [10.0]]
+    assert chosen.tolist() == [1, 1], "what the policy chose, whatever the environment writes in its action"

@@ -44,13 +44,15 @@ def test_after_a_rollback_the_version_before_is_active_and_can_be_served(run: Pa
 def test_a_version_is_read_as_a_file_only_as_it_was_registered(run: Path) -> None:
     steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     file = steering.weights(JOB, 5)
-    assert (file.name, weights.sha256(file.content)) == (
+    with file.content as opened:
+        content = opened.read()
+    assert (file.name, weights.sha256(content)) == (
         "default-5.safetensors",
         steering.versions(JOB)["versions"][1]["sha256"],
     )
     with pytest.raises(CannotSteer, match="version=7"):
         steering.weights(JOB, 7)
-    path_of(run, 5).write_bytes(file.content[:-1] + b"x")
+    path_of(run, 5).write_bytes(content[:-1] + b"x")
     with pytest.raises(CannotSteer, match="damaged"):
         steering.weights(JOB, 5)
 
