@@ -123,7 +123,7 @@ def check_policy(training: Training, base: Path) -> None:
     trained = [tensor for name, tensor in critic.items() if name.startswith("adapter.") and "lora_B" in name]
     assert trained
     assert all(tensor.abs().max() > 0 for tensor in trained)
-    told = said(training, "rlhf", "generate", "--prompt", "apple bird", "--count", "2", "--json")
+    told = said(training, "rlhf generate", "--prompt", "apple bird", "--count", "2", "--json")
     assert told.returncode == 0, told.stderr
     answers = [json.loads(line) for line in told.stdout.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["apple bird"] * 2
@@ -138,5 +138,5 @@ def check_policy(training: Training, base: Path) -> None:
 
 def said(training: Training, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """What a command says of the run."""
-    call = penstock(command, str(training.run_dir), *arguments)
+    call = penstock(*command.split(), str(training.run_dir), *arguments)
     return subprocess.run(call, capture_output=True, text=True, check=False)
