@@ -10,11 +10,11 @@ the moment of a crash; it never holds what was not.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -64,6 +64,7 @@ class JournalFile:
                 self._file.write(b"\n")
 
 
+T = TypeVar("T")
 _SUFFIX: Final = ".acked.jsonl"
 
 
@@ -118,29 +119,6 @@ class AckJournal:
             "steps": header.steps,
             "created_us": header.created_us,
         }
-
-
-def journal_files(folders: Iterable[Path]) -> list[Path]:
-    """Return every journal in the folders, in a fixed order."""
-    return sorted(path for folder in folders for path in folder.glob(f"*{_SUFFIX}"))
-
-
-def read_journal(path: Path) -> Iterator[Acknowledged | None]:
-    """Yield the lines of a journal in order; None for one that a crash tore."""
-    with path.open("rb") as file:
-        for line in file:
-            yield _parse(line)
-
-
-def _parse(line: bytes) -> Acknowledged | None:
-    try:
-        value: dict[str, Any] = json.loads(line)
-        slots = tuple((int(slot), int(episode), int(step)) for slot, episode, step in value["slots"])
-        weights = tuple((int(version), int(update)) for version, update in value["weights"])
-        bytes.fromhex(value["sha256"])
-        return Acknowledged(**{**value, "slots": slots, "weights": weights})
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 # ---- A server's own record of what it sampled, and of what it had learned from, for `penstock audit`.
@@ -213,23 +191,46 @@ def runs_of(fragment: Fragment) -> list[Run]:
     ]
 
 
+# ---- What an audit reads of both.
+
+
+def journal_files(folders: Iterable[Path]) -> list[Path]:
+    """Return every record of acknowledgements in the folders, in a fixed order."""
+    return sorted(path for folder in folders for path in folder.glob(f"*{_SUFFIX}"))
+
+
 def sample_files(folders: Iterable[Path]) -> list[Path]:
-    """Return every such journal in the folders, in a fixed order."""
+    """Return every record of samples in the folders, in a fixed order."""
     return sorted(path for folder in folders for path in folder.glob(f"*{_SAMPLE_SUFFIX}"))
 
 
+def read_journal(path: Path) -> Iterator[Acknowledged | None]:
+    """Yield what was acknowledged, in order; None for a line that a crash tore."""
+    return _read(path, _acknowledged)
+
+
 def read_samples(path: Path) -> Iterator[SampledLine | None]:
-    """Yield the lines of a journal in order; None for one that a crash tore."""
+    """Yield what was sampled and sent, in order; None for a line that a crash tore."""
+    return _read(path, _sampled)
+
+
+def _read(path: Path, parse: Callable[[dict[str, Any]], T]) -> Iterator[T | None]:
     with path.open("rb") as file:
         for line in file:
-            yield _parse_sample(line)
+            try:
+                value = json.loads(line)
+                bytes.fromhex(value["sha256"])
+                yield parse(value)
+            except (ValueError, TypeError, KeyError):
+                yield None
 
 
-def _parse_sample(line: bytes) -> SampledLine | None:
-    try:
-        value: dict[str, Any] = json.loads(line)
-        runs = tuple(Run(int(version), str(ids)) for version, ids in value["runs"])
-        bytes.fromhex(value["sha256"])
-        return SampledLine(**{**value, "runs": runs})
-    except (ValueError, TypeError, KeyError):
-        return None
+def _acknowledged(value: dict[str, Any]) -> Acknowledged:
+    slots = tuple((int(slot), int(episode), int(step)) for slot, episode, step in value["slots"])
+    weights = tuple((int(version), int(update)) for version, update in value["weights"])
+    return Acknowledged(**{**value, "slots": slots, "weights": weights})
+
+
+def _sampled(value: dict[str, Any]) -> SampledLine:
+    runs = tuple(Run(int(version), str(ids)) for version, ids in value["runs"])
+    return SampledLine(**{**value, "runs": runs})

@@ -1,7 +1,7 @@
 """The broker's calls as functions of dataclasses, each with a deadline that leaves time for its bytes.
 
-A call comes back with what the broker said, a refusal included. `penstock.actor.link.broker_client` sends it
-again until it is answered. Used by several threads.
+A call is sent again until it is answered, and returns what the broker said, a refusal included. Used by
+several threads.
 """
 
 import logging
@@ -38,15 +38,15 @@ from penstock.runtime.exit import Fatal
 from penstock.runtime.retry import Interrupted, retry
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2
 
-# ---- Calls over one connection to a broker, repeated until they are answered.
-
 T = TypeVar("T")
+P = ParamSpec("P")
 log = logging.getLogger(__name__)
 
 _APPEND: Final = "/penstock.v1.ExperienceService/Append"
 _WATCH: Final = "/penstock.v1.WeightService/WatchLatest"
 _GET_WEIGHTS: Final = "/penstock.v1.WeightService/GetWeights"
 _COMPLAIN_EVERY_S: Final = 10.0
+_CHUNK_DEADLINE_S: Final = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PER_S
 
 
 class Connection:
@@ -82,11 +82,74 @@ class Connection:
         self.heard_s = 0.0
 
 
-class RepeatedCalls:
-    """Makes calls to one broker over a connection that is replaced when it is dead."""
+class NotFound(Exception):
+    """The broker knows no such thing."""
 
-    def __init__(self, address: str, credentials: Credentials, on_answer: Callable[[], None]) -> None:
-        """Raise ValueError for a malformed address or plaintext that was not asked for."""
+
+class _Replaced(Exception):
+    """The connection was replaced before the call began."""
+
+
+def _is_repeatable(error: Exception) -> bool:
+    return isinstance(error, _Replaced) or gate.is_repeatable(error)
+
+
+def _final(address: str, error: Exception) -> Exception:
+    if gate.code_of(error) is grpc.StatusCode.NOT_FOUND:
+        return NotFound(gate.text_of(error))
+    if gate.is_too_large(error):
+        return Fatal(
+            f"a message between this actor and the broker at {address} is above the limit of "
+            f"{MAX_MESSAGE_BYTES} bytes ({gate.text_of(error)}); lower actor.unroll_length or "
+            "environment.count"
+        )
+    return Fatal(f"the broker at {address} refuses this actor's calls: {gate.text_of(error)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionReply:
+    """A session: its number, the run, the salt of its seeds and its first credit."""
+
+    session: int
+    specification: RunSpecification
+    seed_salt: int
+    credit: Credit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendReply:
+    """How far the log got, why no further, and credit to go on."""
+
+    acked_through: int
+    refusal: Refusal | None
+    credit: Credit
+
+
+def _understood(method: Callable[P, T]) -> Callable[P, T]:
+    """`method`; Fatal where the reply holds what this version has no name for (a reason, a state)."""
+
+    @wraps(method)
+    def reading(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return method(*arguments, **named)
+        except ValueError as error:
+            raise Fatal(
+                f"a reply of the broker cannot be used: {error}; run the same version everywhere"
+            ) from error
+
+    return reading
+
+
+class BrokerClient:
+    """Calls to one broker, over a connection that is replaced when it is dead."""
+
+    def __init__(
+        self, address: str, credentials: Credentials, on_answer: Callable[[], None] = lambda: None
+    ) -> None:
+        """Raise ValueError for a malformed address or plaintext that was not asked for.
+
+        on_answer: called after every answer, a refusal included, in the thread that asked.
+        """
         self.address, self._on_answer = address, on_answer
         self._credentials = credentials
         self._connection = Connection(address, credentials)
@@ -94,10 +157,105 @@ class RepeatedCalls:
         self._closed = False
         self._complained_s = -_COMPLAIN_EVERY_S
 
-    @property
-    def connection(self) -> Connection:
-        """The connection of today, for a call that is not to be repeated."""
-        return self._connection
+    @_understood
+    def open_session(
+        self, actor_id: str, role: Role, stop: threading.Event, *, describe_only: bool = False
+    ) -> SessionReply | Refusal:
+        """Open a session, or with `describe_only` only read the run's specification.
+
+        Returns a Refusal where the broker says no. Raises Fatal for a specification that cannot be used, and
+        Interrupted when `stop` is set before an answer comes.
+        """
+        request = experience_pb2.OpenSessionRequest(
+            actor_id=actor_id,
+            role=experience_pb2.Role.ValueType(role.value),
+            describe_only=describe_only,
+        )
+        reply = self._call(
+            lambda connection: connection.experience.OpenSession, request, CALL_DEADLINE_S, stop
+        )
+        refusal = Refusal.from_proto(reply.refusal)
+        if refusal is not None:
+            return refusal
+        try:
+            specification = RunSpecification.from_proto(reply.specification)
+        except ValueError as error:
+            raise Fatal(
+                f"the run specification cannot be used: {error}; run the same version everywhere"
+            ) from error
+        return SessionReply(
+            session=reply.session,
+            specification=specification,
+            seed_salt=reply.seed_salt,
+            credit=Credit.from_proto(reply.leave),
+        )
+
+    @_understood
+    def append(
+        self, session: int, acked_through: int, fragments: Sequence[Fragment], stop: threading.Event
+    ) -> AppendReply:
+        """Append, the same message each time it is repeated."""
+        request = append.encode(session, acked_through, fragments)
+        size = sum(len(fragment.payload) for fragment in fragments)
+        metrics.FRAGMENT_BYTES_SENT.inc(size)
+        deadline_s = APPEND_DEADLINE_S + size / LEAST_BYTES_PER_S
+        repeated = lambda: metrics.FRAGMENTS_RESENT.inc(len(fragments))  # noqa: E731 - one use
+        reply = self._call(lambda connection: connection.append, request, deadline_s, stop, repeated)
+        return AppendReply(
+            acked_through=reply.acked_through,
+            refusal=Refusal.from_proto(reply.refusal),
+            credit=Credit.from_proto(reply.leave),
+        )
+
+    @_understood
+    def report(self, report: Report, stop: threading.Event) -> tuple[int, Refusal | None]:
+        """ReportEpisodes: last report taken, and why this one was not."""
+        reply = self._call(
+            lambda connection: connection.experience.ReportEpisodes, report.to_proto(), CALL_DEADLINE_S, stop
+        )
+        return reply.acked_through, Refusal.from_proto(reply.refusal)
+
+    def close_session(self, session: int, give_up_s: float) -> None:
+        """CloseSession; a broker that does not answer in time closes the session by its timeout."""
+        request = experience_pb2.CloseSessionRequest(session=session)
+        try:
+            self._connection.experience.CloseSession(request, timeout=give_up_s)
+        except grpc.RpcError as error:
+            log.warning(
+                "session not closed, it will expire",
+                extra={"session": session, "error": gate.text_of(error)},
+            )
+
+    @_understood
+    def watch(self, watch: Watch, stop: threading.Event) -> News | Refusal:
+        """WatchLatest; held by the broker for up to `watch.wait_ms`."""
+        request = weights_pb2.WatchLatestRequest(
+            session=watch.session,
+            begun_through=watch.begun_through,
+            known_version=watch.known_version,
+            known_begin_through=watch.known_begin_through,
+            known_revision=watch.known_revision,
+            flushed=watch.flushed,
+            applied_version=watch.applied_version,
+            applied_sha256=watch.applied_sha256,
+            probe_log_prob=watch.probe_log_prob,
+            wait_ms=watch.wait_ms,
+            gives_back=watch.gives_back,
+        )
+        deadline_s = watch.wait_ms / 1000 + WATCH_GRACE_S
+        reply, weights = self._call(lambda connection: connection.watch, request, deadline_s, stop)
+        return Refusal.from_proto(reply.refusal) or _news(reply, bytes(weights))
+
+    def weights(
+        self, session: int, version: int, offset: int, stop: threading.Event
+    ) -> tuple[Publication, memoryview] | None:
+        """GetWeights from `offset`, no bytes at the end; None when the version is no longer kept."""
+        request = weights_pb2.GetWeightsRequest(session=session, version=version, offset=offset)
+        try:
+            reply, data = self._call(lambda connection: connection.weights, request, _CHUNK_DEADLINE_S, stop)
+        except NotFound:
+            return None
+        return Publication.from_proto(reply.publication), data
 
     def close(self) -> None:
         """End the channel; a call that is being held ends with CANCELLED."""
@@ -105,7 +263,7 @@ class RepeatedCalls:
             self._closed = True
             self._connection.channel.close()
 
-    def call(
+    def _call(
         self,
         method: Callable[[Connection], Callable[..., T]],
         request: Any,
@@ -113,19 +271,11 @@ class RepeatedCalls:
         stop: threading.Event,
         on_repeat: Callable[[], Any] = lambda: None,
     ) -> T:
-        """Return the reply to a request.
+        """Return the reply to a request, which is the same each time it is sent again.
 
-        Args:
-            method: the stub of the call on a connection.
-            request: the same each time it is sent again.
-            deadline_s: of each attempt, in seconds.
-            stop: when it is set, no further attempt is made.
-            on_repeat: called before each further attempt.
-
-        Raises:
-            Interrupted: `stop` was set before there was a reply.
-            NotFound: the broker knows no such thing.
-            Fatal: what the broker said does not change by repetition.
+        method: the stub of the call on a connection. deadline_s: of each attempt. on_repeat: called before
+        each further attempt; none is made when `stop` is set. Raises Interrupted, NotFound, and Fatal where
+        what the broker said does not change by repetition.
         """
 
         def on_wait(error: Exception, delay_s: float) -> None:
@@ -183,195 +333,6 @@ class RepeatedCalls:
             )
 
 
-class NotFound(Exception):
-    """The broker knows no such thing."""
-
-
-class _Replaced(Exception):
-    """The connection was replaced before the call began."""
-
-
-def _is_repeatable(error: Exception) -> bool:
-    return isinstance(error, _Replaced) or gate.is_repeatable(error)
-
-
-def _final(address: str, error: Exception) -> Exception:
-    if gate.code_of(error) is grpc.StatusCode.NOT_FOUND:
-        return NotFound(gate.text_of(error))
-    if gate.is_too_large(error):
-        return Fatal(
-            f"a message between this actor and the broker at {address} is above the limit of "
-            f"{MAX_MESSAGE_BYTES} bytes ({gate.text_of(error)}); lower actor.unroll_length or "
-            "environment.count"
-        )
-    return Fatal(f"the broker at {address} refuses this actor's calls: {gate.text_of(error)}")
-
-
-P = ParamSpec("P")
-
-_CHUNK_DEADLINE_S = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PER_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionReply:
-    """A session: its number, the run, the salt of its seeds and its first credit."""
-
-    session: int
-    specification: RunSpecification
-    seed_salt: int
-    credit: Credit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendReply:
-    """How far the log got, why no further, and credit to go on."""
-
-    acked_through: int
-    refusal: Refusal | None
-    credit: Credit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """Bytes of a publication from `offset`; empty at the end."""
-
-    publication: Publication
-    data: memoryview
-
-
-def _understood(method: Callable[P, T]) -> Callable[P, T]:
-    """`method`; Fatal where the reply holds what this version has no name for (a reason, a state)."""
-
-    @wraps(method)
-    def reading(*arguments: P.args, **named: P.kwargs) -> T:
-        try:
-            return method(*arguments, **named)
-        except ValueError as error:
-            raise Fatal(
-                f"a reply of the broker cannot be used: {error}; run the same version everywhere"
-            ) from error
-
-    return reading
-
-
-class BrokerClient:
-    """Calls to one broker."""
-
-    def __init__(
-        self, address: str, credentials: Credentials, on_answer: Callable[[], None] = lambda: None
-    ) -> None:
-        """Raise ValueError for a malformed address or plaintext that was not asked for.
-
-        on_answer: called after every answer, a refusal included, in the thread that asked.
-        """
-        self.address = address
-        self._calls = RepeatedCalls(address, credentials, on_answer)
-
-    @_understood
-    def open_session(
-        self, actor_id: str, role: Role, stop: threading.Event, *, describe_only: bool = False
-    ) -> SessionReply | Refusal:
-        """Open a session, or with `describe_only` only read the run's specification.
-
-        Returns a Refusal where the broker says no. Raises Fatal for a specification that cannot be used, and
-        Interrupted when `stop` is set before an answer comes.
-        """
-        request = experience_pb2.OpenSessionRequest(
-            actor_id=actor_id,
-            role=experience_pb2.Role.ValueType(role.value),
-            describe_only=describe_only,
-        )
-        reply = self._calls.call(
-            lambda connection: connection.experience.OpenSession, request, CALL_DEADLINE_S, stop
-        )
-        refusal = Refusal.from_proto(reply.refusal)
-        if refusal is not None:
-            return refusal
-        try:
-            specification = RunSpecification.from_proto(reply.specification)
-        except ValueError as error:
-            raise Fatal(
-                f"the run specification cannot be used: {error}; run the same version everywhere"
-            ) from error
-        return SessionReply(
-            session=reply.session,
-            specification=specification,
-            seed_salt=reply.seed_salt,
-            credit=Credit.from_proto(reply.leave),
-        )
-
-    @_understood
-    def append(
-        self, session: int, acked_through: int, fragments: Sequence[Fragment], stop: threading.Event
-    ) -> AppendReply:
-        """Append, the same message each time it is repeated."""
-        request = append.encode(session, acked_through, fragments)
-        size = sum(len(fragment.payload) for fragment in fragments)
-        metrics.FRAGMENT_BYTES_SENT.inc(size)
-        deadline_s = APPEND_DEADLINE_S + size / LEAST_BYTES_PER_S
-        repeated = lambda: metrics.FRAGMENTS_RESENT.inc(len(fragments))  # noqa: E731 - one use
-        reply = self._calls.call(lambda connection: connection.append, request, deadline_s, stop, repeated)
-        return AppendReply(
-            acked_through=reply.acked_through,
-            refusal=Refusal.from_proto(reply.refusal),
-            credit=Credit.from_proto(reply.leave),
-        )
-
-    @_understood
-    def report(self, report: Report, stop: threading.Event) -> tuple[int, Refusal | None]:
-        """ReportEpisodes: last report taken, and why this one was not."""
-        reply = self._calls.call(
-            lambda connection: connection.experience.ReportEpisodes, report.to_proto(), CALL_DEADLINE_S, stop
-        )
-        return reply.acked_through, Refusal.from_proto(reply.refusal)
-
-    def close_session(self, session: int, give_up_s: float) -> None:
-        """CloseSession; a broker that does not answer in time closes the session by its timeout."""
-        request = experience_pb2.CloseSessionRequest(session=session)
-        try:
-            self._calls.connection.experience.CloseSession(request, timeout=give_up_s)
-        except grpc.RpcError as error:
-            log.warning(
-                "session not closed, it will expire",
-                extra={"session": session, "error": gate.text_of(error)},
-            )
-
-    @_understood
-    def watch(self, watch: Watch, stop: threading.Event) -> News | Refusal:
-        """WatchLatest; held by the broker for up to `watch.wait_ms`."""
-        request = weights_pb2.WatchLatestRequest(
-            session=watch.session,
-            begun_through=watch.begun_through,
-            known_version=watch.known_version,
-            known_begin_through=watch.known_begin_through,
-            known_revision=watch.known_revision,
-            flushed=watch.flushed,
-            applied_version=watch.applied_version,
-            applied_sha256=watch.applied_sha256,
-            probe_log_prob=watch.probe_log_prob,
-            wait_ms=watch.wait_ms,
-            gives_back=watch.gives_back,
-        )
-        deadline_s = watch.wait_ms / 1000 + WATCH_GRACE_S
-        reply, weights = self._calls.call(lambda connection: connection.watch, request, deadline_s, stop)
-        return Refusal.from_proto(reply.refusal) or _news(reply, bytes(weights))
-
-    def weights(self, session: int, version: int, offset: int, stop: threading.Event) -> Chunk | None:
-        """GetWeights from `offset`; None when the version is no longer kept."""
-        request = weights_pb2.GetWeightsRequest(session=session, version=version, offset=offset)
-        try:
-            reply, data = self._calls.call(
-                lambda connection: connection.weights, request, _CHUNK_DEADLINE_S, stop
-            )
-        except NotFound:
-            return None
-        return Chunk(publication=Publication.from_proto(reply.publication), data=data)
-
-    def close(self) -> None:
-        """End the channel; a call that is being held ends with CANCELLED."""
-        self._calls.close()
-
-
 def _news(reply: weights_pb2.WatchLatestReply, weights: bytes) -> News:
     return News(
         latest=Publication.from_proto(reply.latest),
@@ -384,9 +345,6 @@ def _news(reply: weights_pb2.WatchLatestReply, weights: bytes) -> News:
         scalars=dict(reply.scalars),
         evaluate_version=reply.evaluate_version,
     )
-
-
-# ---- How a process of the actor opens its link to the broker.
 
 
 def connect(broker: str, settings: Settings, on_answer: Callable[[], None] = lambda: None) -> BrokerClient:

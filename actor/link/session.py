@@ -30,8 +30,6 @@ from penstock.runtime.failpoint import failpoint
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 
-# ---- Weights as an actor gets them: fetched in chunks where they are large, their digest checked.
-
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -46,46 +44,6 @@ class Weights:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
 
-def fetch(
-    broker_client: BrokerClient,
-    session: int,
-    version: int,
-    stop: threading.Event,
-    on_arrived: Callable[[int], None],
-) -> Weights | None:
-    """Return the weights of a version, fetched in chunks from where a broken transfer stopped.
-
-    Args:
-        broker_client: the broker that is asked.
-        session: number of the session in which it is asked.
-        version: the version that is wanted.
-        stop: ends the transfer (Interrupted).
-        on_arrived: told after each chunk how many bytes have arrived.
-
-    Returns:
-        The weights; None when the version is no longer kept, or another run publishes under its number.
-
-    Raises:
-        Fatal: the bytes are more than are allowed, or do not have the digest that was published.
-        Interrupted: `stop` was set.
-    """
-    pieces: list[memoryview] = []
-    size, publication = 0, None
-    while True:
-        failpoint("weights.fetching", version)
-        chunk = broker_client.weights(session, version, size, stop)
-        if chunk is None or chunk.publication != (publication or chunk.publication):
-            return None
-        publication = chunk.publication
-        if chunk.publication.size > MAX_WEIGHT_BYTES:
-            raise Fatal(f"weights {version}: {chunk.publication.size} bytes, {MAX_WEIGHT_BYTES} are allowed")
-        pieces.append(chunk.data)
-        size += len(chunk.data)
-        on_arrived(size)
-        if size >= chunk.publication.size or not chunk.data:
-            return checked(chunk.publication, b"".join(pieces))
-
-
 def checked(publication: Publication, blob: bytes) -> Weights:
     """Return the weights of these bytes, arrived now; raises Fatal when they are not those published."""
     digest = hashlib.sha256(blob).hexdigest()
@@ -97,6 +55,9 @@ def checked(publication: Publication, blob: bytes) -> Weights:
     return Weights(publication, blob, time.monotonic())
 
 
+log = logging.getLogger(__name__)
+
+MAX_STRIKES: Final = 3
 CLOSE_DEADLINE_S = 2.0
 _IDLE_S = 0.05
 """Pause after a watch that came back early with nothing new, so that a hasty broker costs no core."""
@@ -107,12 +68,8 @@ _FLUSH_WAIT_MS = 200
 _EVERY_VERSION = 2**53
 
 
-@dataclass(frozen=True, slots=True)
-class _Applied:
-    """The weights that are applied here and the probe's log-probabilities under them."""
-
-    publication: Publication
-    probe: tuple[float, ...] = ()
+_Applied = tuple[Publication, tuple[float, ...]]
+"""The weights that are applied here and the probe's log-probabilities under them."""
 
 
 class Session:
@@ -140,7 +97,7 @@ class Session:
         self._on_lag: Callable[[int, int, int], None] = _ignore
         self._revision = 0
         self._flush = self._flushed = 0
-        self._applied = _Applied(Publication())
+        self._applied: _Applied = (Publication(), ())
 
     # ------------------------------------------------------------ what others read
 
@@ -259,7 +216,7 @@ class Session:
         """Begin to watch."""
         self.run_thread("watcher", self._watch)
 
-    def run_thread(self, name: str, body: Callable[[], None]) -> None:
+    def run_thread(self, name: str, body: Callable[[], object]) -> None:
         """Run `body` until it returns; its error, Interrupted apart, becomes the session's failure."""
 
         def run() -> None:
@@ -324,11 +281,7 @@ class Session:
     def give_back(self) -> None:
         """Let others have the credit for what is not begun: nothing more will be begun here."""
         request = replace(self._request(self._applied), wait_ms=0, gives_back=True)
-
-        def say() -> None:
-            self._broker_client.watch(request, self._closing)
-
-        self.run_thread("giver", say)
+        self.run_thread("giver", lambda: self._broker_client.watch(request, self._closing))
 
     def report(self, report: Report) -> tuple[int, Refusal | None]:
         """Send episodes: the last report that was taken, and why this one was not. Raises as `append`."""
@@ -350,11 +303,29 @@ class Session:
         probe: the log-probabilities of the probe under them.
         """
         with self._changed:
-            self._applied = _Applied(publication, probe)
+            self._applied = (publication, probe)
 
     def fetch(self, version: int) -> Weights | None:
-        """Return the weights of a version; see `weight_fetch.fetch`."""
-        return fetch(self._broker_client, self.number, version, self._closing, self._note_arrived)
+        """Return the weights of a version, fetched in chunks from where a broken transfer stopped.
+
+        None when the version is no longer kept, or another run publishes under its number. Raises Fatal where
+        the bytes are more than are allowed or not those published, Interrupted when the session closes.
+        """
+        pieces: list[memoryview] = []
+        size, publication = 0, None
+        while True:
+            failpoint("weights.fetching", version)
+            chunk = self._broker_client.weights(self.number, version, size, self._closing)
+            if chunk is None or chunk[0] != (publication or chunk[0]):
+                return None
+            publication, data = chunk
+            if publication.size > MAX_WEIGHT_BYTES:
+                raise Fatal(f"weights {version}: {publication.size} bytes, {MAX_WEIGHT_BYTES} are allowed")
+            pieces.append(data)
+            size += len(data)
+            self._note_lag(*self._lag[:2], size)
+            if size >= publication.size or not data:
+                return checked(publication, b"".join(pieces))
 
     def _watch(self) -> None:
         while not self.is_closing and not self.is_over:
@@ -375,7 +346,7 @@ class Session:
                 self._closing.wait(_IDLE_S)
             with self._changed:
                 if self._applied is applied:
-                    self._applied = _Applied(applied.publication)
+                    self._applied = (applied[0], ())
 
     def _request(self, applied: _Applied) -> Watch:
         return Watch(
@@ -384,9 +355,9 @@ class Session:
             known_version=self._known_version(),
             known_begin_through=self._credit.begin_through,
             known_revision=self._revision,
-            applied_version=applied.publication.version,
-            applied_sha256=applied.publication.sha256,
-            probe_log_prob=applied.probe,
+            applied_version=applied[0].version,
+            applied_sha256=applied[0].sha256,
+            probe_log_prob=applied[1],
             # An answer to a flush goes up soon; nothing else would end the wait.
             wait_ms=_FLUSH_WAIT_MS if self.flush else self._wait_ms,
             flushed=self._flushed,
@@ -413,9 +384,6 @@ class Session:
         self._lag = (known, newest, arrived_bytes)
         self._on_lag(*self._lag)
 
-    def _note_arrived(self, arrived_bytes: int) -> None:
-        self._note_lag(*self._lag[:2], arrived_bytes)
-
     def _known_version(self) -> int:
         if not self._follows_weights:
             return _EVERY_VERSION
@@ -428,13 +396,6 @@ class Session:
 
 def _ignore(_known: int, _newest: int, _arrived_bytes: int) -> None:
     """Do nothing: the caller does not watch the lag."""
-
-
-# ---- From one session of an actor to its next: asking for one, and when to give up.
-
-log = logging.getLogger(__name__)
-
-MAX_STRIKES: Final = 3
 
 
 def open_session(

@@ -13,28 +13,30 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
+import grpc
 import torch
 
 from penstock.actor.link.broker_client import BrokerClient, connect
 from penstock.actor.serving.assembly import Source, assemble
-from penstock.actor.serving.experience.drain_bounds import CALLS_S
 from penstock.actor.serving.experience.run_follower import RunFollower
-from penstock.actor.serving.hosted_service import HostedService
+from penstock.actor.serving.loaded_versions import Weights
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
-from penstock.protocol.limits import check_id, to_id
+from penstock.protocol.limits import SERVER_CALLS_S, check_id, to_id
 from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import read_specification
+from penstock.rpc.auth import Calls
 from penstock.rpc.boundary import Boundary
 from penstock.rpc.gate import Rates
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import run_loop
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.health import Health, collect_seldom, serve_http
-from penstock.runtime.lifecycle import Lifecycle, share_interpreter
+from penstock.runtime.lifecycle import BackgroundTasks, Lifecycle, share_interpreter
 from penstock.runtime.metrics import EVENT_LOOP, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 
@@ -44,6 +46,43 @@ ROLE: Final = "server"
 STREAMS_PER_CONNECTION: Final = 1024
 """A client that speaks for many environments has one connection for all of them."""
 _SWEEP_S: Final = 0.05
+
+
+class HostedService(Protocol):
+    """One event loop uses it; `begin` comes first, then calls, `apply`, `cut` and `sweep`, then the end."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Full names of its gRPC services."""
+
+    @property
+    def calls(self) -> Calls:
+        """Parties that may call them, where the core does not say."""
+
+    @property
+    def background_tasks(self) -> BackgroundTasks:
+        """Tasks that run beside its calls; an error in one of them ends the process."""
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        """Serve its calls from `server`."""
+
+    async def begin(self) -> None:
+        """Look for versions; raises ConfigurationError where nothing could ever be answered with."""
+
+    async def apply(self, weights: Weights) -> tuple[float, ...]:
+        """Answer `latest` with these; returns what the run's probe says under them. Raises Fatal."""
+
+    def cut(self) -> None:
+        """Put what is open on its way to the learner."""
+
+    def sweep(self) -> None:
+        """Give up what is not heard of any more, and send what has ripened; called all the time."""
+
+    async def finish(self) -> None:
+        """No call comes any more: put all that will be learned from into the queue."""
+
+    def close(self) -> None:
+        """Let go of threads and files."""
 
 
 def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: str) -> int:
@@ -195,7 +234,7 @@ async def _drain(
     frame: ServerFrame, hosted: HostedService, run_follower: RunFollower | None, lifecycle: Lifecycle
 ) -> None:
     """Say so, finish what is in flight, hand over what was learned."""
-    await frame.drain(CALLS_S)
+    await frame.drain(SERVER_CALLS_S)
     await hosted.finish()
     if run_follower is not None:
         lifecycle.drain("the server is done")

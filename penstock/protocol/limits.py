@@ -55,6 +55,15 @@ WATCH_GRACE_S: Final = 5.0
 """What a WatchLatest's deadline adds to the wait it asks for."""
 LEAST_BYTES_PER_S: Final = 64 * KIB
 """The thinnest line that works: a deadline is longer by what the bytes of the call need on it."""
+SERVER_CALLS_S: Final = 5.0
+"""Longest wait of a policy server that ends for its open calls.
+
+A call takes milliseconds; what is still open after this long is a stream whose client does not close it.
+"""
+SERVER_FLUSH_S: Final = 10.0
+"""Longest wait of a policy server that ends for the acknowledgement of what was learned."""
+SERVER_GONE_S: Final = SERVER_CALLS_S + SERVER_FLUSH_S + 1.0
+"""By when it has ended since it was asked to, with a second for what has no bound of its own."""
 STAGING_EXPIRY_S: Final = 60
 """Redis forgets a payload that was staged but never appended after this long."""
 

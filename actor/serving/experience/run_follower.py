@@ -17,9 +17,9 @@ from penstock.actor.link.ack_journal import AckJournal, SampleJournal
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.outbox import Outbox
 from penstock.actor.link.session import Session, count_strikes, open_session
-from penstock.actor.serving.experience.drain_bounds import FLUSH_S
 from penstock.actor.serving.experience.recorder import NumberedWhenSent, ServedQueue
 from penstock.actor.serving.loaded_versions import Weights
+from penstock.protocol.limits import SERVER_FLUSH_S
 from penstock.protocol.messages import Publication, Role, RunState
 from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification
@@ -208,7 +208,7 @@ class RunFollower:
 
     def _is_done(self, session: Session, outbox: Outbox | None) -> bool:
         if session.ended is None:
-            if outbox is not None and self.queue is not None and not outbox.flush(FLUSH_S):
+            if outbox is not None and self.queue is not None and not outbox.flush(SERVER_FLUSH_S):
                 log.warning("flush gave up", extra={"fragments": outbox.drop("drain")})
                 self.queue.drop_waiting()
             return True

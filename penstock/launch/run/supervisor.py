@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from penstock.actor.serving.experience.drain_bounds import SERVER_GONE_S
 from penstock.launch.inspection.processes import has_delivered, probe
 from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import Trees
@@ -30,6 +29,7 @@ from penstock.launch.run.supervised_service import (
     ServiceSpec,
     how,
 )
+from penstock.protocol.limits import SERVER_GONE_S
 from penstock.runtime import metrics
 from penstock.runtime.health import Endpoint
 

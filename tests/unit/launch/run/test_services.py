@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.actor.serving.experience.drain_bounds import CALLS_S, FLUSH_S
 from penstock.config.settings import ConfigurationError, load
 from penstock.config.workload import find
 from penstock.launch.commands.request import Request
@@ -21,6 +20,7 @@ from penstock.launch.run.supervised_service import DrainStage, without_configura
 from penstock.launch.run.supervisor import gone_by
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.feed.recording import RecordingWriter
+from penstock.protocol.limits import SERVER_CALLS_S, SERVER_FLUSH_S
 from tests.support.run.small_run import specification
 
 SHOW = (
@@ -167,7 +167,7 @@ def test_every_service_is_in_a_stage_of_the_drain(tmp_path: Path, monkeypatch: p
 
 def test_a_policy_server_has_the_time_that_its_flush_may_take() -> None:
     serving, alone = gone_by(serves=True), gone_by(serves=False)
-    assert serving[DrainStage.SERVING] - serving[DrainStage.ACTING] > CALLS_S + FLUSH_S
+    assert serving[DrainStage.SERVING] - serving[DrainStage.ACTING] > SERVER_CALLS_S + SERVER_FLUSH_S
     assert list(serving.values()) == sorted(serving.values())
     assert alone[DrainStage.REDIS] < 15
     assert (
