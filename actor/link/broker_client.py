@@ -50,10 +50,7 @@ _CHUNK_DEADLINE_S: Final = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PE
 
 
 class Connection:
-    """A channel with its stubs.
-
-    heard_s: when anything was last heard on it, in monotonic seconds.
-    """
+    """A channel with its stubs. heard_s: when anything was last heard on it, in monotonic seconds."""
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self.channel = open_channel(address, credentials)

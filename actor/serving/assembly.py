@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
 from penstock.actor.acting.masks import learner_reward, potentials
-from penstock.actor.serving.answering import Shadow, ShadowRecord, open_shadow_record
+from penstock.actor.serving.answering import open_shadow_record
 from penstock.actor.serving.batcher import Batcher
 from penstock.actor.serving.episode_requests import EpisodeRequests
 from penstock.actor.serving.episodes import Episodes
@@ -26,7 +26,7 @@ from penstock.config.settings import CanarySection, ConfigurationError, ServingS
 from penstock.config.trusted import check_trusted
 from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import registry_url
-from penstock.rpc.auth import NO_CALLS, Calls
+from penstock.rpc.auth import NO_CALLS
 from penstock.runtime.exit import Fatal
 from penstock.runtime.lifecycle import BackgroundTasks
 
@@ -40,136 +40,115 @@ class Source:
     actor_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyParts:
-    """What a server of actions is made of: a `HostedService`.
+class PolicyServer:
+    """Answers with single actions: a `HostedService`."""
 
-    traffic: None without a registry. learning: None where nothing is learned.
-    """
-
-    specification: RunSpecification
-    refresh_s: float
-    loaded_versions: LoadedVersions
-    batcher: Batcher
-    canary_monitor: CanaryMonitor
-    traffic: Traffic | None
-    episodes: Episodes
-    learning: Learning | None
-    episode_requests: EpisodeRequests
-    service: PolicyService
-    background_tasks: BackgroundTasks
-    record: ShadowRecord | None
-    shadow: Shadow
-    names: tuple[str, ...] = (NAME,)
-    calls: Calls = field(default_factory=lambda: NO_CALLS)
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        specification: RunSpecification,
+        run_follower: RunFollower | None,
+    ) -> None:
+        """Raises ConfigurationError for settings that fit neither one another nor the run."""
+        section = settings.serving
+        self.names, self.calls, self.background_tasks = (NAME,), NO_CALLS, BackgroundTasks()
+        self._specification, self._refresh_s = specification, settings.registry.refresh_s
+        check_range(settings.canary)
+        self._traffic = traffic = make_traffic(settings, source, run_follower, specification)
+        fetch = no_weights if run_follower is None else run_follower.fetch
+        make_policy = policy_maker(specification, settings.actor)
+        self._loaded_versions = LoadedVersions(
+            make_policy, fetch if traffic is None else traffic.fetch, section
+        )
+        self._batcher = Batcher(
+            max_rows=section.max_batch_rows,
+            max_wait_s=section.max_wait_ms / 1000,
+            max_delay_s=section.max_delay_ms / 1000,
+        )
+        now = asyncio.get_running_loop().time
+        self._canary_monitor = CanaryMonitor(
+            settings.canary, withdrawing(traffic, self.background_tasks), now
+        )
+        self._episodes = Episodes(section, specification.unroll_length)
+        self._learning = None if run_follower is None else _learning(settings, specification, run_follower)
+        spaces = (specification.observation_space, specification.action_space)
+        self._record = open_shadow_record(section, source.run_dir)
+        self._handler = RequestHandler(
+            section,
+            (*spaces, make_policy().state_space),
+            self._loaded_versions,
+            self._batcher,
+            self._record,
+            self._episodes,
+            self._learning,
+            self._canary_monitor.answered,
+            now,
+        )
+        self._episode_requests = EpisodeRequests(
+            self._handler.reader,
+            self._loaded_versions,
+            self._episodes,
+            self._learning,
+            None if traffic is None else traffic.keep_feedback,
+            self._canary_monitor,
+            now,
+        )
+        self._service = PolicyService(
+            self._handler,
+            self._episode_requests,
+            self._episodes,
+            section,
+            (specification.run, *spaces),
+            learns=self._learning is not None,
+        )
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         """See `HostedService`."""
-        self.service.add_to(server)
+        self._service.add_to(server)
 
     async def begin(self) -> None:
         """See `HostedService`."""
-        if self.traffic is not None:
-            await self.traffic.begin(self.loaded_versions, self.canary_monitor)
+        if self._traffic is not None:
+            await self._traffic.begin(self._loaded_versions, self._canary_monitor)
             self.background_tasks.send(
-                self.traffic.follow(self.loaded_versions, self.canary_monitor, self.refresh_s)
+                self._traffic.follow(self._loaded_versions, self._canary_monitor, self._refresh_s)
             )
 
     async def apply(self, weights: Weights) -> tuple[float, ...]:
         """See `HostedService`."""
         try:
-            loaded = await self.loaded_versions.load(weights)
+            loaded = await self._loaded_versions.load(weights)
         except ValueError as error:
             raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
-        answer = await asyncio.to_thread(probe_answer, loaded.policy, self.specification.probe)
-        self.loaded_versions.follow_with(loaded)
-        self.episodes.let_go_of_old()
+        answer = await asyncio.to_thread(probe_answer, loaded.policy, self._specification.probe)
+        self._loaded_versions.follow_with(loaded)
+        self._episodes.let_go_of_old()
         return answer
 
     def cut(self) -> None:
         """See `HostedService`."""
-        if self.learning is not None:
-            self.learning.flush(self.episodes, asyncio.get_running_loop().time())
+        if self._learning is not None:
+            self._learning.flush(self._episodes, asyncio.get_running_loop().time())
 
     def sweep(self) -> None:
         """See `HostedService`."""
-        self.episode_requests.sweep()
+        self._episode_requests.sweep()
 
     async def finish(self) -> None:
         """See `HostedService`."""
-        await self.shadow.finish()
-        for episode in self.episodes:
-            self.episode_requests.abandon(episode)
-        if self.learning is not None:
-            self.learning.send_all()
+        await self._handler.shadow.finish()
+        for episode in self._episodes:
+            self._episode_requests.abandon(episode)
+        if self._learning is not None:
+            self._learning.send_all()
 
     def close(self) -> None:
         """See `HostedService`."""
-        self.batcher.close()
-        self.shadow.close()
-        if self.record is not None:
-            self.record.close()
-
-
-def assemble(
-    settings: Settings, source: Source, specification: RunSpecification, run_follower: RunFollower | None
-) -> PolicyParts:
-    """Raises ConfigurationError for settings that fit neither one another nor the run."""
-    section, background_tasks = settings.serving, BackgroundTasks()
-    check_range(settings.canary)
-    traffic = make_traffic(settings, source, run_follower, specification)
-    fetch = no_weights if run_follower is None else run_follower.fetch
-    make_policy = policy_maker(specification, settings.actor)
-    loaded_versions = LoadedVersions(make_policy, fetch if traffic is None else traffic.fetch, section)
-    batcher = Batcher(
-        max_rows=section.max_batch_rows,
-        max_wait_s=section.max_wait_ms / 1000,
-        max_delay_s=section.max_delay_ms / 1000,
-    )
-    now = asyncio.get_running_loop().time
-    canary_monitor = CanaryMonitor(settings.canary, withdrawing(traffic, background_tasks), now)
-    episodes = Episodes(section, specification.unroll_length)
-    learning = None if run_follower is None else _learning(settings, specification, run_follower)
-    spaces = (specification.observation_space, specification.action_space)
-    record = open_shadow_record(section, source.run_dir)
-    handler = RequestHandler(
-        section,
-        (*spaces, make_policy().state_space),
-        loaded_versions,
-        batcher,
-        record,
-        episodes,
-        learning,
-        canary_monitor.answered,
-        now,
-    )
-    feedback = None if traffic is None else traffic.keep_feedback
-    episode_requests = EpisodeRequests(
-        handler.reader, loaded_versions, episodes, learning, feedback, canary_monitor, now
-    )
-    service = PolicyService(
-        handler,
-        episode_requests,
-        episodes,
-        section,
-        (specification.run, *spaces),
-        learns=learning is not None,
-    )
-    return PolicyParts(
-        specification=specification,
-        refresh_s=settings.registry.refresh_s,
-        loaded_versions=loaded_versions,
-        batcher=batcher,
-        canary_monitor=canary_monitor,
-        traffic=traffic,
-        episodes=episodes,
-        learning=learning,
-        episode_requests=episode_requests,
-        service=service,
-        background_tasks=background_tasks,
-        record=record,
-        shadow=handler.shadow,
-    )
+        self._batcher.close()
+        self._handler.shadow.close()
+        if self._record is not None:
+            self._record.close()
 
 
 def make_traffic(

@@ -151,10 +151,7 @@ class Segment:
         self.rewards[step - self.slot.first_step] += amount
 
     def drop_last(self) -> None:
-        """Forget a last step whose outcome is unknown.
-
-        What was seen before it stays, as the end.
-        """
+        """Forget a last step whose outcome is unknown. What was seen before it stays, as the end."""
         del self.actions[-1], self.log_probs[-1], self.rewards[-1], self.valid[-1]
 
     def to_fragment(

@@ -21,7 +21,7 @@ import grpc
 import torch
 
 from penstock.actor.link.broker_client import BrokerClient, connect
-from penstock.actor.serving.assembly import Source, assemble
+from penstock.actor.serving.assembly import PolicyServer, Source
 from penstock.actor.serving.experience.run_follower import RunFollower
 from penstock.actor.serving.loaded_versions import Weights
 from penstock.config.settings import ConfigurationError, Settings
@@ -212,7 +212,7 @@ def _hosted(
     """What the run's workload has clients answered with; the core's own where it names nothing."""
     workload = find(specification.workload)
     if not workload.server:
-        return assemble(settings, source, specification, run_follower)
+        return PolicyServer(settings, source, specification, run_follower)
     made: HostedService = load(workload.server)(settings, source, specification, run_follower)
     return made
 

@@ -98,15 +98,7 @@ class HeldLog:
 
 
 def read_log(url: str, password: str | None = None, tls: TlsFiles | None = None) -> HeldLog | None:
-    """Return the run in the server at `url`, or None when it holds none.
-
-    Raises Fatal when it does not answer.
-
-    Args:
-        url: `redis://`, `rediss://` or `unix:///path`.
-        password: of the server, None where it asks for none.
-        tls: certificates for `rediss://`.
-    """
+    """Return the run in a server, None when it holds none; raises Fatal when it does not answer."""
     client = connect(url, password, tls, greets=False)
     try:
         return _read(client)

@@ -94,13 +94,7 @@ def connect(url: str, password: str | None, tls: TlsFiles | None = None, *, gree
 
 
 def connect_async(url: str, password: str | None, tls: TlsFiles | None = None) -> Any:
-    """Return a `redis.asyncio.Redis` with a bounded pool, at whose bound callers wait; connects on first use.
-
-    Args:
-        url: `redis://`, `rediss://` or `unix:///path`.
-        password: of the server, None where it asks for none.
-        tls: certificates for `rediss://`; read at every new connection.
-    """
+    """Return a `redis.asyncio.Redis` that connects on first use; callers wait at the bound of its pool."""
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         check_url(url),
         **_options(url, password, tls),
@@ -207,20 +201,10 @@ Examine = Callable[[], Awaitable[ServerFacts]]
 
 
 async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection) -> ServerFacts:
-    """Return the facts of a suitable server.
+    """Return the facts of a suitable server; raises UnsuitableRedis for another, RedisError while it is down.
 
     A server that is still loading its append-only file reports that it has none, so that its facts are not
-    read before it has finished.
-
-    Args:
-        redis: a connected asyncio client of the server.
-        url: for messages; its scheme says whether the security floor applies.
-        section: the broker's settings, with the durability and the ceilings (bytes) that the server must
-            satisfy.
-
-    Raises:
-        UnsuitableRedis: the server must not hold a run.
-        redis.exceptions.RedisError: the server is down, or still loads (BusyLoadingError).
+    read before it has finished (BusyLoadingError). url: its scheme says whether the security floor applies.
     """
     info: dict[str, Any] = await redis.info()
     if int(info.get("loading", 0)):
@@ -379,9 +363,7 @@ async def _replay_rights(redis: "redis_asyncio.Redis", version: Version) -> str:
 def check_replay_rights(commands: Sequence[str], keys: Sequence[str]) -> None:
     """Raise UnsuitableRedis where a restart would lose what scripts have written.
 
-    Args:
-        commands: what the user `default` may run and not, as ACL rules, such as +@all.
-        keys: patterns of its keys, as ACL rules.
+    commands, keys: ACL rules of the user `default`, such as +@all.
     """
     taken = {rule for rule in commands if rule.startswith("-")} - _NEVER_REPLAYED
     if "+@all" not in commands or taken or "~*" not in keys:

@@ -1,7 +1,5 @@
 """The run in Redis as the learner uses it: lease, log, weights, commits (synchronous, thread-safe).
 
-`penstock.broker.log.learner_log` reads, and this module adds what writes.
-
 Every write carries the lease's epoch and is refused inside its script when another learner has a
 newer one: `Refused(FENCED)`. While the log is closed (Redis was restarted) every fenced call but
 `renew` raises `Refused(NOT_READY)` until `reopen`. A Redis that does not answer is waited for up to
@@ -14,7 +12,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -54,30 +52,19 @@ from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.retry import retry
 
-# ---- The knowledge of one learner process about its log, in case Redis is restarted without it.
-
 _KEPT_SEQUENCES: Final = 4096
 _KEPT_COMMITS: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Names the holder of the lease, its duration, and what the log was opened with."""
-
-    run: str = ""
-    name: str = ""
-    ttl_ms: int = 0
-    specification: bytes = b""
-    pacing: Pacing | None = None
-
-
 class LogMemory:
-    """Holds the state known so far; its numbers only grow, except in `replace`."""
+    """What one learner process knows of its log, in case Redis is restarted without it.
+
+    Its numbers only grow, except in `replace`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._state = LogState(run="")
-        self.holder = Holder()
 
     @property
     def state(self) -> LogState:
@@ -144,8 +131,6 @@ def to_lua(state: LogState) -> dict[str, Any]:
     }
 
 
-# ---- Calls of the learner to Redis: one retry loop around every call, one fence around every write.
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -157,7 +142,10 @@ DRAIN_WAIT_S: Final = 5.0
 
 
 class LearnerCalls:
-    """Runs scripts on `client`; the epoch comes from `memory` and changes only while `opening` is held."""
+    """Runs scripts on `client`: one retry loop around every call, one fence around every write.
+
+    The epoch comes from `memory` and changes only while `opening` is held.
+    """
 
     def __init__(
         self, client: Any, url: str, memory: LogMemory, *, wait_s: float, stop: threading.Event
@@ -243,9 +231,6 @@ def fenced_off() -> Refused:
     return Refused(Refusal(reason=Reason.FENCED, detail="another learner has taken the lease over"))
 
 
-# ---- The learner's side of weights in Redis whose versions the registry keeps.
-
-
 class KeptWeights:
     """Holds the bytes of kept versions in Redis; `LearnerLog.kept` is one.
 
@@ -259,10 +244,7 @@ class KeptWeights:
     def keep(self, versions: Collection[int], *, highest: int, traffic_revision: int) -> tuple[int, ...]:
         """Hold the bytes of exactly these versions; returns those whose bytes are missing, oldest first.
 
-        Args:
-            versions: versions that the registry keeps.
-            highest: highest of all registered numbers; no number up to it is drawn again.
-            traffic_revision: revision of the policy's traffic, for those who follow it.
+        highest: of all registered numbers; no number up to it is drawn again.
         """
         reply = self._calls.fenced("keep_versions", traffic_revision, highest, *sorted(versions))
         self._memory.raise_to(version=highest)
@@ -297,145 +279,13 @@ def chunks(blob: bytes) -> list[bytes]:
     return [blob[at : at + WEIGHT_CHUNK_BYTES] for at in range(0, len(blob), WEIGHT_CHUNK_BYTES)]
 
 
-# ---- What the learner reads of the run in Redis: entries and payloads by position, reports, counters.
-
 _MAX_BLOCK_MS: Final = int(REPLY_TIMEOUT_S * 1000 / 2)
 _FETCH_SLICE: Final = 64
 _WALK_SLICE: Final = 1000
-
-
-class LogReader:
-    """Reads the log; thread-safe. What it has read is noted in the memory that it is given."""
-
-    def __init__(self, calls: LearnerCalls, memory: LogMemory) -> None:
-        self._calls, self._memory = calls, memory
-
-    def read(self, after: int, count: int, block_ms: int) -> list[LogEntry]:
-        """Return entries with number > `after` in order, at most `count`.
-
-        Waits up to `block_ms` (0: not at all).
-        """
-        wait = min(block_ms, _MAX_BLOCK_MS) or None
-        found: Any = self._calls.patient(
-            lambda: self._calls.client.xread({keys.LOG: keys.entry_id(after)}, count=count, block=wait)
-        )
-        entries = [replies.log_entry(*entry) for entry in found[0][1]] if found else []
-        self._memory.saw(entries)
-        return entries
-
-    def entries(self, numbers: Sequence[int]) -> list[LogEntry]:
-        """Return those of the named entries that are in the log, in order of number.
-
-        A reader uses it that is told which entries to read, such as a rank.
-        """
-        if not numbers:
-            return []
-        first, last = keys.entry_id(min(numbers)), keys.entry_id(max(numbers))
-        found: Any = self._calls.patient(lambda: self._calls.client.xrange(keys.LOG, min=first, max=last))
-        wanted = set(numbers)
-        entries = (replies.log_entry(*entry) for entry in found)
-        return [entry for entry in entries if entry.number in wanted]
-
-    def fetch(self, numbers: Sequence[int], sizes: Sequence[int] = ()) -> list[bytes | None]:
-        """Return the payloads of entries; None where there is none (`missing` says why).
-
-        Redis holds a reply until it is read, so no reply has more than READ_BYTES, a single payload apart.
-
-        Args:
-            numbers: of the entries.
-            sizes: bytes of their payloads; without them each may have as many as a message.
-        """
-        payloads: list[bytes | None] = []
-        for some in _slices(numbers, sizes or [MAX_MESSAGE_BYTES] * len(numbers)):
-            names = map(keys.payload, some)
-            payloads += self._calls.patient(partial(self._calls.client.execute_command, "MGET", *names))
-        return payloads
-
-    def missing(self, number: int) -> MissingReason:
-        """Return why entry `number` or its payload is missing.
-
-        Raises Refused(NOT_READY) while the log is closed.
-        """
-        try:
-            reply = self._calls.fenced("missing", number)
-        except Refused as refused:
-            if refused.refusal.reason is Reason.FENCED:
-                return MissingReason.EPOCH_LOST
-            raise
-        return MissingReason.TRIMMED if reply[0] == b"TRIMMED" else MissingReason.LOG_LOST
-
-    def read_reports(self, after: int, count: int) -> list[ReportEntry]:
-        """Return reports with number > `after` in order.
-
-        The oldest are dropped when they are not read for long.
-        """
-        found: Any = self._calls.patient(
-            lambda: self._calls.client.xrange(keys.REPORTS, min=f"({keys.entry_id(after)}", count=count)
-        )
-        reports = [replies.report_entry(*entry) for entry in found]
-        if reports:
-            self._memory.raise_to(reports=reports[-1].number)
-        return reports
-
-    def resident(self, after: int) -> int:
-        """Return the number of entries behind `after`, by walking the log."""
-        return self.residue(after).entries
-
-    def residue(self, after: int) -> Residue:
-        """Return what lies behind `after`, by walking the log; a number that is missing there was lost."""
-        total, last = 0, after
-        while True:
-            start = f"({keys.entry_id(last)}"
-            found: Any = self._calls.patient(
-                partial(self._calls.client.xrange, keys.LOG, min=start, count=_WALK_SLICE)
-            )
-            if not found:
-                return Residue(entries=total, lost=last - after - total)
-            total += sum(values[b"h"] != b"" for _, values in found)
-            last = int(found[-1][0].partition(b"-")[0])
-
-    def fetched_versions(self) -> int:
-        """Return the number of versions, of more than one chunk of weights, that actors are fetching."""
-        return int(self._calls.patient(lambda: self._calls.client.execute_command("HLEN", keys.FETCHES)))
-
-    def acked(self) -> int:
-        """Return the number of fragments acknowledged over the run, counted by the append script."""
-        return self._counter("acked")
-
-    def log_lost(self) -> int:
-        """Return the number of acknowledged fragments that actors knew and Redis lost.
-
-        The append script counts them.
-        """
-        return self._counter("log_lost")
-
-    def _counter(self, name: str) -> int:
-        value = self._calls.patient(lambda: self._calls.client.execute_command("HGET", keys.STATE, name))
-        return int(value or 0)
-
-    def status(self) -> Status:
-        """Return the run at one moment, its sessions included."""
-        return replies.status(self._calls.run("status"))
-
-
-def _slices(numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the numbers in order, so many at a time as one reply may hold."""
-    some: list[int] = []
-    total = 0
-    for number, size in zip(numbers, sizes, strict=True):
-        if some and (total + size > READ_BYTES or len(some) == _FETCH_SLICE):
-            yield some
-            some, total = [], 0
-        some.append(number)
-        total += size
-    if some:
-        yield some
-
-
 _TRIM_SLICE: Final = 512
 
 
-class LearnerLog(LogReader):
+class LearnerLog:
     """Gives the learner its lease, log, weights and commits in Redis; thread-safe.
 
     Build it with `connect`, then call `acquire` and `start`; call `release` and `close` at the end. Methods
@@ -445,9 +295,11 @@ class LearnerLog(LogReader):
     """
 
     def __init__(self, client: Any, url: str, wait_s: float, stop: threading.Event) -> None:
-        memory = LogMemory()
-        super().__init__(LearnerCalls(client, url, memory, wait_s=wait_s, stop=stop), memory)
+        self._memory = LogMemory()
+        self._calls = LearnerCalls(client, url, self._memory, wait_s=wait_s, stop=stop)
         self.kept = KeptWeights(self._calls, self._memory)
+        self._holder, self._ttl_ms = "", 0
+        self._pacing: Pacing | None = None
 
     @classmethod
     def connect(
@@ -459,19 +311,7 @@ class LearnerLog(LogReader):
         password: str | None = None,
         tls: TlsFiles | None = None,
     ) -> "LearnerLog":
-        """Return a log whose Redis answers.
-
-        Args:
-            url: `redis://`, `rediss://` or `unix:///path`.
-            wait_s: longest wait for Redis, here and in every call, in seconds.
-            stop: set when the process drains; it ends the wait.
-            password: of the server, None where it asks for none.
-            tls: certificates for `rediss://`.
-
-        Raises:
-            Fatal: Redis did not answer within `wait_s`.
-            Interrupted: `stop` was set.
-        """
+        """Return a log whose Redis answers; raises Fatal when it does not within `wait_s`, Interrupted."""
         log = cls(connect(url, password, tls), url, wait_s, stop or threading.Event())
         log._calls.wait_until_up()
         return log
@@ -494,14 +334,8 @@ class LearnerLog(LogReader):
     def acquire(self, run: str, holder: str, ttl_ms: int) -> Lease:
         """Take the lease; succeeds at once when it is free, expired or held by the same holder.
 
-        Args:
-            run: name of the run.
-            holder: name of this learner, the same after a restart.
-            ttl_ms: milliseconds for which the lease holds without a renewal.
-
-        Raises:
-            Refused: FENCED with `retry_after_ms`, while another learner holds it.
-            ConfigurationError: Redis holds another run.
+        holder: name of this learner, the same after a restart. Raises Refused (FENCED, with `retry_after_ms`)
+        while another learner holds it, ConfigurationError where Redis holds another run.
         """
         reply = self._calls.run("acquire", run, holder, ttl_ms)
         if reply[0] == b"OTHER_RUN":
@@ -513,17 +347,14 @@ class LearnerLog(LogReader):
             detail = f"the lease is held by {reply[1].decode()!r} for another {int(reply[2])} ms"
             raise Refused(Refusal(reason=Reason.FENCED, detail=detail, retry_after_ms=int(reply[2]) + 1))
         lease = replies.lease(reply)
-        self._memory.holder = replace(self._memory.holder, run=run, name=holder, ttl_ms=ttl_ms)
+        self._holder, self._ttl_ms = holder, ttl_ms
         self._memory.replace(run=run, epoch=lease.epoch)
         return lease
 
     def renew(self) -> Renewal:
-        """Keep the lease (every ttl/3), close expired sessions, return the state.
-
-        Raises Refused(FENCED).
-        """
-        ttl_ms, newest = self._memory.holder.ttl_ms, self._memory.state.number
-        renewal = replies.renewal(self._calls.fenced("renew", ttl_ms, newest))
+        """Keep the lease (every ttl/3), close expired sessions, return the state. Raises Refused(FENCED)."""
+        newest = self._memory.state.number
+        renewal = replies.renewal(self._calls.fenced("renew", self._ttl_ms, newest))
         if not renewal.closed:
             self._memory.raise_to(log_lost=renewal.log_lost, revision=renewal.revision)
         return renewal
@@ -546,21 +377,12 @@ class LearnerLog(LogReader):
     ) -> None:
         """Write specification and pacing and open the log; sets settled *back* to `position`.
 
-        A closed or empty Redis is opened again from `resume`.
-
-        Args:
-            specification: encoded RunSpecification.
-            pacing: budget and limits that admit fragments.
-            resume: state of the log in the checkpoint, None without one.
-            position: log position of the checkpoint; default `resume.settled`, or 0.
-
-        Raises:
-            Refused: INVALID when `position` lies behind the trim floor.
+        A closed or empty Redis is opened again from `resume`, the state in the checkpoint. position: of the
+        checkpoint, default `resume.settled`, or 0. Raises Refused (INVALID) for one behind the trim floor.
         """
         if position is None:
             position = resume.settled if resume is not None else 0
-        holder = self._memory.holder
-        self._memory.holder = replace(holder, specification=specification, pacing=pacing)
+        self._pacing = pacing
         if resume is not None:
             self._memory.resume(resume)
         self._memory.replace(specification=specification)
@@ -592,16 +414,15 @@ class LearnerLog(LogReader):
                 return
 
     def _open_once(self, state: LogState | None, position: int | None) -> None:
-        holder = self._memory.holder
-        if holder.pacing is None:
+        if self._pacing is None:
             raise RuntimeError("LearnerLog.reopen before start: nothing says how the log is paced")
         arguments = (
             secrets.token_hex(8),
-            holder.run,
-            holder.name,
-            holder.ttl_ms,
-            holder.specification,
-            json.dumps({name: int(value) for name, value in asdict(holder.pacing).items()}),
+            self._memory.state.run,
+            self._holder,
+            self._ttl_ms,
+            self._memory.state.specification,
+            json.dumps({name: int(value) for name, value in asdict(self._pacing).items()}),
             json.dumps(to_lua(state)) if state is not None else "",
             "" if position is None else position,
         )
@@ -711,3 +532,123 @@ class LearnerLog(LogReader):
     def _trim(self) -> None:
         while int(self._calls.fenced("trim", _TRIM_SLICE)[1]) > 0:
             pass
+
+    # ---- reading
+
+    def read(self, after: int, count: int, block_ms: int) -> list[LogEntry]:
+        """Return entries with number > `after` in order, at most `count`.
+
+        Waits up to `block_ms` (0: not at all).
+        """
+        wait = min(block_ms, _MAX_BLOCK_MS) or None
+        found: Any = self._calls.patient(
+            lambda: self._calls.client.xread({keys.LOG: keys.entry_id(after)}, count=count, block=wait)
+        )
+        entries = [replies.log_entry(*entry) for entry in found[0][1]] if found else []
+        self._memory.saw(entries)
+        return entries
+
+    def entries(self, numbers: Sequence[int]) -> list[LogEntry]:
+        """Return those of the named entries that are in the log, in order of number.
+
+        A reader uses it that is told which entries to read, such as a rank.
+        """
+        if not numbers:
+            return []
+        first, last = keys.entry_id(min(numbers)), keys.entry_id(max(numbers))
+        found: Any = self._calls.patient(lambda: self._calls.client.xrange(keys.LOG, min=first, max=last))
+        wanted = set(numbers)
+        entries = (replies.log_entry(*entry) for entry in found)
+        return [entry for entry in entries if entry.number in wanted]
+
+    def fetch(self, numbers: Sequence[int], sizes: Sequence[int] = ()) -> list[bytes | None]:
+        """Return the payloads of entries; None where there is none (`missing` says why).
+
+        Redis holds a reply until it is read, so no reply has more than READ_BYTES, a single payload apart.
+        sizes: bytes of the payloads; without them each may have as many as a message.
+        """
+        payloads: list[bytes | None] = []
+        for some in _slices(numbers, sizes or [MAX_MESSAGE_BYTES] * len(numbers)):
+            names = map(keys.payload, some)
+            payloads += self._calls.patient(partial(self._calls.client.execute_command, "MGET", *names))
+        return payloads
+
+    def missing(self, number: int) -> MissingReason:
+        """Return why entry `number` or its payload is missing.
+
+        Raises Refused(NOT_READY) while the log is closed.
+        """
+        try:
+            reply = self._calls.fenced("missing", number)
+        except Refused as refused:
+            if refused.refusal.reason is Reason.FENCED:
+                return MissingReason.EPOCH_LOST
+            raise
+        return MissingReason.TRIMMED if reply[0] == b"TRIMMED" else MissingReason.LOG_LOST
+
+    def read_reports(self, after: int, count: int) -> list[ReportEntry]:
+        """Return reports with number > `after` in order.
+
+        The oldest are dropped when they are not read for long.
+        """
+        found: Any = self._calls.patient(
+            lambda: self._calls.client.xrange(keys.REPORTS, min=f"({keys.entry_id(after)}", count=count)
+        )
+        reports = [replies.report_entry(*entry) for entry in found]
+        if reports:
+            self._memory.raise_to(reports=reports[-1].number)
+        return reports
+
+    def resident(self, after: int) -> int:
+        """Return the number of entries behind `after`, by walking the log."""
+        return self.residue(after).entries
+
+    def residue(self, after: int) -> Residue:
+        """Return what lies behind `after`, by walking the log; a number that is missing there was lost."""
+        total, last = 0, after
+        while True:
+            start = f"({keys.entry_id(last)}"
+            found: Any = self._calls.patient(
+                partial(self._calls.client.xrange, keys.LOG, min=start, count=_WALK_SLICE)
+            )
+            if not found:
+                return Residue(entries=total, lost=last - after - total)
+            total += sum(values[b"h"] != b"" for _, values in found)
+            last = int(found[-1][0].partition(b"-")[0])
+
+    def fetched_versions(self) -> int:
+        """Return the number of versions, of more than one chunk of weights, that actors are fetching."""
+        return int(self._calls.patient(lambda: self._calls.client.execute_command("HLEN", keys.FETCHES)))
+
+    def acked(self) -> int:
+        """Return the number of fragments acknowledged over the run, counted by the append script."""
+        return self._counter("acked")
+
+    def log_lost(self) -> int:
+        """Return the number of acknowledged fragments that actors knew and Redis lost.
+
+        The append script counts them.
+        """
+        return self._counter("log_lost")
+
+    def _counter(self, name: str) -> int:
+        value = self._calls.patient(lambda: self._calls.client.execute_command("HGET", keys.STATE, name))
+        return int(value or 0)
+
+    def status(self) -> Status:
+        """Return the run at one moment, its sessions included."""
+        return replies.status(self._calls.run("status"))
+
+
+def _slices(numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers in order, so many at a time as one reply may hold."""
+    some: list[int] = []
+    total = 0
+    for number, size in zip(numbers, sizes, strict=True):
+        if some and (total + size > READ_BYTES or len(some) == _FETCH_SLICE):
+            yield some
+            some, total = [], 0
+        some.append(number)
+        total += size
+    if some:
+        yield some

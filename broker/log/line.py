@@ -364,13 +364,7 @@ class Appends:
         """Have fragments of a session appended, on a line that is open; the outcome is not to be cancelled.
 
         The payloads are staged under names of this attempt that expire, then the script moves them into place
-        or drops them. It goes on whatever becomes of its caller.
-
-        Args:
-            session: number of the session.
-            acked_through: highest sequence number that the actor knows to be acknowledged.
-            items: checked fragments with consecutive sequence numbers.
-            incarnation: of the run for which they were checked; "": any.
+        or drops them. It goes on whatever becomes of its caller. incarnation: for which they were checked.
         """
         arguments: list[Any] = [session, acked_through]
         payloads, size = [], 0

@@ -497,7 +497,7 @@ def watched(reply: Sequence[Any]) -> Watched:
     news = News(
         latest=Publication(int(reply[8]), int(reply[9]), _text(reply[10]), int(reply[11])),
         credit=Credit(through, minimum, round_),
-        state=_desired(desired),
+        state=RunState(desired or 1),
         revision=revision,
         traffic_revision=traffic,
         scalars=json.loads(reply[12]) if reply[12] else {},
@@ -534,7 +534,7 @@ def status(reply: Sequence[Any]) -> Status:
     return Status(
         run=_text(state.get("run", b"")),
         epoch=number("epoch"),
-        desired=_desired(number("desired")),
+        desired=RunState(number("desired") or 1),
         revision=number("revision"),
         latest=Publication(
             number("version"), number("update"), _text(state.get("sha256", b"")), number("size")
@@ -592,7 +592,7 @@ def renewal(reply: Sequence[Any]) -> Renewal:
     settled, settled_steps, acked, lost, evaluate, rollouts, expired = values[8:]
     flat = reply[16]
     return Renewal(
-        desired=_desired(desired),
+        desired=RunState(desired or 1),
         revision=revision,
         checkpoint_revision=checkpoint,
         closed=bool(closed),
@@ -652,10 +652,6 @@ def command_refusal(reply: Sequence[Any], request_id: str) -> Refusal:
             return Refusal(reason=Reason.FULL, detail=detail, retry_after_ms=_BUSY_RETRY_MS)
         case _:
             return Refusal(reason=Reason.NOT_READY, detail="no learner has taken the run yet")
-
-
-def _desired(number: int) -> RunState:
-    return RunState(number or 1)
 
 
 def _text(value: bytes) -> str:

@@ -74,14 +74,7 @@ class Store:
         tls: TlsFiles | None = None,
         staging_expiry_s: float = STAGING_EXPIRY_S,
     ) -> "Store":
-        """Return a store on `redis://`, `rediss://` or `unix://`; opens no connection yet.
-
-        Args:
-            url: of the server.
-            password: of the server, None where it asks for none.
-            tls: certificates for `rediss://`.
-            staging_expiry_s: seconds after which the payloads of an unfinished append expire.
-        """
+        """Return a store that opens no connection yet. staging_expiry_s: of payloads not appended since."""
         lines = Line(url, password, tls), Line(url, password, tls)
         return cls(connect_async(url, password, tls), *lines, staging_expiry_s)
 
@@ -92,14 +85,9 @@ class Store:
         await self._redis.aclose(close_connection_pool=True)
 
     async def open_session(self, actor_id: str, role: Role, owner: str = "") -> Opened | Refusal:
-        """Draw a session number and close the actor's previous session.
+        """Draw a session number and close the actor's previous session. owner: identity that opens it.
 
         Refusals: NOT_READY (no specification yet, or the log waits to be opened again), RUN_CLOSED.
-
-        Args:
-            actor_id: id of the actor.
-            role: rollout or evaluation.
-            owner: identity that opens the session, stored with it; "" for none.
         """
         return replies.opened(await self._run("open_session", actor_id, role.value, owner))
 
@@ -119,9 +107,8 @@ class Store:
 
     async def owner_of(self, session: int) -> str | None:
         """Return the owner of an open session, None when no such session is open."""
-        key = f"{keys.SESSION}{session}"
-        value = await self._guarded(lambda: self._redis.execute_command("HGET", key, "owner"))
-        return None if value is None else bytes(value).decode()
+        owner = await self._read("HGET", f"{keys.SESSION}{session}", "owner")
+        return None if owner is None else owner.decode()
 
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
         """Append checked fragments; see `begin_append`."""
@@ -138,16 +125,9 @@ class Store:
     ) -> "asyncio.Future[Appended]":
         """Append checked fragments with consecutive sequence numbers, each at most once.
 
-        Call it right after `open`, and ask `outcome` what became of it. It goes on whatever becomes of its
-        caller.
-
+        Call it right after `open`, and ask `outcome` what became of it: it goes on without its caller.
         Refusals for the first fragment not taken: FULL (detail log_bytes, log_entries, staging, pacing,
         closed), GAP(expected), INVALID, EXPIRED, FENCED.
-
-        Args:
-            session: number of the session.
-            acked_through: highest sequence number that the actor knows to be acknowledged.
-            items: the fragments, in order.
         """
         failpoint("append.sending", items[-1].header.sequence if items else 0)
         return self._appends.begin(session, acked_through, items, self._remembered())
@@ -188,8 +168,7 @@ class Store:
 
     async def specification(self) -> bytes | None:
         """Return the encoded run specification; None before a learner wrote it."""
-        value = await self._guarded(lambda: self._redis.execute_command("GET", keys.SPECIFICATION))
-        return None if value is None else bytes(value)
+        return await self._read("GET", keys.SPECIFICATION)
 
     async def begin_fetch(self, session: int, known_version: int) -> Publication | None:
         """Return the publication that a session is to fetch, and keep its bytes until it has them.
@@ -200,30 +179,21 @@ class Store:
         return replies.publication(int(version), value) if version else None
 
     async def note_fetch(self, session: int, version: int, offset: int) -> Publication | None:
-        """Renew a session that fetches a version, which it has with the last chunk.
+        """Renew a session that fetches a version, which it has with the last chunk; return its publication.
 
-        Args:
-            session: number of the session.
-            version: that it fetches.
-            offset: first byte of the chunk that it asks for.
-
-        Returns:
-            The publication of the version, None where its bytes are no longer stored.
+        None where its bytes are no longer stored. offset: first byte of the chunk that it asks for.
         """
         value = await self._run("note_fetch", session, version, offset)
         return None if value is None else replies.publication(version, value)
 
     async def publication(self, version: int) -> Publication | None:
         """Return the publication of a version whose bytes are still stored, else None."""
-        value = await self._guarded(
-            lambda: self._redis.execute_command("HGET", keys.PUBLICATIONS, str(version))
-        )
+        value = await self._read("HGET", keys.PUBLICATIONS, str(version))
         return None if value is None else replies.publication(version, value)
 
     async def weights_chunk(self, version: int, index: int) -> bytes | None:
         """Return chunk `index` (of WEIGHT_CHUNK_BYTES) of a version, or None."""
-        chunk = await self._guarded(lambda: self._redis.execute_command("GET", keys.weights(version, index)))
-        return None if chunk is None else bytes(chunk)
+        return await self._read("GET", keys.weights(version, index))
 
     async def status(self) -> Status:
         """Return the run at one moment."""
@@ -245,15 +215,8 @@ class Store:
     ) -> tuple[Command, bool]:
         """Note a command for the learner; return it as it stands, and whether the id was new.
 
-        Args:
-            action: what the learner shall do.
-            argument: see `Command`.
-            request_id: an id that the caller has drawn.
-            reason: why, for the log.
-
-        Raises:
-            Refused: NOT_READY before a learner took the lease, INVALID where the id names another command,
-                FULL where too many wait.
+        Raises Refused: NOT_READY before a learner took the lease, INVALID where the id names another command,
+        FULL where too many wait.
         """
         reply = await self._run("command", request_id, action, argument, reason)
         if reply[0] == b"OK":
@@ -280,6 +243,10 @@ class Store:
                 if not is_unavailable(error):
                     raise
             await asyncio.sleep(_RESUBSCRIBE_S)
+
+    async def _read(self, *command: str) -> bytes | None:
+        value: bytes | None = await self._guarded(lambda: self._redis.execute_command(*command))
+        return value
 
     async def _run(self, name: str, *arguments: Any) -> Any:
         script, known = load(name), self._remembered()
