@@ -1,10 +1,7 @@
-"""The actor's own record of what was acknowledged to it, for `penstock audit`.
+"""Records for `penstock audit`: what was acknowledged to an actor, and what a server sampled.
 
-It is written only where `actor.ack_journal` is set.
-
-One file per actor of a run, one JSON line per fragment, written before the outbox lets the fragment go.
-A line survives `kill -9` of the actor, not loss of power. The journal may lack what was acknowledged in
-the moment of a crash; it never holds what was not.
+Both are written only where `actor.ack_journal` is set, a JSON line before what it tells of goes on. A line
+survives `kill -9`, not loss of power: a record may lack what a crash interrupted, never hold what was not.
 """
 
 import hashlib

@@ -1,12 +1,8 @@
 """Sends the fragments and episode reports of one session until they are acknowledged.
 
-In: fragments through its queue (`put` waits while that is full, so that the environment pauses) and finished
-episodes.  Out: Append and ReportEpisodes from one thread, one call in flight, many fragments per call.
-The outbox waits while the reply is FULL. A refusal that ends the session (INVALID, GAP, EXPIRED, FENCED,
-RUN_CLOSED) is handed to the session; what was not acknowledged then never is: nothing is renumbered.
-
-The queue belongs to the outbox and lies under its lock; of the session it uses named calls and its read-only
-view.
+`put` waits while the queue is full, so that the environment pauses; one thread sends, with one call in flight
+and many fragments in it, and waits while the reply is FULL. A refusal that ends the session is handed to it;
+what was not acknowledged then never is: nothing is renumbered. The queue lies under the lock of the outbox.
 """
 
 import logging

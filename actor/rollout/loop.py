@@ -1,12 +1,10 @@
-"""The loop of a rollout worker in one session.
+"""A rollout worker: one session after the other, and the loop in each.
 
   ┌─► await credit ─► apply newest weights ─► unroll T steps ─► put into the outbox ─┐
   └──────────────────────────────────────────────────────────────────────────────────┘
 
-In: credit to begin a sequence number and weights, from the session's watcher.  Out: one fragment per
-sequence number and the episodes that ended, into the outbox. Waits for credit (raised as the learner
-settles), for the run (paused) and for room in the outbox: the environment then stands still and nothing
-is dropped. Ends, with the unroll in hand cut and handed over, on a drain, a stopped run or a session's end.
+It waits for credit, for the run (paused) and for room in the outbox: the environment then stands still and
+nothing is dropped. A drain, a stopped run or a session's end cut the unroll in hand and hand it over.
 
 An environment that stands still holds the thread of the loop, perhaps for ever. Another thread then hands
 over the steps before that, which are experience like any other. If the environment comes back after all, its

@@ -3,10 +3,9 @@
     ask ─► waiting ─► as many as are expected, or the longest wait over ─► one pass per version ─► answers
         └─ alone, and no other is expected ───────────────────────────────────┘
 
-How many are expected is learned: now and then a pass is held back to see how many come. A lonely client
-waits for no other; among many each waits at most `max_wait_s`. A pass that takes long runs in a thread, and
-requests that come meanwhile make the next one; a short one would only be slower there, for it holds the
-interpreter either way. One event loop uses it.
+How many are expected is learned: now and then a pass is held back to see how many come. A pass that takes
+long runs in a thread, and requests that come meanwhile make the next one; a short one would only be slower
+there, for it holds the interpreter either way. One event loop uses it.
 """
 
 import asyncio

@@ -4,7 +4,7 @@
                └── not heard of for the timeout ─► given up ──┘
 
 Memory is bounded: so many episodes are open, so many remembered, and no caller has so many of either that
-others have none (`caller_shares`). What an id proves after that stands in `episode_ids`.
+others have none.
 """
 
 import hmac

@@ -1,9 +1,7 @@
-"""The versions that can answer, and who of them answers a client.
+"""The versions that can answer, and who of them answers a client (`penstock.registry.routing`).
 
-Routes come from the registry's traffic (`penstock.registry.routing`): the same for one client on every server
-and after every restart. A version that is loaded is never changed; a newer one takes its place between two
-passes, and what has begun with the old one ends with it. Where the version of an arm cannot answer, the
-declared fallback does, and says so.
+A version that is loaded is never changed; a newer one takes its place between two passes, and what has begun
+with the old one ends with it.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""Every key of a run in Redis. One run = one Redis, so the names are constant.
+"""Every key of a run in Redis, which holds one run: the names are constant.
 
-`scripts.load` puts these constants in front of every Lua script, under the same names: no key is
-spelled twice.
+`script.load` puts them into every Lua script, under the same names.
 """
 
 from typing import Final

@@ -2,14 +2,10 @@
 
     ask ──► written at once ──► Redis ──► replies, in the order of the calls ──► each to its caller
 
-A pool hands a connection to one call after the other, and redis-py writes and reads for each in a task with a
-deadline of its own: many small scripts cost a broker more by that than by everything else. Here a call is
-written where it is made, replies are read where they come in, and one timer looks at the whole line.
-
-A line is opened by the first call, and again by the first after it broke. Like every connection that runs
-scripts it greets first (`penstock.broker.log.connection`). When it breaks, whatever was under way fails with
-what broke it and is repeated by nobody here. A call that is given up keeps its place: its reply is dropped
-when it comes.
+redis-py writes and reads for each call in a task with a deadline of its own: many small scripts cost a broker
+more by that than by everything else. Here one timer looks at the whole line. It is opened by the first call,
+and again by the first after it broke; whatever was under way then fails and is repeated by nobody here. A
+call that is given up keeps its place: its reply is dropped when it comes.
 """
 
 import asyncio

@@ -1,10 +1,8 @@
 """The broker process: the gRPC front of one run's Redis.
 
-Takes a Redis URL and an address to listen on. Waits for Redis with a message, up to
-`broker.redis_wait_s`, then examines it (`guard`) and serves. Keeps nothing that matters: whatever it
-acknowledged is in Redis, so it may be killed at any moment and started again, and any number of brokers
-may serve one run. While Redis is away it answers FULL or NOT_READY and `/readyz` is red; when that
-lasts longer than `broker.redis_wait_s` it exits with 1.
+It keeps nothing that matters: whatever it acknowledged is in Redis, so it may be killed at any moment, and
+any number of brokers may serve one run. It waits for Redis up to `broker.redis_wait_s`; while Redis is away
+it answers FULL or NOT_READY and `/readyz` is red, and after as long again it exits with 1.
 
   asked to end ─► not ready ─► `broker.drain_delay_s` ─► NOT_SERVING ─► held calls answered, appends that
                                                                         have begun finished ─► exit with 0

@@ -1,9 +1,7 @@
 """The policy server's line to a live run: its sessions, the learner's newest weights, and the outbox.
 
-A thread of its own opens a session, lets its threads watch and send, and opens the next when the broker has
-ended one; meanwhile the server goes on answering. When the run has ended it answers with the last weights,
-and looks now and then whether the run goes on. Where the run's folder is not at hand, what is known of the
-run comes with the first session.
+A thread of its own opens a session, and the next when the broker has ended one; meanwhile the server goes on
+answering. When the run has ended it looks now and then whether somebody has resumed it.
 """
 
 import asyncio

@@ -1,12 +1,11 @@
 """The canary on trial: what its clients see, against what those of the active version see.
 
-    episodes ─► client_returns ─┐
-                                ├─► `take` ─► the registry judges, for all servers together ─► `judged`
-    answers ─► answer_windows ──┘      (`penstock.registry.traffic`, by the bets of `canary_trial`)
+    episodes ─► ClientReturns ─┐
+                               ├─► `take` ─► the registry judges, for all servers together ─► `judged`
+    answers ─► AnswerWindows ──┘      (`penstock.registry.traffic`)
 
-What a server has seen goes to the registry with each look at it, and the judgement comes back: several
-servers and restarts make one trial. A canary that is found worse is withdrawn by name: a second server
-changes nothing. An answer of no numbers, which the active version could give, withdraws at once.
+Several servers and restarts make one trial. A canary that is found worse is withdrawn by name: a second
+server changes nothing. An answer of no numbers, which the active version could give, withdraws at once.
 """
 
 import logging
