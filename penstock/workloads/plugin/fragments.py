@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import LearnerReward, learner_reward
-from penstock.actor.rollout.fragment_builder import Ends, Episodes
+from penstock.actor.rollout.episode_tracker import Ends, Episodes
 from penstock.protocol.fragment import Fragment, FragmentHeader, build
 from penstock.protocol.tensor import Array
 
