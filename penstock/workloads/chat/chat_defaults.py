@@ -21,6 +21,5 @@ _PPO: Final[dict[str, Any]] = {
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
-    """Return a layer of settings; algorithms other than PPO keep their own numbers."""
     del environment_id  # there is one
     return _CANDIDATES | ({"algorithm": _PPO} if algorithm == "ppo" else {})

@@ -107,7 +107,6 @@ def draw_prompt(rng: np.random.Generator) -> str:
 
 
 def draw_profile(rng: np.random.Generator, reference: Reference = REFERENCE) -> Profile:
-    """Return the profile of a response of the reference."""
     return Profile(*(rng.random(len(reference)) < np.array(reference)).tolist())
 
 
@@ -128,7 +127,6 @@ def write_response(rng: np.random.Generator, prompt: str, profile: Profile) -> s
 
 
 def draw_response(rng: np.random.Generator, prompt: str, reference: Reference = REFERENCE) -> str:
-    """Return a response of the reference to a prompt."""
     return write_response(rng, prompt, draw_profile(rng, reference))
 
 
@@ -260,11 +258,9 @@ class Population:
     missing: float = 0.4
 
     def somebody(self, rng: np.random.Generator) -> Person:
-        """Return one of them."""
         return self.people[rng.integers(len(self.people))]
 
     def thumb(self, rng: np.random.Generator, person: Person, prompt: str, response: str) -> bool:
-        """Return whether a person's thumb is up."""
         likes = self.taste.kinds[person.kind]
         score = float(np.array(read_profile(prompt, response)) @ np.array(likes.weights)) + likes.bias
         return bool(rng.random() < 1 / (1 + np.exp(-score))) != person.is_liar
@@ -281,7 +277,6 @@ class Population:
     def prefers_first(
         self, rng: np.random.Generator, person: Person, prompt: str, first: str, second: str
     ) -> bool:
-        """Return whether a person says that the first of two responses is better."""
         weights = np.array(self.taste.kinds[person.kind].weights)
         better = np.array(read_profile(prompt, first), float) - np.array(read_profile(prompt, second), float)
         return bool(rng.random() < 1 / (1 + np.exp(-float(better @ weights)))) != person.is_liar
@@ -300,7 +295,6 @@ class Population:
     def comparison(
         self, rng: np.random.Generator, person: Person, prompt: str, first: str, second: str
     ) -> dict[str, Any]:
-        """Return the row of which of two different responses a person prefers."""
         chosen, rejected = (first, second)
         if not self.prefers_first(rng, person, prompt, first, second):
             chosen, rejected = second, first
@@ -310,7 +304,6 @@ class Population:
     def feedback(
         self, rng: np.random.Generator, *, rated: int, compared: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Yield what is said of so many responses, and of so many pairs, of the reference."""
         for _ in range(rated):
             prompt = draw_prompt(rng)
             yield from self.opinions(rng, self.somebody(rng), prompt, draw_response(rng, prompt))
@@ -323,10 +316,7 @@ class Population:
 
 
 def population(count: int, *, seed: int, taste: Taste = USUAL) -> Population:
-    """Return people of all kinds in turn; the share of liars among them is the taste's, rounded.
-
-    count: of people, at least 1. Raises ValueError.
-    """
+    """Return people of all kinds in turn, with the taste's share of liars; ValueError: count below 1."""
     if count < 1:
         raise ValueError(f"count={count}: a population has at least one person")
     lying = set(np.random.default_rng(seed).permutation(count)[: round(taste.liars * count)].tolist())
@@ -359,7 +349,6 @@ class ChatUser:
     stays: float = 0.7
 
     def begins(self, rng: np.random.Generator) -> str:
-        """Return the first message."""
         return draw_prompt(rng)
 
     def goes_on(self, rng: np.random.Generator, last: str) -> str:

@@ -65,10 +65,7 @@ Expected = Callable[[Row], float | None]
 
 
 def liars(thumbs: Sequence[tuple[str, bool, float]], rules: RatingRules) -> dict[str, float]:
-    """Return the people whose evidence passes the bound, with its logarithm.
-
-    thumbs: who said it, whether it is up, and the chance of a thumb up by others, 0 to 1.
-    """
+    """Return whose evidence passes the bound, with its logarithm. thumbs: rater, is up, others' chance."""
     evidence: dict[str, float] = {}
     worst: dict[str, float] = {}
     count: dict[str, int] = {}
@@ -125,7 +122,6 @@ class Filtered:
     evidence: dict[str, float] = field(default_factory=dict)
 
     def drop(self, rater: str, reason: Reason) -> None:
-        """Count a row that does not count."""
         self.dropped[reason] += 1
         self.raters.setdefault(rater, Counter())[reason] += 1
 
@@ -177,7 +173,6 @@ def _oldest_first(rows: Sequence[Row]) -> list[tuple[int, Row]]:
 
 
 def _newest(rows: Sequence[Row], found: Filtered) -> list[Row]:
-    """Return the newest of rows by one person about one thing."""
     newest = {key: place for place, row in _oldest_first(rows) if (key := _about(row)) is not None}
     kept = []
     for place, row in enumerate(rows):

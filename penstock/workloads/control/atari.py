@@ -35,7 +35,6 @@ _DECLARED: Final = {
 
 
 def is_atari(environment_id: str) -> bool:
-    """Return whether an id names a game of ale-py's."""
     return environment_id.startswith(PREFIX)
 
 
@@ -56,10 +55,7 @@ def section_of(section: EnvironmentSection) -> AtariSection:
 
 
 def register(environment_id: str) -> None:
-    """Have Gymnasium know the games; raises ConfigurationError where ale-py is absent.
-
-    environment_id: of the game that is wanted.
-    """
+    """Have Gymnasium know the games; raises ConfigurationError where ale-py is absent."""
     try:
         ale: Any = importlib.import_module("ale_py")
     except ImportError as error:
@@ -72,10 +68,7 @@ def register(environment_id: str) -> None:
 
 
 def make_with_ale(section: EnvironmentSection, count: int, mode: str) -> Vector:
-    """Return `count` games as one. mode: "sync" or "async".
-
-    Raises ConfigurationError for arguments that the game does not take, or where OpenCV is absent.
-    """
+    """Return `count` games as one; mode: "sync" or "async"."""
     asked = section_of(section)
     options: dict[str, Any] = {"context": "spawn"} if mode == "async" else {"copy": False}
     shown = partial(AtariPreprocessing, noop_max=asked.noop_max, frame_skip=asked.frame_skip)

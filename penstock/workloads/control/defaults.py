@@ -285,11 +285,7 @@ _LAYERS: Final = {"dqn": DQN, "sac": SAC}
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
-    """Nested settings for any Gymnasium id and any algorithm.
-
-    Those of the id's family (`CartPole` of `CartPole-v1`, `ALE` of every Atari game), else general ones;
-    likewise what the algorithm lays over them.
-    """
+    """Return the settings of the id's family (`CartPole` of `CartPole-v1`), else general ones."""
     name = environment_id.rpartition(":")[2]
     if name.startswith(f"{_ATARI}/"):
         return merge(_of_family(_ATARI, algorithm), _OF_ATARI)

@@ -84,10 +84,7 @@ def _unsupported(field: str, space: object) -> ConfigurationError:
 
 
 def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, Any, Any]:
-    """`count` environments as one; `seed` is not needed, `reset` takes seeds.
-
-    Raises ConfigurationError for an unknown id, arguments it does not take or a missing dependency.
-    """
+    """Return `count` environments as one; `reset` takes the seeds."""
     del seed
     _check_atari(section)
     if section.vectorise == "envpool":
@@ -112,10 +109,7 @@ def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, A
 
 
 def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
-    """Observation and action space of one environment, from one made and closed.
-
-    The part that is its mask is left out.
-    """
+    """Return the observation space without its mask, and the action space."""
     observation, action = _single_spaces(section)
     return (
         _without(section.mask_key, to_space("observation_space", observation)),
@@ -148,10 +142,7 @@ def _without(mask_key: str, space: Space) -> Space:
 
 
 def target(section: EnvironmentSection) -> float | None:
-    """The reward threshold that the environment is registered with.
-
-    Asked before a run's processes start, so what they could not make is found out here.
-    """
+    """Return the registered reward threshold; asked first, it finds out what cannot be made."""
     if section.vectorise == "envpool" or atari.is_atari(section.id):
         spaces(section)
         registered = gymnasium.registry.get(section.id)

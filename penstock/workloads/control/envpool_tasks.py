@@ -59,10 +59,7 @@ def longest(section: EnvironmentSection) -> int | None:
 
 
 def spaces(section: EnvironmentSection) -> tuple[gym_spaces.Space[Any], gym_spaces.Space[Any]]:
-    """Return observation and action space, Gymnasium's where it has the id.
-
-    Raises ConfigurationError for an id whose spaces in EnvPool are others, and as `options_of` does.
-    """
+    """Return observation and action space, which are Gymnasium's where it has the id."""
     task = task_of(section)
     specification, family = _made(section, task, options_of(section)), _family(task)
     with without_warnings_of_bounds():
@@ -109,7 +106,6 @@ def _family(task: str) -> str:
 
 
 def task_of(section: EnvironmentSection) -> str:
-    """Return EnvPool's name of the environment."""
     task = section.id.removeprefix(atari.PREFIX)
     known = module().list_all_envs()
     if task not in known:
@@ -127,10 +123,7 @@ def task_of(section: EnvironmentSection) -> str:
 
 
 def options_of(section: EnvironmentSection) -> dict[str, Any]:
-    """Return what EnvPool is asked for beside id, count and seeds.
-
-    Raises ConfigurationError for arguments that another setting decides, or none.
-    """
+    """Return what EnvPool is asked for beside id, count and seeds."""
     for key, value in section.kwargs.items():
         if key in _OURS or key in _CLOSED:
             remedy = f"set {_OURS[key]}" if key in _OURS else "leave it out"
@@ -143,7 +136,6 @@ def options_of(section: EnvironmentSection) -> dict[str, Any]:
 
 
 def _made(section: EnvironmentSection, task: str, options: dict[str, Any]) -> Any:
-    """Return EnvPool's specification of a task; raises ConfigurationError."""
     try:
         specification = module().make_spec(task, **options)
     except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
@@ -186,10 +178,7 @@ def _alike(here: gym_spaces.Space[Any], known: gym_spaces.Space[Any]) -> bool:
 
 
 def _with_true_bounds(space: gym_spaces.Space[Any]) -> gym_spaces.Space[Any]:
-    """Return the space with the bounds that are meant.
-
-    Where EnvPool knows none it gives the smallest positive number for the lowest one.
-    """
+    """Restore −∞: EnvPool gives the smallest positive number where it knows no lowest one."""
     match space:
         case gym_spaces.Dict():
             return gym_spaces.Dict({key: _with_true_bounds(part) for key, part in space.items()})
@@ -210,10 +199,7 @@ _SEED_BITS: Final = 2**31 - 1
 
 
 def make(section: EnvironmentSection, count: int) -> Vector:
-    """Return `count` environments as one; they are made by the first `reset`.
-
-    Raises ConfigurationError where EnvPool is absent, does not have the id, or does not take an argument.
-    """
+    """Return `count` environments as one; they are made by the first `reset`."""
     observation, action = spaces(section)
     pool: Vector = Pool(task_of(section), count, options_of(section), observation, action)
     if atari.is_atari(section.id):
@@ -247,10 +233,7 @@ class Pool(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(action, count)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Make all anew from `seed`, one for each; or reset those of `reset_mask`, and give all rows.
-
-        Infos of rows that were not reset are zeros.
-        """
+        """Make all anew from `seed`, or reset those of `reset_mask`; infos of the other rows are zeros."""
         if options is None or "reset_mask" not in options:
             self._begin(seed)
             with without_warnings_of_bounds():
@@ -265,13 +248,11 @@ class Pool(VectorEnv[Any, Any, Any]):
         return self._shown, {key: _among(rows, slots, self.num_envs) for key, rows in arrays.items()}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Make one step of each."""
         shown, reward, terminated, truncated, infos = self._pool.step(np.asarray(actions))
         self._shown = _told(self.single_observation_space, shown)
         return self._shown, reward, terminated, truncated, infos
 
     def close(self, **_: Any) -> None:
-        """End the threads."""
         self._pool = None
 
     def _begin(self, seed: Any) -> None:

@@ -24,12 +24,10 @@ class StepLimit(Wrapper):
         self._steps = np.zeros(env.num_envs, np.int64)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all, or those of `reset_mask`."""
         self._steps[chosen(options, self.num_envs)] = 0
         return self.env.reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> Result:
-        """Make one step of each."""
         observation, reward, terminated, truncated, infos = self.env.step(actions)
         self._steps += 1
         return observation, reward, terminated, truncated | (self._steps >= self._limit), infos
@@ -60,7 +58,6 @@ class EpisodicLife(Wrapper):
         return observation, infos
 
     def step(self, actions: Any) -> Result:
-        """Make one step of each."""
         observation, reward, terminated, truncated, infos = self.env.step(actions)
         lives = infos["lives"]
         self._is_over = terminated | truncated

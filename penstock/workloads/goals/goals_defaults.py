@@ -43,7 +43,6 @@ _REPLAYED: Final[dict[str, dict[str, Any]]] = {
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
-    """Return a layer of settings; algorithms have their own numbers."""
     if algorithm == "random":
         return {**_TASK, "evaluation": {"episodes": 100, "deterministic": False}}
     if environment_id.endswith("Traces-v0"):

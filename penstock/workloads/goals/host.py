@@ -71,7 +71,6 @@ class HostModel:
 
 @cache
 def host_model() -> HostModel:
-    """Return the tables; made once."""
     outcomes = [[_outcome(action, state) for state in STATES] for action in ACTIONS]
     return HostModel(
         success=np.array([[one[0] for one in row] for row in outcomes]),
@@ -149,10 +148,7 @@ class GoalReward:
         return self.step + self.success + (self.fast if took_s < self.fast_s else 0.0)
 
     def table(self, success: NDArray[np.float64], took_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the expected rewards, [A, S], where action 0 does nothing.
-
-        success: probabilities, took_s: seconds, both [A, S].
-        """
+        """Return expected rewards [A, S]. success: probabilities, took_s: seconds, both [A, S]."""
         well = self.success + self.fast * (took_s < self.fast_s)
         rewards = self.step + success * well + (1 - success) * self.failure
         rewards[0] = self.step

@@ -18,10 +18,7 @@ def target(section: EnvironmentSection) -> float | None:
 
 
 def prepare(settings: Settings, folder: Path, progress: Progress) -> Settings:
-    """Return the settings of a run; one of a live host is not evaluated.
-
-    Raises ConfigurationError where actors would act on that host although the run does not say so.
-    """
+    """Return the settings of a run; one of a live host is not evaluated, and its actors are checked."""
     del folder, progress
     if not _is_live(settings.environment):
         return settings

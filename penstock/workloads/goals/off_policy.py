@@ -66,7 +66,6 @@ class Decisions:
 
     @property
     def episodes(self) -> int:
-        """Return E."""
         return int(self.episode[-1]) + 1 if len(self.episode) else 0
 
     def by_step(self) -> NDArray[np.int64]:

@@ -77,10 +77,7 @@ _READ_CHARACTERS: Final = 4_000
 
 
 def scores(prompt: str) -> dict[Category, int]:
-    """Return how typical a prompt is of each category, in points.
-
-    prompt: what `read_prompt` returned.
-    """
+    """Return how typical a prompt of `read_prompt` is of each category, in points."""
     return dict(_scores(take_apart(prompt).body[:_READ_CHARACTERS]))
 
 
@@ -93,10 +90,7 @@ def _scores(body: str) -> Mapping[Category, int]:
 
 
 def classify(prompt: str) -> Category:
-    """Return the category of a prompt: the one with most points, else a general question.
-
-    prompt: what `read_prompt` returned.
-    """
+    """Return the category with most points, else a general question."""
     points = scores(prompt)
     best = max(points, key=lambda category: points[category])
     return best if points[best] > points[Category.GENERAL_QA] else Category.GENERAL_QA
@@ -160,10 +154,7 @@ class PromptReward(Protocol):
     """What a step from one text to the next earns."""
 
     def of(self, start: str, before: str, after: str) -> float:
-        """Return the reward of a step.
-
-        start: the prompt that the episode began with. before, after: texts of `read_prompt`.
-        """
+        """Return the reward of a step. start: the episode's first prompt."""
         ...
 
 
@@ -217,11 +208,9 @@ class QualityReward:
     """The reward that comes with the workload: difference in quality, less the price of tokens."""
 
     def __init__(self, *, token_price: float = TOKEN_PRICE) -> None:
-        """token_price: reward that a token takes away."""
         self._token_price = token_price
 
     def of(self, start: str, before: str, after: str) -> float:
-        """Return the reward of a step; 0 where the text stays."""
         if before == after:
             return 0.0
         weights = BY_CATEGORY[classify(start)]

@@ -29,16 +29,12 @@ class SourceReward:
     """A `PromptReward` of scores that a source gives; used by any number of threads, which take turns."""
 
     def __init__(self, source: RewardSource, *, token_price: float = TOKEN_PRICE) -> None:
-        """token_price: reward that a token takes away."""
         self._source, self._token_price = source, token_price
         self._scores: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._turn = Lock()
 
     def of(self, start: str, before: str, after: str) -> float:
-        """Return the reward of a step; 0 where the text stays, without asking.
-
-        Raises RewardError where the source gives no score.
-        """
+        """Return the reward of a step; raises RewardError where the source gives no score."""
         if before == after:
             return 0.0
         with self._turn:
@@ -59,7 +55,6 @@ class SourceReward:
         return scored
 
     def close(self) -> None:
-        """Let go of the source's connections."""
         self._source.close()
 
 
@@ -122,7 +117,6 @@ class Check:
     reward: float
 
     def agrees(self, better: Better) -> bool:
-        """Return whether a person's word is the source's."""
         return (self.reward > 0) == (better == "after")
 
 
@@ -148,10 +142,7 @@ class CheckedReward:
         self._turn = Lock()
 
     def of(self, start: str, before: str, after: str) -> float:
-        """Return the reward of a step; 0 where the text stays.
-
-        Raises NeedsPerson where somebody has to look first, and RewardError where the source gives no score.
-        """
+        """Return the reward of a step; raises NeedsPerson where somebody has to look first."""
         if before == after:
             return 0.0
         with self._turn:
@@ -165,12 +156,10 @@ class CheckedReward:
         return reward
 
     def waiting(self) -> tuple[Check, ...]:
-        """Return what waits for a person, oldest first."""
         with self._turn:
             return tuple(self._waiting.values())
 
     def find(self, id_: str) -> Check:
-        """Return a check that waits; raises NoSuchCheck."""
         with self._turn:
             if id_ not in self._waiting:
                 raise NoSuchCheck("this check waits no longer: ask which do")
@@ -186,12 +175,10 @@ class CheckedReward:
             self._last.append(agrees)
 
     def checked(self) -> Checked:
-        """Return how far people agree."""
         with self._turn:
             return Checked(self._count, self._agreed)
 
     def close(self) -> None:
-        """Let go of the source's connections."""
         self._source.close()
 
     def _check_people(self) -> None:

@@ -39,22 +39,11 @@ class Parts:
     sections: frozenset[str] = frozenset()
 
     def text(self) -> str:
-        """Return the prompt, put together."""
         return _SEPARATOR.join([self.body, *(one for one in SECTIONS if one in self.sections)])
 
 
 def read_prompt(text: object, field: str = "prompt") -> str:
-    """Return a prompt in the one form that the workload knows.
-
-    Composed characters (Unicode NFC), lines that end in a line feed, no space around it.
-
-    Args:
-        text: what came.
-        field: its name, for the message.
-
-    Raises:
-        PromptError: no text, only blanks, longer than MAX_CHARACTERS, or characters that no text has.
-    """
+    """Return a prompt in Unicode NFC, with line feeds and no space around it; raises PromptError."""
     if not isinstance(text, str):
         raise PromptError(f"{field}: must be a text, is a {type(text).__name__}")
     if len(text) > MAX_CHARACTERS:
@@ -153,7 +142,6 @@ def features_of(prompt: str) -> Features:
 
 
 def features_of_parts(parts: Parts) -> Features:
-    """Return the features of a prompt taken apart."""
     body, sections = _of_body(parts.body), parts.sections
     return Features(
         fallback=body.fallback or FALLBACK in sections,
@@ -245,18 +233,7 @@ _ADDED: Final = {0: FALLBACK, 2: EXAMPLES, 3: CONSTRAINTS, 4: STEPS}
 
 
 def mutate(prompt: str, action: int) -> str:
-    """Return the prompt that a mutation makes of a prompt.
-
-    It is the same prompt where there is nothing to do, or where the text would become longer than any that
-    is read.
-
-    Args:
-        prompt: what somebody wrote, or what a mutation made of it.
-        action: number of the mutation, 0 to 4.
-
-    Raises:
-        PromptError: a text that is no prompt, or no such action.
-    """
+    """Return a prompt after mutation 0 to 4; the same where it is there or the text became too long."""
     check_action(action)
     original = read_prompt(prompt)
     parts = take_apart(original)
@@ -276,9 +253,6 @@ def check_action(action: object, field: str = "action") -> None:
 
 
 def offered(prompt: str) -> tuple[bool, ...]:
-    """Return which mutations a prompt implies: all of them, but for a long one those that lengthen it.
-
-    There is always one that may be chosen. Raises PromptError for a text that is no prompt.
-    """
+    """Return which mutations a prompt implies: all, but for a long one none that lengthens it."""
     is_long = token_count(read_prompt(prompt)) >= LONGEST_TOKENS
     return tuple(action == _REDUCTION or not is_long for action in range(len(MUTATION_TYPES)))

@@ -41,10 +41,7 @@ class Embedder(Protocol):
     """Turns texts into numbers; used by any number of threads."""
 
     def embed(self, texts: Sequence[str]) -> Rows:
-        """Return embeddings float32 [n, WIDTH] of n texts, each of length 1.
-
-        Raises EmbeddingError where they cannot be had.
-        """
+        """Return float32 [n, WIDTH], each of length 1; raises EmbeddingError where they cannot be had."""
         ...
 
 
@@ -120,20 +117,7 @@ class Optimised:
 def optimise(
     prompt: str, *, steps: int, choose: Choose, embedder: Embedder, reward: PromptReward
 ) -> Optimised:
-    """Follow a policy from a prompt and return the best text on its way.
-
-    Args:
-        prompt: where to begin.
-        steps: most mutations, 1 to MAX_STEPS. It ends earlier at the first one that changes nothing, since a
-            policy that sees the text alone would go on choosing it.
-        choose: the policy, at its most likely action.
-        embedder: what turns texts into what the policy sees.
-        reward: what a step earns.
-
-    Raises:
-        PromptError: a text that is no prompt, another number of steps, or an action of `choose` that is none.
-        EmbeddingError: the embeddings could not be had.
-    """
+    """Follow a policy for 1 to MAX_STEPS mutations, until one changes nothing; return the best text."""
     start = text = read_prompt(prompt)
     _check_steps(steps)
     way: list[PathStep] = []

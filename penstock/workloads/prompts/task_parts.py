@@ -45,18 +45,7 @@ class HttpEmbedder:
     """
 
     def __init__(self, url: str, *, model: str, key_file: str = "", deadline_s: float = DEADLINE_S) -> None:
-        """Describe where to ask.
-
-        Args:
-            url: of the route, such as https://HOST/v1/embeddings.
-            model: what the server calls the model.
-            key_file: a file with the key and nothing else; "": none is sent.
-            deadline_s: of a call with all its repetitions.
-
-        Raises:
-            ConfigurationError: no such URL, no readable key, or one that would leave this machine in plain
-                words.
-        """
+        """url: of the route. key_file: with the key and nothing else, "" for none. deadline_s: of a call."""
         parts = urlsplit(url)
         if parts.username or parts.password:
             raise ConfigurationError("embedding_url: holds a name or a password; name an embedding_key_file")
@@ -136,11 +125,7 @@ class _Later(Exception):
 
 
 def read_reply(data: bytes, count: int, whose: str) -> list[NDArray[np.float32]]:
-    """Return the embeddings of a reply, float32 [WIDTH] each, of unit length.
-
-    Raises EmbeddingError that names what is wrong with it: no JSON, too few, out of order, not finite, all 0,
-    or more numbers than WIDTH.
-    """
+    """Return the embeddings of a reply, float32 [WIDTH] each, of unit length; raises EmbeddingError."""
     try:
         held: Any = json.loads(data)
         items = sorted(held["data"], key=lambda item: int(item["index"]))
@@ -153,10 +138,7 @@ def read_reply(data: bytes, count: int, whose: str) -> list[NDArray[np.float32]]
 
 
 def spread(row: NDArray[np.float64], whose: str) -> NDArray[np.float32]:
-    """Return numbers float64 [d], d at most WIDTH, as float32 [WIDTH] of unit length.
-
-    Raises EmbeddingError for another shape, numbers that are not finite, and zeros only.
-    """
+    """Return numbers float64 [d], d at most WIDTH, as float32 [WIDTH] of unit length."""
     if row.ndim != 1 or not 1 <= len(row) <= WIDTH:
         raise EmbeddingError(
             f"{whose}: an embedding of shape {row.shape}; take a model of at most {WIDTH} numbers"
@@ -300,7 +282,6 @@ def is_for_tests(subject: str) -> bool:
 
 
 def _corpus() -> Mapping[Category, tuple[str, ...]]:
-    """Return the lines of the dialogues, each once, by category."""
     specification = find_spec(_PACKAGE)
     if specification is None or not specification.submodule_search_locations:
         raise ConfigurationError(
@@ -339,11 +320,9 @@ class TaskParts:
 
     @property
     def needs_people(self) -> bool:
-        """Return whether somebody has to be there who rates or checks."""
         return self.reward is None or isinstance(self.reward, CheckedReward)
 
     def close(self) -> None:
-        """Let go of a source of rewards."""
         close = getattr(self.reward, "close", None)
         if close is not None:
             close()

@@ -21,7 +21,6 @@ def main(
     assignments: Sequence[str],
     as_json: bool,
 ) -> int:
-    """Train a base and print the summary; raises ConfigurationError for what cannot be used."""
     try:
         from penstock.workloads.language.pretraining.supervised_base import pretrain, pretraining_settings
         from penstock.workloads.language.quiet import quieten

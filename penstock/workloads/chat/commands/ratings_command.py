@@ -34,7 +34,6 @@ class Request:
 
 
 def main(request: Request, *, as_json: bool) -> int:
-    """Filter and print the summary; raises ConfigurationError for what cannot be used."""
     rules = RatingRules(daily_cap=request.daily_cap, false_alarms=request.false_alarms)
     rows, bad = _read(request.file, request.part)
     gone = _names(request.deleted)

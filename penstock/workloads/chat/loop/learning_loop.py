@@ -157,11 +157,7 @@ class LearningLoop:
         """How many of them there were when they were last looked through."""
 
     def go(self) -> None:
-        """Go on until `draining` is set, or a round is over where it is to be one.
-
-        Raises ConfigurationError for a folder that another loop holds, and Fatal for a step that failed where
-        it is to be one round.
-        """
+        """Go on until draining, or until one round is over with `once`; raises Fatal where that fails."""
         with (
             self._held(),
             Registry.open(self._run.url, migrate=True) as registry,
@@ -436,7 +432,6 @@ class LearningLoop:
         )
 
     def _made(self, registry: Registry) -> PolicyVersion | None:
-        """Return the newest version that the training of this round has registered."""
         name = name_of(self._round / RUN)
         own = [one for one in registry.list(self._run.policy) if one.run == name]
         return own[-1] if own else None

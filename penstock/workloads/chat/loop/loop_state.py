@@ -109,7 +109,6 @@ class LoopState:
     past: tuple[PastRound, ...] = ()
 
     def ended(self, outcome: Outcome, why: str) -> "LoopState":
-        """Return the state behind this round, which waits for new labels."""
         done = PastRound(
             number=self.number,
             outcome=outcome,
@@ -153,20 +152,15 @@ class Abandonment:
 
 
 def folder_of(run: Path) -> Path:
-    """Return the folder of a run's loop, whether it is there or not."""
     return run / FOLDER
 
 
 def round_folder(folder: Path, number: int) -> Path:
-    """Return the folder of a round."""
     return folder / _ROUNDS / str(number)
 
 
 def read_state(folder: Path) -> LoopState:
-    """Return where the loop stands, the beginning where nothing is there.
-
-    Raises ConfigurationError for a file that cannot be read.
-    """
+    """Return where the loop stands; raises ConfigurationError for a file that cannot be read."""
     file = folder / _STATE
     try:
         found = json.loads(file.read_bytes())
@@ -204,15 +198,11 @@ def pause(folder: Path, reason: str, by: str, until_s: float | None = None) -> N
 
 
 def resume(folder: Path) -> None:
-    """Let the loop go on; a step that failed is tried again."""
     (folder / _PAUSED).unlink(missing_ok=True)
 
 
 def abandon(folder: Path, reason: str, by: str) -> int:
-    """Have the loop give up the round that goes on, and return its number; raises OSError.
-
-    Raises ConfigurationError where none goes on, or where its state cannot be read.
-    """
+    """Have the loop give up its round, and return the number; raises ConfigurationError without one."""
     state = read_state(folder)
     if state.step is Step.WAITING:
         raise ConfigurationError(f"round {state.number + 1} has not begun: there is nothing to abandon")
@@ -230,7 +220,6 @@ def read_abandonment(folder: Path) -> Abandonment | None:
 
 
 def forget_abandonment(folder: Path) -> None:
-    """The loop has given it up, or it is over by itself."""
     (folder / _ABANDON).unlink(missing_ok=True)
 
 
@@ -268,7 +257,6 @@ def disagreement(shares: Mapping[str, float]) -> float | None:
 
 
 def told(shares: Mapping[str, float]) -> dict[str, float]:
-    """Return what is expected without what the members expect."""
     return {name: share for name, share in shares.items() if name not in MEMBERS}
 
 
@@ -353,10 +341,7 @@ class LoopOrder:
                 raise ConfigurationError(f"--train {key}: the loop sets it in every round; leave it out")
 
     def reward_words(self, heads: Sequence[str], changed: Mapping[str, float]) -> list[str]:
-        """Return the options of `penstock rlhf reward train` for a model that has these heads, NAME=SCALE.
-
-        changed: weights by head that people have changed since, which count above those of the order.
-        """
+        """Return options of `penstock rlhf reward train`. changed: weights that people have changed since."""
         members = member_heads(heads)
         weights = (*self.weights_of(heads, changed), *member_weights(members))
         return [
@@ -366,15 +351,11 @@ class LoopOrder:
         ]
 
     def weights_of(self, heads: Sequence[str], changed: Mapping[str, float] = NOTHING) -> list[str]:
-        """Return the weights for a model that has these heads, NAME=SCALE: of others there is none yet.
-
-        changed: as for `reward_words`.
-        """
+        """Return the weights for a model that has these heads, NAME=SCALE: of others there is none yet."""
         there = {one.partition("=")[0] for one in heads} | {PREFERRED}
         said = (*self.weights, *(f"{name}={one!r}" for name, one in changed.items()))
         return [one for one in said if one.partition("=")[0] in there]
 
     def shown(self) -> dict[str, Any]:
-        """Return it as JSON values."""
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return found

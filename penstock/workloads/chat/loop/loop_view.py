@@ -45,7 +45,6 @@ def believed(registry: Registry, policy: str, rules: RatingRules, through: int) 
 
 
 def new_among(rows: Iterable[Row], after: int) -> int:
-    """Return how many rows that `believed` returned are behind a number."""
     return sum(row["number"] > after for row in rows)
 
 
@@ -55,12 +54,7 @@ def write_rows(file: Path, rows: Iterable[Row]) -> None:
 
 
 def replayed_prompts(rows: Iterable[Row], prompts: str) -> list[dict[str, Any]]:
-    """Return the prompts of a training, each once: what people had said before the answers that they rated.
-
-    Behind them come those of the run, so that what the model could do before stays in its training.
-
-    prompts: where the run has them. Raises ConfigurationError for a place that cannot be read.
-    """
+    """Return what was rated, each prompt once, and behind it the run's own, so that those stay trained."""
     found: dict[str, Any] = {}
     for row in rows:
         found.setdefault(_name(row), row["prompt"])
@@ -89,10 +83,7 @@ PAST: Final = 10
 
 
 def look_at_loop(run: Path, registry: Registry, policy: str) -> dict[str, Any] | None:
-    """Return where the loop of a run stands, as JSON values; None where it never was started.
-
-    Raises ConfigurationError for a state that cannot be read, RegistryError.
-    """
+    """Return where the loop of a run stands, as JSON values; None where it was never started."""
     folder = loop_state.folder_of(run)
     state, pause = loop_state.read_state(folder), loop_state.read_pause(folder)
     if not state.order:

@@ -47,10 +47,7 @@ _END_S: Final = 30.0
 
 
 def keep_judge(folder: Path, made: Path) -> None:
-    """Keep a round's reward model as the newest of the loop in this folder; raises OSError.
-
-    What people wrote is no part of what is kept. A copy that was not finished is made anew.
-    """
+    """Keep a round's reward model as the loop's newest, without what people wrote."""
     new, old = folder / f".{JUDGE}-new", folder / f".{JUDGE}-old"
     for path in (new, old):
         shutil.rmtree(path, ignore_errors=True)
@@ -87,7 +84,6 @@ class ServedJudge:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ask it to end, and wait until it has."""
         self._end()
         for end in self._pipe or ():
             os.close(end)
@@ -160,10 +156,7 @@ class Weighed:
 
 
 def read_weighed(folder: Path) -> Weighed:
-    """Return what people have changed of a loop's weights; nothing where there is no file.
-
-    Raises ConfigurationError for a file that cannot be read.
-    """
+    """Return what people have changed of a loop's weights; ConfigurationError: it cannot be read."""
     file = folder / FILE
     try:
         found = json.loads(file.read_bytes())
@@ -178,11 +171,7 @@ def read_weighed(folder: Path) -> Weighed:
 
 
 def weigh(folder: Path, weights: Mapping[str, float], reason: str, by: str) -> dict[str, float]:
-    """Change what heads count, from the next reward model on; returns what every head counts by now.
-
-    folder: of the loop. Raises ConfigurationError that names the weight: of no head, below 0, without end, or
-    where all would be 0; nothing is changed then.
-    """
+    """Change weights of heads from the next reward model on; returns those of all heads by now."""
     order = loop_state.read_state(folder).order
     with _held(folder):
         before = read_weighed(folder)
@@ -197,16 +186,12 @@ def weigh(folder: Path, weights: Mapping[str, float], reason: str, by: str) -> d
 
 
 def standing_weights(order: Mapping[str, Any], weighed: Weighed) -> dict[str, float]:
-    """Return what every head counts by now. order: how the loop was started, as its state has it.
-
-    All are 0 where those that count are heads of an earlier start: the next reward model says so.
-    """
+    """Return what every head counts by now; all 0 where those that count are of an earlier start."""
     heads, known = _known(order, weighed.standing)
     return {**{one.name: 1.0 for one in heads}, PREFERRED: 0.0, **known}
 
 
 def shown_weights(weights: Mapping[str, float]) -> str:
-    """Return weights as a line of text."""
     return ", ".join(f"{name} {one:g}" for name, one in weights.items())
 
 

@@ -41,12 +41,7 @@ class StepInterrupted(Exception):
 
 
 def run_step(words: Sequence[str], folder: Path, wait: Callable[[float], bool]) -> None:
-    """Run `penstock WORDS…` in the folder of a round until it has ended.
-
-    wait: waits that many seconds at most, and returns whether the step is to end before it is done. What the
-    command prints goes to the round's log. Raises StepFailed with the last line of one that failed, and
-    StepInterrupted.
-    """
+    """Run `penstock WORDS…` in a round's folder until it or `wait(seconds)` ends it; raises StepFailed."""
     folder.mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()
     try:
@@ -138,10 +133,7 @@ def rated_heads(believed: Path) -> list[str]:
 
 
 def told_apart(card: Path) -> tuple[float | None, float | None]:
-    """Return the thumb's area under the curve on what was held out, and the number that judges the model.
-
-    That is the same, or the share of pairs in the right order where no thumb was held out; None: nothing was.
-    """
+    """Return the held-out thumb's area under the curve, and it or the accuracy of pairs; None: unknown."""
     measures: dict[str, Any] = json.loads(card.read_bytes())["trained"]["measures"]
     thumb: float | None = measures["heads"].get("thumb", {}).get("auc")
     return thumb, measures["pair_accuracy"] if thumb is None else thumb
@@ -154,7 +146,6 @@ def facts_of(card: Path) -> dict[str, Any]:
 
 
 def is_done(run: Path) -> bool:
-    """Return whether a training has ended by itself, as its folder says."""
     summary = _summary(run)
     return bool(summary) and not summary["interrupted"] and "failure" not in summary
 
@@ -165,7 +156,6 @@ def name_of(run: Path) -> str:
 
 
 def has_checkpoint(run: Path) -> bool:
-    """Return whether there is something of a training to go on with."""
     return any((run / "checkpoints").glob("[!.]*/state.json"))
 
 
@@ -206,12 +196,10 @@ class ServedRun:
 
     @property
     def policy(self) -> str:
-        """Return the name under which its versions are registered."""
         return self.settings.serving.policy
 
     @property
     def model(self) -> str:
-        """Return the folder of its base model."""
         return str(self.settings.environment.kwargs["model"])
 
     def weights(self, version: PolicyVersion) -> bytes:
@@ -221,10 +209,7 @@ class ServedRun:
 
 
 def read_run(folder: Path) -> ServedRun:
-    """Return the run in a folder.
-
-    Raises ConfigurationError for a folder that holds none, that was not made here, or no language model's.
-    """
+    """Return the run in a folder; raises ConfigurationError for another's, or no language model's."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise ConfigurationError(f"{folder}: no folder of a run; name one, such as chat-state/run")
@@ -240,10 +225,7 @@ def read_run(folder: Path) -> ServedRun:
 
 
 def serving_version(registry: Registry, policy: str, *, by: str) -> PolicyVersion | None:
-    """Return the version that answers people, made active first where none is; None: none is registered.
-
-    A canary is judged against an active version, and the newest one that is registered becomes that.
-    """
+    """Return the version that answers people; without one the newest registered becomes active."""
     active = registry.active(policy)
     if active is not None:
         return active

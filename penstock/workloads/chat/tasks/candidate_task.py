@@ -59,7 +59,6 @@ class CandidateTask(gymnasium.Env[Observation, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin with another prompt."""
         super().reset(seed=seed)
         self._episodes += 1
         if self._changes_after and self._episodes == self._changes_after + 1:
@@ -68,7 +67,6 @@ class CandidateTask(gymnasium.Env[Observation, np.int64]):
         return self._seen[self._asked].copy(), {"prompt": questions()[self._asked].prompt}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Choose a candidate, which ends the episode."""
         question, chosen = questions()[self._asked], int(action)
         response = question.candidates[chosen]
         reward = float(self._liked[self._asked, chosen])

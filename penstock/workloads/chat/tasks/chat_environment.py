@@ -87,7 +87,6 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin a conversation with somebody."""
         super().reset(seed=seed)
         self._user = ChatUser(self._people.somebody(self.np_random), self._people)
         self._messages = [Message("user", self._user.begins(self.np_random))]
@@ -119,7 +118,6 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
         return self._observe(), reward, terminated, truncated, {**self._info(), "response": response}
 
     def render(self) -> str | None:
-        """Return the conversation, a line for each message, where the mode is `ansi`."""
         if self.render_mode != "ansi":
             return None
         lines = [f"{one.role}: {one.content}" for one in self._messages]
@@ -128,7 +126,6 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
         return "\n".join(lines) + "\n"
 
     def close(self) -> None:
-        """Let go of a source of rewards."""
         if self._source is not None:
             self._source.close()
 
@@ -163,7 +160,6 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
 
 
 def people_tokenizer() -> Tokenizer:
-    """Return a tokenizer of the simulated people's words, with a chat template."""
     tokenizer = tiny_models.build_tokenizer(WORDS)
     tokenizer.chat_template = tiny_models.CHAT_TEMPLATE
     return tokenizer

@@ -32,7 +32,6 @@ class Catch(gymnasium.Env[Image, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Image, dict[str, Any]]:
-        """Throw a ball in; the paddle stands in the middle."""
         super().reset(seed=seed)
         self._row, self._ball = 0, int(self.np_random.integers(self._columns))
         self._paddle = self._columns // 2

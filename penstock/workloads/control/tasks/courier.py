@@ -36,7 +36,6 @@ class Courier(gymnasium.Env[Observation, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """A new depot, and a field that is not it."""
         super().reset(seed=seed)
         self._depot = int(self.np_random.integers(len(_DEPOTS)))
         self._position = _DEPOTS[self._depot]

@@ -31,13 +31,11 @@ class Menu(gymnasium.Env[np.int64, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.int64, dict[str, Any]]:
-        """The first meal."""
         super().reset(seed=seed)
         self._meal = 0
         return self._serve()
 
     def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
-        """action: a dish."""
         rank = int(action) if self._mood == 0 else DISHES - 1 - int(action)
         reward = rank / (DISHES - 1) if self._menu[action] else -1.0
         self._meal += 1

@@ -31,7 +31,6 @@ class Recall(gymnasium.Env[Vector, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Vector, dict[str, Any]]:
-        """Show another cue."""
         super().reset(seed=seed)
         self._cue = int(self.np_random.integers(self._cues))
         self._left = int(self.np_random.integers(self._delay // 2, self._delay + 1))

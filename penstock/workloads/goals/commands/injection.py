@@ -58,11 +58,7 @@ class Request:
 
 
 def main(lifecycle: Lifecycle, settings: Settings, request: Request, *, as_json: bool) -> int:
-    """Inject until the process is to end; returns 1 where it has stopped itself.
-
-    Raises ConfigurationError for options, files and policies that do not fit, Fatal after a stop that no
-    operator has allowed to go on.
-    """
+    """Inject until the process is to end; returns 1 where it has stopped itself."""
     executor, safe = _executor(request)
     rules, gate = _rules(request), Gate(threshold=request.threshold, explore=request.explore, safe=safe)
     with (
@@ -87,20 +83,17 @@ def main(lifecycle: Lifecycle, settings: Settings, request: Request, *, as_json:
 
 
 def say(folder: Path, *, as_json: bool) -> int:
-    """Print what became of the goals of a folder."""
     told = explain(folder)
     sys.stdout.write((json.dumps(told) if as_json else as_text(told)) + "\n")
     return EXIT_OK
 
 
 def write_veto(folder: Path, goal: str) -> int:
-    """Forbid a goal."""
     veto(folder, goal, OPERATOR)
     return EXIT_OK
 
 
 def write_switch(folder: Path, wanted: str) -> int:
-    """Switch carrying out `on` or `off`; raises ConfigurationError for another word."""
     if wanted not in ("on", "off"):
         raise ConfigurationError(f"--switch {wanted}: say on or off")
     switch(folder, on=wanted == "on", by=OPERATOR)

@@ -20,7 +20,6 @@ def main(file: Path, *, as_json: bool) -> int:
 
 
 def account_of(index: TraceIndex) -> dict[str, Any]:
-    """Return what a log holds, as JSON values."""
     return {
         "lines": index.lines,
         "episodes": index.episodes,
@@ -36,7 +35,6 @@ def account_of(index: TraceIndex) -> dict[str, Any]:
 
 
 def _ranges(index: TraceIndex) -> dict[str, list[float]]:
-    """Return the least and the most of each number that was observed."""
     found: dict[str, list[float]] = {}
     for trace in index.traces():
         for name, value in trace.observation.items():

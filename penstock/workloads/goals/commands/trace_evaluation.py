@@ -37,10 +37,7 @@ class Request:
 
 
 def main(request: Request, *, as_json: bool) -> int:
-    """Print the estimates of every policy; returns 1 where the log cannot say one.
-
-    Raises ConfigurationError for a log without a whole episode and options that do not fit it.
-    """
+    """Print the estimates of every policy; returns 1 where the log cannot say one."""
     if request.file.is_dir():
         return _finish([_of_recording(request, name) for name in request.policies], {}, as_json=as_json)
     log = need_episodes(request.file)

@@ -29,10 +29,7 @@ _SAMPLE_FILE: Final = "measured.jsonl"
 
 
 def main(file: Path, out: Path, *, reward: tuple[str, ...], as_json: bool) -> int:
-    """Write the recording and, beside it, the settings of a run that learns from it; print what was written.
-
-    Raises ConfigurationError for a log without a whole episode and a folder that is taken.
-    """
+    """Write the recording with the settings of a run that learns from it; print what was written."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: holds something already; name a new folder")
     weights = reward_weights(reward)
@@ -44,7 +41,6 @@ def main(file: Path, out: Path, *, reward: tuple[str, ...], as_json: bool) -> in
 
 
 def _write(index: TraceIndex, weights: RewardWeights, out: Path) -> dict[str, Any]:
-    """Write all that belongs to the recording, and return what that is, as JSON values."""
     encoding = Encoding(index.numbers, index.actions)
     out.mkdir(parents=True, exist_ok=True)
     held, measured = index.path, index.episodes

@@ -117,10 +117,7 @@ def _check_folder(path: Path, folder: Path) -> None:
 
 
 def read_host(folder: Path) -> Readings:
-    """Return the load of this host and of the disk that holds `folder`.
-
-    Raises ConfigurationError where psutil is not installed.
-    """
+    """Return the load of this host and of the disk that holds `folder`."""
     try:
         import psutil  # noqa: PLC0415 - an extra brings it
     except ImportError as error:
@@ -161,17 +158,13 @@ class Commands:
         self._check_acts()
 
     def read(self) -> Readings:
-        """Return readings of this host and of the folder's disk."""
         return read_host(self._file.folder)
 
     def idle(self) -> None:
         """Do nothing: no command is started."""
 
     def carry_out(self, goal: str) -> Outcome:
-        """Start the goal's command and wait for its end, at most `limit_s`.
-
-        Raises ConfigurationError where it may not act.
-        """
+        """Start the goal's command and wait for its end, at most `limit_s`."""
         self._check_acts()
         begun = time.monotonic()
         try:

@@ -27,16 +27,13 @@ class SimulatedHost:
 
     @property
     def state(self) -> HostState:
-        """Return the state, which readings show."""
         return STATES[self._state]
 
     def reset(self, seed: int) -> None:
-        """Begin healthy, with faults drawn from this seed."""
         self._random = np.random.default_rng(seed)
         self._state, self._steps = STATES.index(HEALTHY), 0
 
     def read(self) -> Readings:
-        """Return readings, from which the state can be told."""
         state = self.state
         return Readings(
             cpu=0.1 + 0.4 * state.load,
@@ -48,13 +45,11 @@ class SimulatedHost:
         )
 
     def idle(self) -> None:
-        """Let faults arrive."""
         self._steps += 1
         drawn = np.searchsorted(self._arrivals[self._state], self._random.random(), side="right")
         self._state = min(int(drawn), len(STATES) - 1)
 
     def carry_out(self, goal: str) -> Outcome:
-        """Mend what the goal mends, then let faults arrive."""
         action = ACTIONS.index(goal)
         success = bool(self._random.random() < self._model.success[action, self._state])
         took_s = float(self._model.took_s[action, self._state])
@@ -83,20 +78,16 @@ class History:
 
     @property
     def width(self) -> int:
-        """Return the length of an observation."""
         return NUMBERS + len(self._goals)
 
     def clear(self) -> None:
-        """Begin anew."""
         self._recent: deque[Outcome] = deque(maxlen=_RECENT)
         self._since, self._last = 0, ""
 
     def idle(self) -> None:
-        """Note that a step without a goal has passed."""
         self._since += 1
 
     def note(self, goal: str, outcome: Outcome) -> None:
-        """Note that a goal has been carried out."""
         self._recent.append(outcome)
         self._since, self._last = 0, goal
 

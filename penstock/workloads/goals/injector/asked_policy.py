@@ -47,7 +47,6 @@ class AskedPolicy:
 
     @property
     def episode_id(self) -> str:
-        """Return the episode's name; "" before it has begun."""
         return self._episode.episode_id if self._episode else ""
 
     def _check(self) -> None:
@@ -75,11 +74,7 @@ class AskedPolicy:
             )
 
     def begin(self) -> None:
-        """Begin an episode where none is open.
-
-        Raises ConfigurationError where the policy does not fit the goals, or is none of the server's, and
-        PolicyError where no server is.
-        """
+        """Begin an episode where none is open; ConfigurationError: the policy does not fit the goals."""
         if self._episode is not None:
             return
         try:
@@ -90,10 +85,7 @@ class AskedPolicy:
             raise ConfigurationError(f"--server: refuses what it is asked: {error!s:.300}") from error
 
     def suggest(self, observation: NDArray[np.float32]) -> Suggestion:
-        """Ask what the policy would do; observation: float32 [width].
-
-        Raises Unanswered where a fallback answered, and PolicyError.
-        """
+        """Ask what the policy would do at float32 [width]; raises Unanswered where a fallback answered."""
         told = self._client.act(observation, client_key=self._key, distribution=True, value=True)
         if told.fallback is not None or not told.version:
             raise Unanswered("no version of the policy answers yet; a fallback did")
@@ -108,11 +100,7 @@ class AskedPolicy:
         log_prob: float | None,
         reward: float | None = None,
     ) -> None:
-        """Tell what is done. log_prob: of the gated choice; None: the step is not learned from.
-
-        observation: float32 [width]. reward: of the step before. Raises PolicyError, after which the episode
-        is given up.
-        """
+        """Tell what is done. log_prob: None: not learned from. PolicyError: the episode is given up."""
         assert self._episode is not None
         try:
             self._episode.act(observation, taken_action=action, taken_log_prob=log_prob, reward=reward)
@@ -122,10 +110,7 @@ class AskedPolicy:
         self.step += 1
 
     def tell_reward(self, episode: str, step: int, amount: float, request_id: str) -> bool:
-        """Tell what a step earned, once however often it is told.
-
-        Returns whether the server took it; False where it never will. Raises PolicyError where it may later.
-        """
+        """Tell what a step earned, at most once. PolicyError: try again; False: it is never taken."""
         try:
             self._client.reward(episode, [(step, amount)], request_id=request_id)
         except _FINAL:
@@ -133,10 +118,7 @@ class AskedPolicy:
         return True
 
     def end(self, observation: NDArray[np.float32]) -> None:
-        """Cut the episode, whose last step has its reward; observation: what follows it, float32 [width].
-
-        Raises PolicyError, and then the episode is given up.
-        """
+        """Cut the episode at an observation, float32 [width]; PolicyError: it is given up."""
         episode, self._episode = self._episode, None
         if episode is not None:
             episode.end(truncated=True, final_observation=observation)

@@ -34,7 +34,6 @@ class DurableLines:
     """One file, written by one process; `add_alone` is for one that several write."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file, or make it; raises ConfigurationError for a line that is no JSON object."""
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._cut_torn_line()
@@ -54,7 +53,6 @@ class DurableLines:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
     def _cut_torn_line(self) -> None:
@@ -90,10 +88,7 @@ class FollowedLines:
         self._offset = self._number = 0
 
     def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield number and content of the lines that were not yielded yet; none where there is no file.
-
-        Raises ConfigurationError that names the line which is no JSON object.
-        """
+        """Yield number and content of each whole line not yet yielded; none without a file."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -108,11 +103,7 @@ class FollowedLines:
 
 
 def read_newest_lines(path: Path, most_bytes: int) -> Iterator[dict[str, Any]]:
-    """Yield the newest whole lines of a file, oldest first; none where there is no file.
-
-    most_bytes: how much of the end of the file is read. Raises ConfigurationError for a line that is no JSON
-    object.
-    """
+    """Yield the whole lines in the last `most_bytes`, oldest first; none without a file."""
     try:
         with path.open("rb") as file:
             begin = max(file.seek(0, os.SEEK_END) - most_bytes, 0)
@@ -127,10 +118,7 @@ def read_newest_lines(path: Path, most_bytes: int) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and content of every whole line, the first is 1; none where there is no file.
-
-    Raises ConfigurationError that names the line which is no JSON object.
-    """
+    """Yield number, from 1, and content of every whole line; none without a file."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -179,7 +167,6 @@ class InjectionJournal:
     """What was proposed, injected and learned in one folder. One process holds it at a time."""
 
     def __init__(self, folder: Path) -> None:
-        """Read a folder; raises ConfigurationError for lines that cannot be read."""
         self.folder = folder
         self._injections = DurableLines(folder / INJECTIONS)
         self._feedback = DurableLines(folder / FEEDBACK)
@@ -194,10 +181,7 @@ class InjectionJournal:
     @classmethod
     @contextmanager
     def held(cls, folder: Path) -> Iterator["InjectionJournal"]:
-        """Yield the journal of a folder, which is made, and which no other process holds meanwhile.
-
-        Raises ConfigurationError where another one does, and where no folder can be.
-        """
+        """Yield the journal of a folder, which is made, and which no other process holds meanwhile."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
@@ -216,7 +200,6 @@ class InjectionJournal:
                 journal.close()
 
     def add(self, injection: Injection) -> None:
-        """Add a line of a goal: it is its newest."""
         self._injections.add(injection.model_dump())
         before = self.newest.get(injection.goal_id)
         if injection.injected and not (before and before.injected):
@@ -225,7 +208,6 @@ class InjectionJournal:
         self.newest[injection.goal_id] = injection
 
     def add_outcome(self, feedback: Feedback) -> None:
-        """Add what became of a goal."""
         self._feedback.add(feedback.model_dump())
         self.outcomes[feedback.goal_id] = feedback
         self._told += told_of({feedback.goal_id: self.newest[feedback.goal_id]}, self.outcomes)
@@ -247,15 +229,12 @@ class InjectionJournal:
         return [one for one in self._told[-RECENT:] if one.at >= since]
 
     def last_injected_at(self) -> float:
-        """Return when a goal was last injected, Unix time in seconds; 0 for never."""
         return self._last
 
     def injected_on(self, at: float) -> int:
-        """Return how many goals were injected on the local day of a moment, Unix time in seconds."""
         return self._days[_day(at)]
 
     def is_vetoed(self, goal_id: str) -> bool:
-        """Return whether the operator forbids a goal."""
         for number, line in self._vetoes.new():
             self._vetoed.add(read_record(Veto, VETOES, number, line).goal_id)
         return goal_id in self._vetoed
@@ -267,10 +246,7 @@ class InjectionJournal:
         stopped.close()
 
     def start_again(self, *, allowed: bool) -> float:
-        """Return since when outcomes count for drift, Unix time in seconds.
-
-        allowed: the operator lets it go on after a stop. Raises Fatal where it has stopped and may not.
-        """
+        """Return since when outcomes count for drift; raises Fatal where it had stopped and may not go on."""
         stops = [line for _, line in read_lines(self.folder / STOPPED)]
         if stops and not stops[-1].get("resumed") and not allowed:
             raise Fatal(
@@ -284,7 +260,6 @@ class InjectionJournal:
         return float(stops[-1].get("timestamp", 0.0)) if stops else 0.0
 
     def close(self) -> None:
-        """Close both files."""
         self._injections.close()
         self._feedback.close()
 
@@ -298,7 +273,6 @@ def read_injections(folder: Path) -> dict[str, Injection]:
 
 
 def read_feedback(folder: Path) -> dict[str, Feedback]:
-    """Return what became of every goal."""
     return {
         line["goal_id"]: read_record(Feedback, FEEDBACK, number, line)
         for number, line in _with_id(folder / FEEDBACK)
@@ -323,10 +297,7 @@ class TooLate(Fatal):
 
 
 def veto(folder: Path, goal_id: str, by: str = "") -> None:
-    """Note that a goal must not be carried out; again for one that was vetoed changes nothing.
-
-    Raises UnknownGoal for one that was never proposed, TooLate for one that no veto can hold.
-    """
+    """Forbid a goal, once; raises UnknownGoal, or TooLate for one that no veto can hold."""
     found = read_injections(folder).get(goal_id)
     if found is None:
         raise UnknownGoal(f"--veto {goal_id}: no such goal in {folder / INJECTIONS}; copy its goal_id")

@@ -86,10 +86,7 @@ def goal_id(episode: str, step: int) -> str:
 
 
 def read_record(kind: type[_Line], file: str, number: int | None, line: dict[str, Any]) -> Any:
-    """Return a line as a record of a kind; raises ConfigurationError that names file, line and field.
-
-    number: of the line, None where it is not known.
-    """
+    """Return a line as a record. number: of the line, None where it is not known."""
     try:
         return kind.model_validate(line)
     except ValidationError as error:
@@ -190,7 +187,6 @@ class QuietHours:
         return f"{begin[0]:02}:{begin[1]:02}-{end[0]:02}:{end[1]:02}"
 
     def hold(self, at: float) -> bool:
-        """Return whether a moment, Unix time in seconds, lies in them."""
         local = time.localtime(at)
         minute = local.tm_hour * _MINUTES + local.tm_min
         if self.begin < self.end:
@@ -212,10 +208,7 @@ class InjectionRules:
     veto_s: float = 0.0
 
     def forbids(self, at: float, injected_today: int, *, auto: bool) -> str:
-        """Return why nothing may be injected at a moment, Unix time in seconds; "" where it may.
-
-        auto: goals are carried out; without it they are only proposed.
-        """
+        """Return why nothing may be carried out at a Unix time; "" where it may."""
         if not auto:
             return "auto is off"
         if any(hours.hold(at) for hours in self.quiet):

@@ -170,10 +170,7 @@ class Gate:
         return done
 
     def decide(self, chances: NDArray[np.float64], drawn: int, draw: float) -> Gated:
-        """Return what is done where `drawn` came from μ.
-
-        chances: μ, float64 [A]. draw: uniform in [0, 1), for ε alone.
-        """
+        """Return what is done where `drawn` came from μ = chances; draw: uniform in [0, 1), for ε."""
         done = self.done_with(chances)
         certainty = float(chances[drawn])
         if drawn == NOTHING:
@@ -256,7 +253,6 @@ class Injector:
         self._beat("", ended=True)
 
     def interval(self) -> None:
-        """Take one decision and do what comes of it."""
         self.counts["intervals"] += 1
         trouble = ""
         try:

@@ -72,7 +72,6 @@ def explain(folder: Path) -> dict[str, Any]:
 
 
 def as_text(told: dict[str, Any]) -> str:
-    """Return what `explain` found, for a person."""
     lines = [
         f"{told['proposed']} goals proposed, {told['injected']} injected, {told['succeeded']} succeeded"
         + (f", of {told['unknown']} the outcome is unknown" if told["unknown"] else "")
@@ -111,7 +110,6 @@ def _quantiles(certainties: Sequence[float]) -> dict[str, float]:
 
 
 def outcome_of(one: Injection, found: Feedback | None) -> str:
-    """Return what became of a goal, in words."""
     if not one.injected:
         return "not injected"
     if found is None:
@@ -134,10 +132,7 @@ _SILENT_S: Final = 60.0
 
 
 def view_of(folder: Path, now: float) -> dict[str, Any]:
-    """Return what the page shows, as JSON values. now: Unix time in seconds.
-
-    Raises ConfigurationError for a line that cannot be read.
-    """
+    """Return what the page shows, as JSON values. now: Unix time in seconds."""
     injections, outcomes = _newest(folder, INJECTIONS, Injection), _newest(folder, FEEDBACK, Feedback)
     vetoed = _newest(folder, VETOES, Veto).keys()
     told = told_of(injections, outcomes)
@@ -165,7 +160,6 @@ def view_of(folder: Path, now: float) -> dict[str, Any]:
 
 
 def summary_of(folder: Path, now: float) -> dict[str, Any]:
-    """Return what a list of injectors shows of one. now: Unix time in seconds."""
     return _life(folder, now)
 
 

@@ -31,15 +31,11 @@ class SuccessFit:
     slope: float
 
     def at(self, certainty: float) -> float:
-        """Return the probability of success of a goal that was drawn with this certainty."""
         return 1 / (1 + math.exp(-(self.offset + self.slope * _logit(certainty))))
 
 
 def fit_success(certainties: Sequence[float], successes: Sequence[bool]) -> SuccessFit:
-    """Return the fit of outcomes, oldest first; the last 200 count.
-
-    With fewer than 20 the slope is 0 and the rate is that of Laplace.
-    """
+    """Fit the last 200 outcomes; with fewer than 20 the slope is 0 and the rate that of Laplace."""
     seen = np.array([_logit(one) for one in certainties[-LAST:]], np.float64)
     well = np.array(successes[-LAST:], np.float64)
     rate = (well.sum() + 1) / (len(well) + 2)

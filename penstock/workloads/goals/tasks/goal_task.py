@@ -54,17 +54,13 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Begin with a host as it is, the simulated one healthy; the observation is float32 [width]."""
         super().reset(seed=seed)
         self.executor.reset(int(self.np_random.integers(2**31)))
         self._history.clear()
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """action: 0 nothing, i the i-th goal. `info` has the goal and its outcome where there was one.
-
-        The observation is float32 [width].
-        """
+        """action: 0 nothing, i the i-th goal. `info` has the goal and its outcome where there was one."""
         if not action:
             self.executor.idle()
             self._history.idle()
@@ -76,7 +72,6 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._observe(), reward, False, False, {"goal": goal, "outcome": outcome}
 
     def close(self) -> None:
-        """Let go of the executor."""
         self.executor.close()
 
     def _observe(self) -> NDArray[np.float32]:

@@ -65,7 +65,6 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._observe(), {"mode": self._mode}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """action: number of an action of the encoding."""
         trace = self._episode[self._step]
         reply = self._answers.reply(trace, self._observe(), int(action), float(self.np_random.random()))
         at_end = self._step + 1 == len(self._episode)

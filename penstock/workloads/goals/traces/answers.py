@@ -44,14 +44,10 @@ class Encoding:
 
     @property
     def width(self) -> int:
-        """Return the length of a vector."""
         return len(self.numbers) + GOAL_WIDTH + _LAST_WIDTH
 
     def observation(self, trace: Trace, before: Result | None) -> NDArray[np.float32]:
-        """Return what is seen at a decision, float32 [width]. before: result of the decision before it.
-
-        Raises KeyError for a trace that lacks a number.
-        """
+        """Return what is seen, float32 [width]. before: result of the decision before it."""
         numbers = [trace.observation[name] for name in self.numbers]
         return np.array([*numbers, *_hashed(trace.goal), *_last(before)], np.float32)
 

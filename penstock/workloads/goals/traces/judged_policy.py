@@ -35,7 +35,6 @@ class Fixed:
     of_actions: NDArray[np.float64]
 
     def probabilities(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return them for every row."""
         return np.tile(self.of_actions, (len(seen), 1))
 
 
@@ -47,7 +46,6 @@ class Learned:
     deterministic: bool
 
     def probabilities(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return those that it draws from."""
         step = self.policy.step({"observation": seen})
         told = self.policy.distribution(step.parameters)["action/probability"].astype(np.float64)
         if self.deterministic:
@@ -59,11 +57,7 @@ class Learned:
 def read_policy(
     named: str, encoding: Encoding, local: Any, *, deterministic: bool
 ) -> tuple[JudgedPolicy, Encoding]:
-    """Return the policy of a name, and the encoding that it reads.
-
-    encoding: of the log. local: the `actor` section of this process, for modules that it trusts. Raises
-    ConfigurationError for a name that is none, a run that has not ended, and one of other spaces.
-    """
+    """Return the policy of a name, and the encoding that it reads. local: this process's `actor`."""
     if named == "uniform":
         count = len(encoding.actions)
         return Fixed(np.full(count, 1 / count)), encoding
@@ -77,10 +71,7 @@ def read_policy(
 
 
 def learned_policy(run: Path, local: Any) -> tuple[Any, Any]:
-    """Return the specification of a run that has ended, and its final policy.
-
-    local: the `actor` section of this process. Raises ConfigurationError for a folder that holds none.
-    """
+    """Return specification and final policy of a run that has ended. local: this process's `actor`."""
     # They load torch, which the other policies do without.
     from penstock.policy.weights import load_into  # noqa: PLC0415
     from penstock.workloads.plugin.acting import policy_maker  # noqa: PLC0415

@@ -35,10 +35,7 @@ class _LateReward(BaseModel):
 
 
 def read_late(place: str, policy: str) -> Late:
-    """Return the late rewards of a file of JSON lines, or of a policy in the registry at a URL.
-
-    Raises ConfigurationError that names the line for one that cannot be read.
-    """
+    """Return the late rewards of a file of JSON lines, or of a policy in the registry at a URL."""
     if place.startswith(_SCHEMES):
         return _summed(_of_registry(place, policy))
     return _summed(_of_file(Path(place)))

@@ -41,10 +41,7 @@ def ask(
     discount: float,
     late: Late = _NONE,
 ) -> Question:
-    """Return the decisions of all whole episodes whose propensities are known.
-
-    An episode is left out as a whole, because its remaining decisions would be weighted wrongly.
-    """
+    """Return whole episodes with known propensities: the rest of one would be weighted wrongly."""
     used = [episode for episode in log.episodes if all(one.propensity is not None for one in episode)]
     traces = [trace for episode in used for trace in episode]
     seen = encoding.episodes(used)

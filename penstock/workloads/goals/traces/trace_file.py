@@ -32,30 +32,22 @@ class Log:
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """Return the traces of all whole episodes, episode by episode."""
         return tuple(trace for episode in self.episodes for trace in episode)
 
     @property
     def independent(self) -> bool:
-        """Return whether every episode is a single decision."""
         return all(len(episode) == 1 for episode in self.episodes)
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Return the names of all actions, sorted."""
         return tuple(sorted({trace.action for trace in self.traces}))
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Return the names of what is observed, sorted; the same in every line."""
         return tuple(sorted(self.episodes[0][0].observation)) if self.episodes else ()
 
 
 def read_log(path: Path) -> Log:
-    """Return what a file of JSON lines holds.
-
-    Raises ConfigurationError where it cannot be opened, and for more lines or faults than are read.
-    """
     with TraceIndex.of(path, MOST_LINES) as index:
         return _held(index)
 
@@ -77,7 +69,6 @@ def _held(index: TraceIndex) -> Log:
 
 
 def _by_episode(traces: Iterator[Trace]) -> Iterator[tuple[Trace, ...]]:
-    """Yield the episodes of traces that come episode by episode."""
     kept: list[Trace] = []
     for trace in traces:
         if not trace.step and kept:
@@ -89,10 +80,7 @@ def _by_episode(traces: Iterator[Trace]) -> Iterator[tuple[Trace, ...]]:
 
 
 def shared_episodes(path: Path) -> Log:
-    """Return what `need_episodes` does, read once for all of this process while the file is the same.
-
-    Raises ConfigurationError where the file cannot be read, or holds no whole episode.
-    """
+    """Return what `need_episodes` does, read once per process while the file is the same."""
     try:
         found = path.stat()
     except OSError as error:
@@ -112,10 +100,7 @@ MOST_HELD: Final = 100_000
 
 
 def write_sample(index: TraceIndex, path: Path) -> int:
-    """Write every n-th whole episode, n such that they have at most MOST_HELD decisions or are one episode.
-
-    Returns how many episodes were written.
-    """
+    """Write every n-th whole episode, about MOST_HELD decisions, and return their number."""
     every = -(-index.decisions // MOST_HELD)
     number = -1
     written = decisions = 0

@@ -60,11 +60,7 @@ class TraceIndex:
     @classmethod
     @contextmanager
     def of(cls, path: Path, most_lines: int | None = None) -> Iterator["TraceIndex"]:
-        """Yield the index of a file. most_lines: how many are read at most; None: however many there are.
-
-        Raises ConfigurationError where the file cannot be read, for more lines or faults than are read, and
-        where there is no room for the index.
-        """
+        """Yield the index of a file; ConfigurationError: more than `most_lines` or MOST_FAULTS, no room."""
         with closing(_temporary()) as database:
             index = cls(path, database)
             try:
@@ -81,16 +77,13 @@ class TraceIndex:
 
     @property
     def independent(self) -> bool:
-        """Whether every episode is a single decision."""
         return self.episodes == self.decisions
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Return the names of all actions, sorted."""
         return tuple(sorted(self.done))
 
     def check_episodes(self) -> None:
-        """Raise ConfigurationError where there is no whole episode."""
         if not self.lines:
             raise ConfigurationError(f"{self.path}: is empty: a log has a line for each decision")
         if not self.episodes:
@@ -101,10 +94,7 @@ class TraceIndex:
             )
 
     def traces(self) -> Iterator[Trace]:
-        """Yield the decisions of all whole episodes, episode by episode in the order of their first lines.
-
-        Raises ConfigurationError where the file was changed meanwhile.
-        """
+        """Yield the decisions of all whole episodes, episode by episode in the order of first lines."""
         for line in self.whole_lines():
             try:
                 yield parse(line)

@@ -118,7 +118,6 @@ class RewardWeights:
         return cls(**{name: float(value) for name, value in given.items()})
 
     def reward(self, result: Result) -> float:
-        """Return the reward of a decision with that result."""
         took = result.execution_time_ms
         fast = result.success and took is not None and took < self.fast_ms
         return (

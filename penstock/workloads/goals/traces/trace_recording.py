@@ -97,10 +97,7 @@ class _Decision:
 def record_log(
     index: TraceIndex, encoding: Encoding, weights: RewardWeights, specification: Any, writer: RecordingWriter
 ) -> int:
-    """Write the decisions of all whole episodes, and return how many fragments they are.
-
-    Raises ConfigurationError where they are more than the recording may hold.
-    """
+    """Write the decisions of all whole episodes, and return how many fragments they are."""
     builder = FragmentBuilder(specification.schema, specification.unroll_length, 1)
     fragments = 0
     for one, after in _with_next(_decisions(index, encoding)):
@@ -197,11 +194,7 @@ class _Episode:
 
 
 def ask_recording(folder: Path, run: Path, local: Any, *, discount: float, deterministic: bool) -> Question:
-    """Return the decisions of a recording, with what a run's final policy makes of them.
-
-    local: the `actor` section of this process. Rewards are those that the learner was given. Raises
-    ConfigurationError for a recording or a run that is none, spaces that differ, and a policy that remembers.
-    """
+    """Return the decisions of a recording, with what a run's final policy makes of them."""
     recording = Recording(folder)
     specification, policy = learned_policy(run, local)
     recording.check_schema(specification.schema.schema_id)
@@ -221,10 +214,7 @@ def ask_recording(folder: Path, run: Path, local: Any, *, discount: float, deter
 
 
 def collected(loaded: Iterable[tuple[Any, _Arrays]]) -> tuple[dict[str, NDArray[Any]], dict[_Key, _Episode]]:
-    """Return all steps by tensor name, [n, …], and which of them belong to which episode.
-
-    loaded: fragments as header and arrays, in the order of the recording.
-    """
+    """Return all steps by tensor name, [n, …], and which of them belong to which episode."""
     parts: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
     episodes: defaultdict[_Key, _Episode] = defaultdict(_Episode)
     count = 0

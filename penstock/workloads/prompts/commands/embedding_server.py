@@ -84,11 +84,7 @@ _PATH: Final = "/v1/embeddings"
 
 
 def main(lifecycle: Lifecycle, *, listen: str, threads: int) -> int:
-    """Serve until the lifecycle drains; returns the exit code.
-
-    Raises ConfigurationError for an address that is none of this machine's, or is taken, and for a model
-    that is not installed.
-    """
+    """Serve until the lifecycle drains; returns the exit code."""
     host, port = _address(listen)
     health = Health(ROLE)
     try:
@@ -126,7 +122,6 @@ class EmbeddingServer(ThreadingHTTPServer):
         self._model, self._turn = model, threading.Lock()
 
     def embed(self, texts: list[str]) -> list[list[float]]:
-        """Return the numbers of each text."""
         keep_limit()  # each connection has a thread of its own
         with self._turn:
             return self._model.embed(texts)
@@ -145,7 +140,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _ATTEMPT_S
 
     def do_POST(self) -> None:
-        """Answer with embeddings, or with what is wrong."""
         try:
             texts = read_request(self._body())
             rows = self.server.embed(texts)
@@ -182,10 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def read_request(body: bytes) -> list[str]:
-    """Return the texts of a request, each in the form of `read_prompt`.
-
-    Raises _Refused that names the field and what to do.
-    """
+    """Return the texts of a request; raises _Refused that names the field and what to do."""
     try:
         held = json.loads(body)
     except (ValueError, RecursionError) as error:

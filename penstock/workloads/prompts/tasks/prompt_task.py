@@ -75,7 +75,6 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin with another prompt."""
         super().reset(seed=seed)
         self._start, _ = self._parts.source.draw(self.np_random)
         self._prompt, self._step = self._start, 0
@@ -102,7 +101,6 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
         return math.nan
 
     def close(self) -> None:
-        """Let go of a source of rewards."""
         self._parts.close()
 
     def _observe(self) -> tuple[Observation, dict[str, Any]]:
