@@ -27,9 +27,9 @@ def check(file: LogFile, as_json: AsJson = False) -> None:
     """Say what a log holds and what is wrong with which line; exit 1 where anything is."""
 
     def body() -> int:
-        from penstock.workloads.goals.commands.trace_check import main
+        from penstock.workloads.goals.commands.trace_evaluation import check
 
-        return main(file, as_json=as_json)
+        return check(file, as_json=as_json)
 
     finish(body)
 
@@ -46,7 +46,7 @@ def import_log(
     def body() -> int:
         from penstock.workloads.goals.commands.trace_import import main
 
-        return main(file, out, reward=tuple(reward or ()), as_json=as_json)
+        return main(file, out, reward=reward or (), as_json=as_json)
 
     finish(body)
 
@@ -78,18 +78,11 @@ def evaluate(
     """Estimate what policies would have earned, with 95% intervals; exit 1 where the log cannot say."""
 
     def body() -> int:
-        from penstock.workloads.goals.commands.trace_evaluation import Request, main
+        from penstock.workloads.goals.commands.trace_evaluation import evaluate
 
-        request = Request(
-            file=file,
-            policies=tuple(policy),
-            discount=discount,
-            reward=tuple(reward or ()),
-            late=late,
-            late_policy=late_policy,
-            deterministic=deterministic,
-            trust=trust,
-        )
-        return main(request, as_json=as_json)
+        return evaluate(
+            file, policy, discount=discount, reward=reward or (), late=late, late_policy=late_policy,
+            deterministic=deterministic, trust=trust, as_json=as_json,
+        )  # fmt: skip
 
     finish(body)

@@ -1,10 +1,11 @@
-"""`penstock traces evaluate FILE --policy RUN`."""
+"""What `penstock traces check` and `penstock traces evaluate` print."""
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,40 +15,107 @@ from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.workloads.goals.off_policy import TooLittle, judge
 from penstock.workloads.goals.traces.answers import Encoding
 from penstock.workloads.goals.traces.judged_policy import read_policy
-from penstock.workloads.goals.traces.late_rewards import Late, read_late
-from penstock.workloads.goals.traces.log_evaluation import Question, ask
-from penstock.workloads.goals.traces.trace_file import Log, need_episodes
+from penstock.workloads.goals.traces.log_evaluation import Late, Question, ask, read_late
+from penstock.workloads.goals.traces.trace_index import Log, TraceIndex, held_log
 from penstock.workloads.goals.traces.trace_line import RewardWeights
 
-_ESTIMATES = ("ips", "self_normalised", "doubly_robust", "mean_ratio")
+_MOST_SHOWN: Final = 50
+_ESTIMATES: Final = ("ips", "self_normalised", "doubly_robust", "mean_ratio")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What to judge; fields as the options of the command."""
-
-    file: Path
-    policies: tuple[str, ...]
-    discount: float
-    reward: tuple[str, ...]
-    late: str | None
-    late_policy: str
-    deterministic: bool
-    trust: bool
+def check(file: Path, *, as_json: bool) -> int:
+    """Print counts and faults of a log; returns 1 where there are faults, or no whole episode."""
+    with TraceIndex.of(file) as index:
+        account = account_of(index)
+    sys.stdout.write((json.dumps(account) if as_json else _account_text(account)) + "\n")
+    return EXIT_OK if index.episodes and not index.faults else EXIT_FAILED
 
 
-def main(request: Request, *, as_json: bool) -> int:
+def account_of(index: TraceIndex) -> dict[str, Any]:
+    return {
+        "lines": index.lines,
+        "episodes": index.episodes,
+        "episodes_left_out": len(index.broken),
+        "decisions": index.decisions,
+        "independent": index.independent,
+        "with_propensity": index.with_propensity,
+        "success": index.well.total(),
+        "numbers": _ranges(index),
+        "actions": {name: {"done": index.done[name], "success": index.well[name]} for name in index.actions},
+        "faults": [{"line": fault.line, "why": fault.why} for fault in index.faults],
+    }
+
+
+def _ranges(index: TraceIndex) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for trace in index.traces():
+        for name, value in trace.observation.items():
+            known = found.setdefault(name, [value, value])
+            if value < known[0]:
+                known[0] = value
+            elif value > known[1]:
+                known[1] = value
+    return dict(sorted(found.items()))
+
+
+def _account_text(account: dict[str, Any]) -> str:
+    shape = "independent decisions" if account["independent"] else "episodes of several decisions"
+    first = (
+        f"{account['lines']} lines, {account['episodes']} whole episodes, {account['decisions']} decisions "
+        f"({shape}), {account['success']} with success, {account['with_propensity']} with propensity"
+    )
+    told = [first, *(f"  {name}: {low:g} to {high:g}" for name, (low, high) in account["numbers"].items())]
+    told += [
+        f"  {name}: done {one['done']} times, {one['success']} with success"
+        for name, one in account["actions"].items()
+    ]
+    faults = account["faults"]
+    if not account["lines"]:
+        told.append("the file is empty: a log has a line for each decision")
+    if faults:
+        told.append(f"{len(faults)} faults, {account['episodes_left_out']} episodes left out for them:")
+    told += [f"  line {fault['line']}: {fault['why']}" for fault in faults[:_MOST_SHOWN]]
+    if len(faults) > _MOST_SHOWN:
+        told.append(f"  and {len(faults) - _MOST_SHOWN} more; --json lists all")
+    return "\n".join(told)
+
+
+def evaluate(
+    file: Path,
+    policies: Sequence[str],
+    *,
+    discount: float,
+    reward: Sequence[str],
+    late: str | None,
+    late_policy: str,
+    deterministic: bool,
+    trust: bool,
+    as_json: bool,
+) -> int:
     """Print the estimates of every policy; returns 1 where the log cannot say one."""
-    if request.file.is_dir():
-        return _finish([_of_recording(request, name) for name in request.policies], {}, as_json=as_json)
-    log = need_episodes(request.file)
-    weights = reward_weights(request.reward)
-    late: Late = read_late(request.late, request.late_policy) if request.late else {}
-    if request.late and not late:
-        sys.stderr.write(f"--late: there are no late rewards of policy {request.late_policy!r}\n")
-    told = [_judged(request, log, name, weights, late) for name in request.policies]
-    logged = {"logged": _logged(log, weights, late, request.discount)}
-    return _finish(told, logged, as_json=as_json)
+    local = {name: local_settings(Path(name), trust=trust).actor for name in policies}
+    if file.is_dir():
+        if late or reward:
+            raise ConfigurationError(f"{file}: a recording has its rewards; leave --late and --reward out")
+        from penstock.workloads.goals.traces.trace_recording import ask_recording
+
+        asked = {
+            name: ask_recording(file, Path(name), local[name], discount=discount, deterministic=deterministic)
+            for name in policies
+        }
+        return _finish([_judged(name, asked[name], discount) for name in policies], {}, as_json=as_json)
+    log, weights = held_log(file), reward_weights(reward)
+    found: Late = read_late(late, late_policy) if late else {}
+    if late and not found:
+        sys.stderr.write(f"--late: there are no late rewards of policy {late_policy!r}\n")
+    told = []
+    for name in policies:
+        policy, encoding = read_policy(
+            name, Encoding(log.numbers, log.actions), local[name], deterministic=deterministic
+        )
+        question = ask(log, encoding, policy, weights=weights, discount=discount, late=found)
+        told.append(_judged(name, question, discount))
+    return _finish(told, {"logged": _logged(log, weights, found, discount)}, as_json=as_json)
 
 
 def _finish(told: list[dict[str, Any]], logged: dict[str, Any], *, as_json: bool) -> int:
@@ -58,7 +126,7 @@ def _finish(told: list[dict[str, Any]], logged: dict[str, Any], *, as_json: bool
     return EXIT_OK if all(one["judged"] for one in told) else EXIT_FAILED
 
 
-def reward_weights(assignments: tuple[str, ...]) -> RewardWeights:
+def reward_weights(assignments: Sequence[str]) -> RewardWeights:
     """Return the weights of KEY=NUMBER; raises ConfigurationError that names the assignment."""
     given: dict[str, float] = {}
     for one in assignments:
@@ -70,30 +138,7 @@ def reward_weights(assignments: tuple[str, ...]) -> RewardWeights:
     return RewardWeights.of(given)
 
 
-def _judged(request: Request, log: Log, name: str, weights: RewardWeights, late: Late) -> dict[str, Any]:
-    local = local_settings(Path(name), trust=request.trust).actor
-    policy, encoding = read_policy(
-        name, Encoding(log.numbers, log.actions), local, deterministic=request.deterministic
-    )
-    asked = ask(log, encoding, policy, weights=weights, discount=request.discount, late=late)
-    return _account(name, asked, request.discount)
-
-
-def _of_recording(request: Request, name: str) -> dict[str, Any]:
-    if request.late or request.reward:
-        raise ConfigurationError(
-            f"{request.file}: a recording has its rewards; leave --late and --reward out"
-        )
-    from penstock.workloads.goals.traces.trace_recording import ask_recording
-
-    local = local_settings(Path(name), trust=request.trust).actor
-    asked = ask_recording(
-        request.file, Path(name), local, discount=request.discount, deterministic=request.deterministic
-    )
-    return _account(name, asked, request.discount)
-
-
-def _account(name: str, asked: Question, discount: float) -> dict[str, Any]:
+def _judged(name: str, asked: Question, discount: float) -> dict[str, Any]:
     told: dict[str, Any] = {
         "policy": name,
         "episodes": asked.decisions.episodes,

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +16,7 @@ from penstock.config.workload import find
 from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.goals.commands.trace_evaluation import reward_weights
 from penstock.workloads.goals.traces.answers import Encoding
-from penstock.workloads.goals.traces.trace_file import MOST_HELD, write_sample
-from penstock.workloads.goals.traces.trace_index import TraceIndex
+from penstock.workloads.goals.traces.trace_index import MOST_HELD, TraceIndex, write_sample
 from penstock.workloads.goals.traces.trace_line import RewardWeights
 from penstock.workloads.goals.traces.trace_recording import record_log
 from penstock.workloads.plugin.learning import make_step_model
@@ -28,7 +28,7 @@ _LOGGED: Final = "logged"
 _SAMPLE_FILE: Final = "measured.jsonl"
 
 
-def main(file: Path, out: Path, *, reward: tuple[str, ...], as_json: bool) -> int:
+def main(file: Path, out: Path, *, reward: Sequence[str], as_json: bool) -> int:
     """Write the recording with the settings of a run that learns from it; print what was written."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: holds something already; name a new folder")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.goals.traces.answers import Encoding, answers
-from penstock.workloads.goals.traces.trace_file import Log, shared_episodes
+from penstock.workloads.goals.traces.trace_index import Log, shared_log
 from penstock.workloads.goals.traces.trace_line import RewardWeights, Trace
 
 
@@ -44,7 +44,7 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
     ) -> None:
         if not trace_file:
             raise ConfigurationError("environment.kwargs.trace_file: is missing; name the log")
-        log = shared_episodes(Path(trace_file))
+        log = shared_log(Path(trace_file))
         self._encoding = encoding_of(log, tuple(numbers), tuple(actions))
         self._answers = answers(mode, log, self._encoding, RewardWeights.of(reward or {}))
         self._episodes, self._mode, self._longest = log.episodes, mode, max_episode_length
@@ -66,7 +66,7 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         trace = self._episode[self._step]
-        reply = self._answers.reply(trace, self._observe(), int(action), float(self.np_random.random()))
+        reply = self._answers(trace, self._observe(), int(action), float(self.np_random.random()))
         at_end = self._step + 1 == len(self._episode)
         if not at_end and reply.known:
             self._step += 1

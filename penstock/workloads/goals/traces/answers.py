@@ -10,11 +10,11 @@ model    a reward model that is fitted on the log answers, for better or worse
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.goals.off_policy import ridge
-from penstock.workloads.goals.traces.trace_file import Log
+from penstock.workloads.goals.traces.trace_index import Log
 from penstock.workloads.goals.traces.trace_line import Result, RewardWeights, Trace
 
 # ---- A trace as the vector that a policy sees.
@@ -96,65 +96,57 @@ class Reply:
     known: bool
 
 
-class Answers(Protocol):
-    """Says what an action earns at a logged decision."""
-
-    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
-        """Return what the action earns. seen: float32 [width]. draw: uniform in [0, 1)."""
+Answers = Callable[[Trace, NDArray[np.float32], int, float], Reply]
+"""(decision of the log, what is seen, float32 [width], action, uniform draw in [0, 1)) → what it earns."""
 
 
 def answers(mode: str, log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
     """Return the answers of a mode; raises ConfigurationError where the log does not have what it needs."""
     match mode:
         case "matched":
-            return _Accepted(log, encoding, weights) if log.independent else _Matched(encoding, weights)
+            return _accepted(log, encoding, weights) if log.independent else _matched(encoding, weights)
         case "full":
-            return _Full(log, encoding, weights)
+            return _full(log, encoding, weights)
         case "model":
-            return _Modelled(log, encoding, weights)
+            return _modelled(log, encoding, weights)
         case _:
             raise ConfigurationError(f"environment.kwargs.mode={mode!r}: must be one of {', '.join(MODES)}")
 
 
-class _Matched:
-    def __init__(self, encoding: Encoding, weights: RewardWeights) -> None:
-        self._encoding, self._weights = encoding, weights
-
-    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
-        if self._encoding.action(trace.action) != action:
+def _matched(encoding: Encoding, weights: RewardWeights) -> Answers:
+    def reply(trace: Trace, _seen: NDArray[np.float32], action: int, _draw: float) -> Reply:
+        if encoding.action(trace.action) != action:
             return Reply(0.0, known=False)
-        return Reply(self._weights.reward(trace.result), known=True)
+        return Reply(weights.reward(trace.result), known=True)
+
+    return reply
 
 
-class _Accepted:
-    def __init__(self, log: Log, encoding: Encoding, weights: RewardWeights) -> None:
-        lacking = next((one for one in log.traces if one.propensity is None), None)
-        if lacking is not None:
-            raise ConfigurationError(
-                f"environment.kwargs.mode='matched': episode {lacking.episode!r} has no propensity, by which "
-                "logged actions are accepted; log it, or use mode='model'"
-            )
-        self._least = min(one.propensity or 1.0 for one in log.traces)
-        self._encoding, self._weights = encoding, weights
+def _accepted(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+    lacking = next((one for one in log.traces if one.propensity is None), None)
+    if lacking is not None:
+        raise ConfigurationError(
+            f"environment.kwargs.mode='matched': episode {lacking.episode!r} has no propensity, by which "
+            "logged actions are accepted; log it, or use mode='model'"
+        )
+    least = min(one.propensity or 1.0 for one in log.traces)
 
-    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
-        propensity = trace.propensity or 1.0
-        if self._encoding.action(trace.action) != action or draw >= self._least / propensity:
+    def reply(trace: Trace, _seen: NDArray[np.float32], action: int, draw: float) -> Reply:
+        if encoding.action(trace.action) != action or draw >= least / (trace.propensity or 1.0):
             return Reply(0.0, known=False)
-        return Reply(self._weights.reward(trace.result) / self._least, known=True)
+        return Reply(weights.reward(trace.result) / least, known=True)
+
+    return reply
 
 
-class _Full:
-    def __init__(self, log: Log, encoding: Encoding, weights: RewardWeights) -> None:
-        if not log.independent:
-            raise ConfigurationError(
-                "environment.kwargs.mode='full': the log has episodes of several decisions; what follows "
-                "another action is not in it; use 'matched' or 'model'"
-            )
-        self._rewards = {trace.episode: _outcomes(trace, encoding.actions, weights) for trace in log.traces}
-
-    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
-        return Reply(self._rewards[trace.episode][action], known=True)
+def _full(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+    if not log.independent:
+        raise ConfigurationError(
+            "environment.kwargs.mode='full': the log has episodes of several decisions; what follows "
+            "another action is not in it; use 'matched' or 'model'"
+        )
+    rewards = {trace.episode: _outcomes(trace, encoding.actions, weights) for trace in log.traces}
+    return lambda trace, _seen, action, _draw: Reply(rewards[trace.episode][action], known=True)
 
 
 def _outcomes(trace: Trace, actions: Sequence[str], weights: RewardWeights) -> list[float]:
@@ -168,24 +160,21 @@ def _outcomes(trace: Trace, actions: Sequence[str], weights: RewardWeights) -> l
         ) from error
 
 
-class _Modelled:
-    def __init__(self, log: Log, encoding: Encoding, weights: RewardWeights) -> None:
-        seen = encoding.episodes(log.episodes).astype(np.float64)
-        action = np.array([encoding.action(trace.action) for trace in log.traces])
-        reward = np.array([weights.reward(trace.result) for trace in log.traces])
-        self._centre, self._scale = seen.mean(0), seen.std(0) + 1e-6
-        inputs, overall = self._scaled(seen), float(reward.mean())
-        fitted = [action == one for one in range(len(encoding.actions))]
-        # The regression is linear: its values at 0 and at the unit vectors say it all.
-        asked = np.vstack([np.zeros(inputs.shape[1]), np.eye(inputs.shape[1])])
-        values = [ridge(inputs[rows], reward[rows], asked, overall) for rows in fitted]
-        self._level = np.array([one[0] for one in values])
-        self._slope = np.array([one[1:] - one[0] for one in values])
+def _modelled(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+    seen = encoding.episodes(log.episodes).astype(np.float64)
+    action = np.array([encoding.action(trace.action) for trace in log.traces])
+    reward = np.array([weights.reward(trace.result) for trace in log.traces])
+    centre, scale = seen.mean(0), seen.std(0) + 1e-6
+    inputs, overall = np.clip((seen - centre) / scale, -10, 10), float(reward.mean())
+    fitted = [action == one for one in range(len(encoding.actions))]
+    # The regression is linear: its values at 0 and at the unit vectors say it all.
+    asked = np.vstack([np.zeros(inputs.shape[1]), np.eye(inputs.shape[1])])
+    values = [ridge(inputs[rows], reward[rows], asked, overall) for rows in fitted]
+    level = np.array([one[0] for one in values])
+    slope = np.array([one[1:] - one[0] for one in values])
 
-    def _scaled(self, seen: NDArray[np.float64]) -> NDArray[np.float64]:
-        scaled: NDArray[np.float64] = np.clip((seen - self._centre) / self._scale, -10, 10)
-        return scaled
+    def reply(_trace: Trace, seen: NDArray[np.float32], action: int, _draw: float) -> Reply:
+        inputs = np.clip((seen.astype(np.float64) - centre) / scale, -10, 10)
+        return Reply(float(level[action] + slope[action] @ inputs), known=True)
 
-    def reply(self, trace: Trace, seen: NDArray[np.float32], action: int, draw: float) -> Reply:
-        inputs = self._scaled(seen.astype(np.float64))
-        return Reply(float(self._level[action] + self._slope[action] @ inputs), known=True)
+    return reply

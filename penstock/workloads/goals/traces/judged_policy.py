@@ -7,9 +7,9 @@ any policy's most likely action
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,52 +21,42 @@ from penstock.workloads.goals.traces.answers import Encoding
 _ALWAYS: Final = "always:"
 
 
-class JudgedPolicy(Protocol):
-    """Says how likely each action is."""
-
-    def probabilities(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the probability of every action, float64 [n, actions]; seen: float32 [n, width]."""
+Chances = Callable[[NDArray[np.float32]], NDArray[np.float64]]
+"""(what is seen, float32 [n, width]) → probability of every action, float64 [n, actions]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """The same probabilities whatever is seen."""
-
-    of_actions: NDArray[np.float64]
-
-    def probabilities(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
-        return np.tile(self.of_actions, (len(seen), 1))
+def fixed(of_actions: NDArray[np.float64]) -> Chances:
+    """Return the same probabilities whatever is seen."""
+    return lambda seen: np.tile(of_actions, (len(seen), 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """A run's policy. deterministic: its most likely action, with probability 1."""
+def learned(policy: Any, *, deterministic: bool) -> Chances:
+    """Return the probabilities of a run's policy. deterministic: its most likely action has all."""
 
-    policy: Any
-    deterministic: bool
-
-    def probabilities(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
-        step = self.policy.step({"observation": seen})
-        told = self.policy.distribution(step.parameters)["action/probability"].astype(np.float64)
-        if self.deterministic:
+    def chances(seen: NDArray[np.float32]) -> NDArray[np.float64]:
+        step = policy.step({"observation": seen})
+        told = policy.distribution(step.parameters)["action/probability"].astype(np.float64)
+        if deterministic:
             told = np.eye(told.shape[1])[told.argmax(1)]
         probabilities: NDArray[np.float64] = told / told.sum(1, keepdims=True)
         return probabilities
 
+    return chances
+
 
 def read_policy(
     named: str, encoding: Encoding, local: Any, *, deterministic: bool
-) -> tuple[JudgedPolicy, Encoding]:
+) -> tuple[Chances, Encoding]:
     """Return the policy of a name, and the encoding that it reads. local: this process's `actor`."""
     if named == "uniform":
         count = len(encoding.actions)
-        return Fixed(np.full(count, 1 / count)), encoding
+        return fixed(np.full(count, 1 / count)), encoding
     if named.startswith(_ALWAYS):
         try:
             chosen = encoding.action(named.removeprefix(_ALWAYS))
         except ValueError as error:
             raise ConfigurationError(f"--policy {named}: {error}") from error
-        return Fixed(np.eye(len(encoding.actions))[chosen]), encoding
+        return fixed(np.eye(len(encoding.actions))[chosen]), encoding
     return _of_run(Path(named), encoding, local, deterministic=deterministic)
 
 
@@ -88,12 +78,12 @@ def learned_policy(run: Path, local: Any) -> tuple[Any, Any]:
     return final.specification, policy
 
 
-def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tuple[JudgedPolicy, Encoding]:
+def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tuple[Chances, Encoding]:
     specification, policy = learned_policy(run, local)
     kwargs = json.loads(specification.environment_json).get("kwargs", {})
     encoding = Encoding(tuple(kwargs.get("numbers", log.numbers)), tuple(kwargs.get("actions", log.actions)))
     _check_spaces(run, specification, encoding, log)
-    return Learned(policy, deterministic), encoding
+    return learned(policy, deterministic=deterministic), encoding
 
 
 def _check_spaces(run: Path, specification: Any, encoding: Encoding, log: Encoding) -> None:

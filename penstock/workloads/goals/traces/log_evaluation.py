@@ -1,20 +1,28 @@
-"""What a policy would have earned in the place of the one that was logged."""
+"""What a policy would have earned in the place of the one that was logged, late rewards included."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from penstock.config.configuration_error import ConfigurationError
+from penstock.registry.records import RegistryError
+from penstock.registry.registry import Registry
 from penstock.workloads.goals.off_policy import Decisions, cross_fitted, returns_from
 from penstock.workloads.goals.traces.answers import Encoding
-from penstock.workloads.goals.traces.judged_policy import JudgedPolicy
-from penstock.workloads.goals.traces.late_rewards import Late
-from penstock.workloads.goals.traces.trace_file import Log
+from penstock.workloads.goals.traces.judged_policy import Chances
+from penstock.workloads.goals.traces.trace_index import Log
 from penstock.workloads.goals.traces.trace_line import RewardWeights, Trace
 
+Late = Mapping[tuple[str, int], float]
+"""Sum of the late rewards, by episode and step."""
 _NONE: Final[Late] = MappingProxyType({})
 
 
@@ -35,7 +43,7 @@ class Question:
 def ask(
     log: Log,
     encoding: Encoding,
-    policy: JudgedPolicy,
+    policy: Chances,
     *,
     weights: RewardWeights,
     discount: float,
@@ -48,7 +56,7 @@ def ask(
     action = np.array([encoding.action(trace.action) for trace in traces], np.int64)
     episode = np.repeat(np.arange(len(used)), [len(one) for one in used]).astype(np.int64)
     reward = _rewards(traces, weights, late)
-    chosen = policy.probabilities(seen)
+    chosen = policy(seen)
     model = cross_fitted(
         seen, action, returns_from(episode, reward, discount), episode, len(encoding.actions)
     )
@@ -70,9 +78,60 @@ def ask(
     )
 
 
-def _rewards(
-    traces: Sequence[Trace], weights: RewardWeights, late: Mapping[tuple[str, int], float]
-) -> NDArray[np.float64]:
+def _rewards(traces: Sequence[Trace], weights: RewardWeights, late: Late) -> NDArray[np.float64]:
     return np.array(
         [weights.reward(one.result) + late.get((one.episode, one.step), 0.0) for one in traces], np.float64
     )
+
+
+# ---- Rewards that came after their decision: {"episode": "monday", "step": 3, "amount": 0.5}
+
+_PAGE: Final = 1000
+
+
+class _LateReward(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    episode: Annotated[str, Field(min_length=1, max_length=128)]
+    step: Annotated[int, Field(ge=0, strict=True)]
+    amount: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False, strict=True)]
+    number: int | None = None
+    createdAt: str | None = None  # noqa: N815 - as a gateway exports it
+
+
+def read_late(place: str, policy: str) -> Late:
+    """Return the late rewards of a file of JSON lines, or of a policy in the registry at a URL."""
+    is_registry = place.startswith(("sqlite:", "postgresql:"))
+    total: defaultdict[tuple[str, int], float] = defaultdict(float)
+    for episode, step, amount in _of_registry(place, policy) if is_registry else _of_file(Path(place)):
+        total[episode, step] += amount
+    return dict(total)
+
+
+def _of_file(path: Path) -> Iterator[tuple[str, int, float]]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ConfigurationError(f"--late {path}: cannot be read: {error.strerror}") from error
+    with file:
+        for number, line in enumerate(file, 1):
+            try:
+                one = _LateReward.model_validate(json.loads(line))
+            except ValidationError as error:
+                first = error.errors()[0]
+                field = ".".join(str(part) for part in first["loc"])
+                raise ConfigurationError(f"{path}: line {number}: {field}: {first['msg']}") from error
+            except ValueError as error:
+                raise ConfigurationError(f"{path}: line {number}: no JSON: {error}") from error
+            yield one.episode, one.step, one.amount
+
+
+def _of_registry(url: str, policy: str) -> Iterator[tuple[str, int, float]]:
+    try:
+        with Registry.read(url) as registry:
+            after = 0
+            while page := registry.feedback(policy, after, _PAGE):
+                yield from ((one.episode, one.step, one.amount) for one in page)
+                after = page[-1].number
+    except (RegistryError, ValueError) as error:
+        raise ConfigurationError(f"--late: {error}") from error

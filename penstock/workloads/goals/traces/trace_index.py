@@ -1,9 +1,6 @@
-"""A log of any size: an index of its lines on the disk, and its whole episodes, one decision at a time.
+"""A log of any size: an index of its lines in a temporary file, some 100 bytes each, and its whole episodes.
 
-In: a file of JSON lines, in any order. Out: counts, every fault with the number of its line, and the traces
-of all whole episodes. The file is read twice, once for the index and once for the traces, and never held: the
-index lies in a temporary file, below TMPDIR, and takes some 100 bytes a line. Nothing is guessed: an episode
-with a broken, doubled or missing line is left out, and counted.
+An episode with a broken, doubled or missing line is left out, and counted. Only `held_log` holds a log.
 """
 
 import json
@@ -13,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -20,6 +18,10 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.goals.traces.trace_line import MOST_LINE_BYTES, BadLine, Trace, parse
 
 MOST_FAULTS: Final = 50_000
+MOST_LINES: Final = 500_000
+"""Lines of a file that is held in memory, some 4 kB a line."""
+MOST_HELD: Final = 100_000
+"""Decisions that an environment holds in memory; of a larger log it has a sample of the episodes."""
 _CACHE_KB: Final = 32_768
 _BROKEN_STEP: Final = -1
 """Step of a line that is known to belong to an episode, and cannot be used."""
@@ -100,6 +102,16 @@ class TraceIndex:
                 yield parse(line)
             except BadLine as error:
                 raise ConfigurationError(f"{self.path}: was changed while it was read: {error}") from error
+
+    def whole_episodes(self) -> Iterator[tuple[Trace, ...]]:
+        kept: list[Trace] = []
+        for trace in self.traces():
+            if not trace.step and kept:
+                yield tuple(kept)
+                kept = []
+            kept.append(trace)
+        if kept:
+            yield tuple(kept)
 
     def whole_lines(self) -> Iterator[bytes]:
         """Yield the lines of `traces` as they stand in the file, without their ends."""
@@ -240,3 +252,65 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
             place += len(whole)
         if line.strip():
             yield number, begin, line.rstrip(b"\r\n")
+
+
+# ---- A log that is held in memory as a whole.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """The whole episodes of a file, each a tuple of its traces by step; the rest is that of its index."""
+
+    episodes: tuple[tuple[Trace, ...], ...]
+    numbers: tuple[str, ...]
+    actions: tuple[str, ...]
+    independent: bool
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        return tuple(trace for episode in self.episodes for trace in episode)
+
+
+def held_log(path: Path) -> Log:
+    """Return what a file holds; raises ConfigurationError where it holds no whole episode."""
+    with TraceIndex.of(path, MOST_LINES) as index:
+        index.check_episodes()
+        return Log(
+            episodes=tuple(index.whole_episodes()),
+            numbers=index.numbers,
+            actions=index.actions,
+            independent=index.independent,
+        )
+
+
+def shared_log(path: Path) -> Log:
+    """Return what `held_log` does, read once per process while the file is the same."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    return _shared(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=1)
+def _shared(path: Path, _inode: int, _changed: int, _size: int) -> Log:
+    return held_log(path)
+
+
+def write_sample(index: TraceIndex, path: Path) -> int:
+    """Write every n-th whole episode, about MOST_HELD decisions, and return their number."""
+    every = -(-index.decisions // MOST_HELD)
+    number = -1
+    written = decisions = 0
+    with path.open("wb") as file:
+        for line in index.whole_lines():
+            begins = parse(line).step == 0
+            number += begins
+            if number % every:
+                continue
+            if begins and decisions >= MOST_HELD:
+                break
+            written += begins
+            decisions += 1
+            file.write(line + b"\n")
+    return written

@@ -15,7 +15,7 @@ from penstock.protocol.messages import Publication
 from penstock.protocol.spaces import Box, Discrete
 from penstock.workloads.goals.off_policy import Decisions, cross_fitted, returns_from
 from penstock.workloads.goals.traces.answers import Encoding
-from penstock.workloads.goals.traces.judged_policy import Learned, learned_policy
+from penstock.workloads.goals.traces.judged_policy import learned, learned_policy
 from penstock.workloads.goals.traces.log_evaluation import Question
 from penstock.workloads.goals.traces.trace_index import TraceIndex
 from penstock.workloads.goals.traces.trace_line import RewardWeights, Trace
@@ -256,7 +256,7 @@ def _recorded_decisions(
     logged = np.minimum(rows["log_prob"].astype(np.float64), 0.0)
     spaces = specification.observation_space, specification.action_space
     if isinstance(spaces[0], Box) and isinstance(spaces[1], Discrete):
-        chances = Learned(policy, deterministic).probabilities(rows["observation"])
+        chances = learned(policy, deterministic=deterministic)(rows["observation"])
         index, at = rows["action"].astype(np.int64), np.arange(len(reward))
         flat = rows["observation"].reshape(len(reward), -1).astype(np.float32)
         model = cross_fitted(flat, index, returns_from(episode, reward, discount), episode, chances.shape[1])

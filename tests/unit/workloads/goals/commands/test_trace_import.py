@@ -60,8 +60,8 @@ def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
 def test_a_log_that_no_environment_holds_is_recorded_whole_and_measured_by_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.goals.traces.trace_file.MOST_LINES", COUNT // 2)
-    monkeypatch.setattr("penstock.workloads.goals.traces.trace_file.MOST_HELD", 100)
+    monkeypatch.setattr("penstock.workloads.goals.traces.trace_index.MOST_LINES", COUNT // 2)
+    monkeypatch.setattr("penstock.workloads.goals.traces.trace_index.MOST_HELD", 100)
     monkeypatch.setattr("penstock.workloads.goals.commands.trace_import.MOST_HELD", 100)
     account, rows = imported(bandit_log(tmp_path, 0, COUNT), tmp_path / "out")
     assert (account["episodes"], account["measured_by"], len(rows["action"])) == (COUNT, 100, COUNT)

@@ -17,7 +17,7 @@ from penstock.policy.build import build
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
 from penstock.workloads.goals.commands.trace_commands import trace_commands
-from penstock.workloads.goals.traces.judged_policy import Learned
+from penstock.workloads.goals.traces.judged_policy import learned
 from penstock.workloads.goals.traces.trace_recording import collected
 from tests.support.experience.bandit_log import line, written
 from tests.support.oracles import off_policy_truth as truth
@@ -65,7 +65,7 @@ def test_episodes_are_weighted_as_plain_python_weights_them(tmp_path: Path) -> N
 
     loaded = Recording(recording).load(Recording(recording).fragments)
     seen = np.concatenate([arrays["observation"][: header.steps, 0] for header, arrays in loaded])
-    chances = iter(Learned(policy, deterministic=False).probabilities(seen))
+    chances = iter(learned(policy, deterministic=False)(seen))
     judged = [
         [replace(event, target=float(next(chances)[event.action])) for event in episode]
         for episode in episodes
