@@ -69,14 +69,12 @@ def inject(
     """Propose goals by a served policy, carry them out, and tell the server what became of them."""
     if veto is not None or switch is not None or explain:
 
-        def once() -> int:
-            from penstock.workloads.goals.commands.injection import say, write_switch, write_veto
+        def at_once() -> int:
+            from penstock.workloads.goals.commands.injection import once
 
-            if switch is not None:
-                return write_switch(folder, switch)
-            return say(folder, as_json=as_json) if veto is None else write_veto(folder, veto)
+            return once(folder, wanted=switch, forbidden=veto, as_json=as_json)
 
-        finish(once)
+        finish(at_once)
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from penstock.workloads.goals.commands.injection import Request, main

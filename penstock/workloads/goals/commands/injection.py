@@ -19,13 +19,12 @@ from penstock.workloads.goals.executors.executor import Executor
 from penstock.workloads.goals.executors.simulated import History, SimulatedHost
 from penstock.workloads.goals.injector.asked_policy import AskedPolicy
 from penstock.workloads.goals.injector.injection_journal import InjectionJournal, veto
-from penstock.workloads.goals.injector.injection_records import InjectionRules, Pulse, QuietHours
+from penstock.workloads.goals.injector.injection_records import InjectionRules, QuietHours
 from penstock.workloads.goals.injector.injector import (
     AutoSwitch,
     Drifted,
     Gate,
     Injector,
-    Parts,
     last_switch,
     switch,
 )
@@ -69,34 +68,28 @@ def main(lifecycle: Lifecycle, settings: Settings, request: Request, *, as_json:
         _tell_switch(request)
         since = journal.start_again(allowed=request.resume)
         policy = AskedPolicy(client, request.client_key, History(executor.goals).width, executor.goals)
-        parts = Parts(
+        injector = Injector(
             policy=policy, executor=executor, journal=journal,
-            switch=AutoSwitch(request.folder, default=request.auto), pulse=Pulse(request.folder), gate=gate,
-            rules=rules,
+            switch=AutoSwitch(request.folder, default=request.auto), gate=gate, rules=rules,
             random=np.random.default_rng(request.seed), pause=lifecycle.draining.wait,
-            draining=lifecycle.draining.is_set,
+            draining=lifecycle.draining.is_set, drift_since=since,
         )  # fmt: skip
-        injector = Injector(parts, drift_since=since)
         code = _work(injector, request.steps)
     _tell(dict(injector.counts), as_json=as_json)
     return code
 
 
-def say(folder: Path, *, as_json: bool) -> int:
-    told = explain(folder)
-    sys.stdout.write((json.dumps(told) if as_json else as_text(told)) + "\n")
-    return EXIT_OK
-
-
-def write_veto(folder: Path, goal: str) -> int:
-    veto(folder, goal, OPERATOR)
-    return EXIT_OK
-
-
-def write_switch(folder: Path, wanted: str) -> int:
-    if wanted not in ("on", "off"):
-        raise ConfigurationError(f"--switch {wanted}: say on or off")
-    switch(folder, on=wanted == "on", by=OPERATOR)
+def once(folder: Path, *, wanted: str | None, forbidden: str | None, as_json: bool) -> int:
+    """Switch carrying out, else forbid a goal, else print what became of the goals of a folder."""
+    if wanted is not None:
+        if wanted not in ("on", "off"):
+            raise ConfigurationError(f"--switch {wanted}: say on or off")
+        switch(folder, on=wanted == "on", by=OPERATOR)
+    elif forbidden is not None:
+        veto(folder, forbidden, OPERATOR)
+    else:
+        told = explain(folder)
+        sys.stdout.write((json.dumps(told) if as_json else as_text(told)) + "\n")
     return EXIT_OK
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import Fatal
@@ -102,7 +102,7 @@ class FollowedLines:
             return
 
 
-def read_newest_lines(path: Path, most_bytes: int) -> Iterator[dict[str, Any]]:
+def read_newest_lines(path: Path, most_bytes: int) -> Iterator[tuple[None, dict[str, Any]]]:
     """Yield the whole lines in the last `most_bytes`, oldest first; none without a file."""
     try:
         with path.open("rb") as file:
@@ -112,20 +112,14 @@ def read_newest_lines(path: Path, most_bytes: int) -> Iterator[dict[str, Any]]:
                 file.readline()
             for line in file:
                 if line.endswith(b"\n"):
-                    yield _parsed(path, None, line)
+                    yield None, _parsed(path, None, line)
     except FileNotFoundError:
         return
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield number, from 1, and content of every whole line; none without a file."""
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n"):
-                    yield number, _parsed(path, number, line)
-    except FileNotFoundError:
-        return
+    return FollowedLines(path).new()
 
 
 def _parsed(path: Path, number: int | None, line: bytes) -> dict[str, Any]:
@@ -144,6 +138,7 @@ INJECTIONS: Final = "goal_injections.jsonl"
 FEEDBACK: Final = "rl_feedback.jsonl"
 VETOES: Final = "goal_vetoes.jsonl"
 STOPPED: Final = "stopped.json"
+_FILES: Final[dict[type, str]] = {Injection: INJECTIONS, Feedback: FEEDBACK, Veto: VETOES}
 _LOCK: Final = "injector.lock"
 RECENT: Final = 250
 """Outcomes that fits and drift look at."""
@@ -170,11 +165,12 @@ class InjectionJournal:
         self.folder = folder
         self._injections = DurableLines(folder / INJECTIONS)
         self._feedback = DurableLines(folder / FEEDBACK)
-        self.newest = read_injections(folder)
-        self.outcomes = read_feedback(folder)
+        self.newest, self.outcomes = newest(Injection, folder), newest(Feedback, folder)
         self._told = told_of(self.newest, self.outcomes)
-        self._days = Counter(_day(one.timestamp) for one in self.newest.values() if one.injected)
-        self._last = max((one.timestamp for one in self.newest.values() if one.injected), default=0.0)
+        injected = [one.timestamp for one in self.newest.values() if one.injected]
+        self._days = Counter(map(_day, injected))
+        self.last_injected_at = max(injected, default=0.0)
+        """Unix time in seconds; 0 for never."""
         self._vetoes = FollowedLines(folder / VETOES)
         self._vetoed: set[str] = set()
 
@@ -204,7 +200,7 @@ class InjectionJournal:
         before = self.newest.get(injection.goal_id)
         if injection.injected and not (before and before.injected):
             self._days[_day(injection.timestamp)] += 1
-            self._last = max(self._last, injection.timestamp)
+            self.last_injected_at = max(self.last_injected_at, injection.timestamp)
         self.newest[injection.goal_id] = injection
 
     def add_outcome(self, feedback: Feedback) -> None:
@@ -228,9 +224,6 @@ class InjectionJournal:
         """Return the newest goals whose success is known, oldest first. since: Unix time in seconds."""
         return [one for one in self._told[-RECENT:] if one.at >= since]
 
-    def last_injected_at(self) -> float:
-        return self._last
-
     def injected_on(self, at: float) -> int:
         return self._days[_day(at)]
 
@@ -241,42 +234,51 @@ class InjectionJournal:
 
     def stop(self, why: str, at: float) -> None:
         """Note that injecting has stopped until an operator allows it again."""
-        stopped = DurableLines(self.folder / STOPPED)
-        stopped.add({"why": why, "timestamp": at})
-        stopped.close()
+        add_alone(self.folder / STOPPED, {"why": why, "timestamp": at})
 
     def start_again(self, *, allowed: bool) -> float:
         """Return since when outcomes count for drift; raises Fatal where it had stopped and may not go on."""
-        stops = [line for _, line in read_lines(self.folder / STOPPED)]
-        if stops and not stops[-1].get("resumed") and not allowed:
+        stopped = stopped_by(self.folder)
+        if stopped is None:
+            return float(_last_stop(self.folder).get("timestamp", 0.0))
+        if not allowed:
             raise Fatal(
-                f"injecting stopped: {stops[-1].get('why')}; look with --explain, then start with --resume"
+                f"injecting stopped: {stopped.get('why')}; look with --explain, then start with --resume"
             )
-        if stops and not stops[-1].get("resumed"):
-            resumed = DurableLines(self.folder / STOPPED)
-            resumed.add({**stops[-1], "resumed": True, "timestamp": time.time()})
-            resumed.close()
-            return time.time()
-        return float(stops[-1].get("timestamp", 0.0)) if stops else 0.0
+        now = time.time()
+        add_alone(self.folder / STOPPED, {**stopped, "resumed": True, "timestamp": now})
+        return now
 
     def close(self) -> None:
         self._injections.close()
         self._feedback.close()
 
 
-def read_injections(folder: Path) -> dict[str, Injection]:
-    """Return the newest line of every goal, in the order in which the goals were proposed."""
-    return {
-        line["goal_id"]: read_record(Injection, INJECTIONS, number, line)
-        for number, line in _with_id(folder / INJECTIONS)
-    }
+Line = TypeVar("Line", Injection, Feedback, Veto)
 
 
-def read_feedback(folder: Path) -> dict[str, Feedback]:
-    return {
-        line["goal_id"]: read_record(Feedback, FEEDBACK, number, line)
-        for number, line in _with_id(folder / FEEDBACK)
-    }
+def newest(kind: type[Line], folder: Path, most_bytes: int | None = None) -> dict[str, Line]:
+    """Return the newest line of every goal, in the order in which goals were first named.
+
+    most_bytes: how much of the end of the file is read; None: all.
+    """
+    path = folder / _FILES[kind]
+    found: dict[str, Line] = {}
+    for number, line in read_lines(path) if most_bytes is None else read_newest_lines(path, most_bytes):
+        record = read_record(kind, path.name, number, line)
+        found[record.goal_id] = record
+    return found
+
+
+def stopped_by(folder: Path) -> dict[str, Any] | None:
+    """Return the line that says why an injector has stopped itself; None where it may go on."""
+    last = _last_stop(folder)
+    return None if not last or last.get("resumed") else last
+
+
+def _last_stop(folder: Path) -> dict[str, Any]:
+    lines = [line for _, line in read_lines(folder / STOPPED)]
+    return lines[-1] if lines else {}
 
 
 def told_of(newest: dict[str, Injection], outcomes: dict[str, Feedback]) -> list[Told]:
@@ -298,7 +300,7 @@ class TooLate(Fatal):
 
 def veto(folder: Path, goal_id: str, by: str = "") -> None:
     """Forbid a goal, once; raises UnknownGoal, or TooLate for one that no veto can hold."""
-    found = read_injections(folder).get(goal_id)
+    found = newest(Injection, folder).get(goal_id)
     if found is None:
         raise UnknownGoal(f"--veto {goal_id}: no such goal in {folder / INJECTIONS}; copy its goal_id")
     if found.injected:
@@ -312,10 +314,3 @@ def veto(folder: Path, goal_id: str, by: str = "") -> None:
 
 def _day(at: float) -> tuple[int, ...]:
     return tuple(time.localtime(at)[:3])
-
-
-def _with_id(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in read_lines(path):
-        if not isinstance(line.get("goal_id"), str):
-            raise ConfigurationError(f"{path}: line {number}: goal_id is missing; move the file away")
-        yield number, line

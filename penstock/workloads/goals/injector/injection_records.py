@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -28,6 +28,9 @@ _Id = Annotated[str, Field(min_length=1, max_length=128)]
 
 class _Line(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+Record = TypeVar("Record", bound=_Line)
 
 
 class Injection(_Line):
@@ -85,7 +88,7 @@ def goal_id(episode: str, step: int) -> str:
     return sha256(f"{episode}/{step}".encode()).hexdigest()[:32]
 
 
-def read_record(kind: type[_Line], file: str, number: int | None, line: dict[str, Any]) -> Any:
+def read_record(kind: type[Record], file: str, number: int | None, line: dict[str, Any]) -> Record:
     """Return a line as a record. number: of the line, None where it is not known."""
     try:
         return kind.model_validate(line)

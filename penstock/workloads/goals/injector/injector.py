@@ -99,10 +99,9 @@ outcome: in twelve days of a policy that got better the worst streak came to 7e-
 
 
 def drifted(successes: Sequence[bool], versions: Sequence[int]) -> str:
-    """Return what is wrong, "" where nothing is.
+    """Return what is wrong with the injected goals, oldest first; "" where nothing is.
 
-    successes, versions: of the injected goals, oldest first. The newest outcomes are those of the newest
-    version, at most 30; where it has fewer than 15, the last 30 of all. Up to 200 before them count.
+    The newest outcomes are those of the newest version, at most 30; where it has fewer than 15, the last 30.
     """
     own = _length_of_last(versions)
     count = min(own, NEWEST) if own >= NEWEST // 2 else NEWEST
@@ -189,6 +188,8 @@ class Gate:
 EPISODE_STEPS: Final = 50
 """An episode is cut after so many intervals, as one of `Goals-v0` is."""
 
+_REWARD: Final = GoalReward()
+
 log = logging.getLogger(__name__)
 
 
@@ -196,59 +197,52 @@ class Drifted(Exception):
     """Goals succeed less often than they did; injecting has stopped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What an injector works with. random: of ε. pause: waits so many seconds, at most until it is to end."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Injector:
+    """Proposes goals, carries out those that may be, and tells what became of them.
+
+    random: of ε. pause: waits so many seconds, at most until it is to end. drift_since: outcomes before it,
+    Unix time in seconds, are not looked at for drift.
+    """
 
     policy: AskedPolicy
     executor: Executor
     journal: InjectionJournal
     switch: AutoSwitch
-    pulse: Pulse
     gate: Gate
     rules: InjectionRules
     random: np.random.Generator
     pause: Callable[[float], object]
     draining: Callable[[], bool]
-    reward: GoalReward = field(default_factory=GoalReward)
-    now: Callable[[], float] = time.time
+    drift_since: float
+    counts: Counter[str] = field(default_factory=Counter)
+    _behind: bool = True
+    _version: int = 0
+    _history: History = field(init=False)
+    _pulse: Pulse = field(init=False)
 
-
-class Injector:
-    """Proposes goals, carries out those that may be, and tells what became of them."""
-
-    def __init__(self, parts: Parts, *, drift_since: float = 0.0) -> None:
-        """drift_since: outcomes before it, Unix time in seconds, are not looked at for drift."""
-        self._parts, self._drift_since = parts, drift_since
-        self._history = History(parts.executor.goals)
-        self._behind = True
-        self._version = 0
-        self.counts: Counter[str] = Counter()
+    def __post_init__(self) -> None:
+        self._history, self._pulse = History(self.executor.goals), Pulse(self.journal.folder)
 
     # ------------------------------------------------------------ life
 
     def recover(self) -> None:
         """Book goals that an earlier process left half-way; the next interval reports what it did not."""
-        for one in self._parts.journal.interrupted():
-            self._parts.journal.add_outcome(
-                Feedback(
-                    goal_id=one.goal_id, goal=one.goal, success=None, execution_time_ms=None, output="",
-                    error=INTERRUPTED, reward=None, timestamp=self._parts.now(),
-                )
-            )  # fmt: skip
+        for one in self.journal.interrupted():
+            self._book(one, None, None)
 
     def run(self, steps: int = 0) -> None:
         """Work until it is to end, or for so many intervals; raises Drifted where it has stopped itself."""
-        rules, journal = self._parts.rules, self._parts.journal
-        left = journal.last_injected_at() + rules.interval_s - self._parts.now()
-        self._parts.pause(min(max(left, 0.0), rules.interval_s))
+        interval_s = self.rules.interval_s
+        left = self.journal.last_injected_at + interval_s - time.time()
+        self.pause(min(max(left, 0.0), interval_s))
         done = 0
-        while not self._parts.draining() and (not steps or done < steps):
+        while not self.draining() and (not steps or done < steps):
             begun = time.monotonic()
             self.interval()
             done += 1
             if not steps or done < steps:
-                self._parts.pause(max(rules.interval_s - (time.monotonic() - begun), 0.0))
+                self.pause(max(interval_s - (time.monotonic() - begun), 0.0))
         self._end_episode(self._observe())
         self._beat("", ended=True)
 
@@ -257,13 +251,13 @@ class Injector:
         trouble = ""
         try:
             self._report()
-            self._parts.policy.begin()
+            self.policy.begin()
             observation = self._observe()
-            suggestion = self._parts.policy.suggest(observation)
+            suggestion = self.policy.suggest(observation)
             self._version = suggestion.version
             failpoint("inject.asked")
             self._decide(observation, suggestion)
-            if self._parts.policy.step >= EPISODE_STEPS:
+            if self.policy.step >= EPISODE_STEPS:
                 self._end_episode(self._observe())
         except (PolicyError, Unanswered) as error:
             self.counts["unanswered"] += 1
@@ -274,31 +268,27 @@ class Injector:
     # ------------------------------------------------------------ a decision
 
     def _decide(self, observation: NDArray[np.float32], suggestion: Suggestion) -> None:
-        policy = self._parts.policy
-        gated = self._parts.gate.decide(
-            suggestion.chances, suggestion.action, float(self._parts.random.random())
-        )
-        now = self._parts.now()
-        forbidden = self._parts.rules.forbids(
-            now, self._parts.journal.injected_on(now), auto=self._parts.switch.is_on()
-        )
+        policy = self.policy
+        gated = self.gate.decide(suggestion.chances, suggestion.action, float(self.random.random()))
+        now = time.time()
+        forbidden = self.rules.forbids(now, self.journal.injected_on(now), auto=self.switch.is_on())
         proposal = self._proposal(suggestion, gated, forbidden, now)
         if proposal is None or gated.action == NOTHING or forbidden:
             if proposal is not None:
-                self._parts.journal.add(proposal)
+                self.journal.add(proposal)
                 self.counts["proposed"] += 1
             self._let_pass(observation, None if forbidden else gated.log_prob)
             return
         self.counts["proposed"] += 1
-        if self._parts.rules.veto_s:
-            self._parts.journal.add(proposal)
+        if self.rules.veto_s:
+            self.journal.add(proposal)
             failpoint("inject.proposed", policy.step)
-            self._parts.pause(self._parts.rules.veto_s)
-        why = VETO if self._parts.journal.is_vetoed(proposal.goal_id) else ""
-        why = why or ("" if self._parts.switch.is_on() else "auto is off")
-        why = why or ("the injector ends" if self._parts.draining() else "")
+            self.pause(self.rules.veto_s)
+        why = VETO if self.journal.is_vetoed(proposal.goal_id) else ""
+        why = why or ("" if self.switch.is_on() else "auto is off")
+        why = why or ("the injector ends" if self.draining() else "")
         if why:
-            self._parts.journal.add(_held(proposal, why))
+            self.journal.add(_held(proposal, why))
             self.counts["held"] += 1
             self._let_pass(observation, None)
             return
@@ -308,13 +298,13 @@ class Injector:
         """Return the goal that was drawn, not yet injected; None where nothing was drawn."""
         if suggestion.action == NOTHING:
             return None
-        policy, told = self._parts.policy, self._parts.journal.told()
+        policy, told = self.policy, self.journal.told()
         certainty = min(float(suggestion.chances[suggestion.action]), 1.0)
         fit = fit_success([one.certainty for one in told], [one.success for one in told])
         held = forbidden or ("" if gated.action else "threshold")
         return Injection(
             goal_id=goal_id(policy.episode_id, policy.step),
-            goal=self._parts.executor.goals[suggestion.action - 1],
+            goal=self.executor.goals[suggestion.action - 1],
             timestamp=now,
             reasoning=gated.why if not forbidden else f"{gated.why}; {forbidden}",
             priority=fit.at(certainty),
@@ -328,23 +318,23 @@ class Injector:
 
     def _let_pass(self, observation: NDArray[np.float32], log_prob: float | None) -> None:
         """Do nothing in this interval. log_prob: None where that was not the gated policy's choice."""
-        policy, step = self._parts.policy, self._parts.policy.step
+        policy, step = self.policy, self.policy.step
         policy.tell_step(observation, NOTHING, log_prob)
-        self._parts.executor.idle()
+        self.executor.idle()
         self._history.idle()
-        earned = self._parts.reward.of(acted=False, success=False, took_s=0)
+        earned = _REWARD.of(acted=False, success=False, took_s=0)
         self._tell_reward(policy.episode_id, step, earned, goal_id(policy.episode_id, step))
 
     def _inject(self, observation: NDArray[np.float32], gated: Gated, proposal: Injection) -> None:
-        self._parts.policy.tell_step(observation, gated.action, gated.log_prob)
+        self.policy.tell_step(observation, gated.action, gated.log_prob)
         failpoint("inject.told")
-        self._parts.journal.add(proposal.model_copy(update={"injected": True}))
+        self.journal.add(proposal.model_copy(update={"injected": True}))
         failpoint("inject.injected")
-        outcome = self._parts.executor.carry_out(proposal.goal)
+        outcome = self.executor.carry_out(proposal.goal)
         failpoint("inject.done")
         self._history.note(proposal.goal, outcome)
-        earned = self._parts.reward.of(acted=True, success=outcome.success, took_s=outcome.took_s)
-        self._parts.journal.add_outcome(_feedback(proposal, outcome, earned, self._parts.now()))
+        earned = _REWARD.of(acted=True, success=outcome.success, took_s=outcome.took_s)
+        self._book(proposal, outcome, earned)
         failpoint("inject.feedback")
         self.counts["injected"] += 1
         self.counts["succeeded"] += outcome.success
@@ -353,11 +343,23 @@ class Injector:
 
     # ------------------------------------------------------------ what became of it
 
+    def _book(self, goal: Injection, outcome: Outcome | None, earned: float | None) -> None:
+        """Note what became of a goal. outcome: None where that is unknown, since it was interrupted."""
+        self.journal.add_outcome(
+            Feedback(
+                goal_id=goal.goal_id, goal=goal.goal, success=None if outcome is None else outcome.success,
+                execution_time_ms=None if outcome is None else outcome.took_s * 1000,
+                output="" if outcome is None else outcome.output,
+                error=INTERRUPTED if outcome is None else outcome.error,
+                reward=earned, timestamp=time.time(),
+            )
+        )  # fmt: skip
+
     def _report(self) -> None:
         """Report what is known here and not yet to the server; raises PolicyError where it is away."""
         if not self._behind:
             return
-        for injection, feedback in self._parts.journal.unreported():
+        for injection, feedback in self.journal.unreported():
             self._report_one(injection, feedback.reward)
         self._behind = False
 
@@ -367,7 +369,7 @@ class Injector:
             meta["episode"], meta["step"], earned, injection.goal_id
         )
         failpoint("inject.rewarded")
-        self._parts.journal.add(
+        self.journal.add(
             injection.model_copy(
                 update={"injected": True, "processed": True, "metadata": {**meta, "learned": taken}}
             )
@@ -375,39 +377,39 @@ class Injector:
 
     def _tell_reward(self, episode: str, step: int, earned: float, request_id: str) -> bool:
         try:
-            return self._parts.policy.tell_reward(episode, step, earned, request_id)
+            return self.policy.tell_reward(episode, step, earned, request_id)
         except PolicyError:
             # Without its reward the step must not be learned from, so the episode does not go on.
             self._behind = True
-            self._parts.policy.give_up()
+            self.policy.give_up()
             raise
 
     def _look_for_drift(self) -> None:
-        told = self._parts.journal.told(self._drift_since)
+        told = self.journal.told(self.drift_since)
         why = drifted([one.success for one in told], [one.version for one in told])
         if why:
-            self._parts.journal.stop(why, self._parts.now())
+            self.journal.stop(why, time.time())
             raise Drifted(why)
 
     def _beat(self, trouble: str, *, ended: bool = False) -> None:
-        gate, rules = self._parts.gate, self._parts.rules
+        gate, rules = self.gate, self.rules
         beat = Beat(
-            at=self._parts.now(), auto=self._parts.switch.is_on(), trouble=trouble, version=self._version,
+            at=time.time(), auto=self.switch.is_on(), trouble=trouble, version=self._version,
             threshold=gate.threshold, explore=gate.explore, interval_s=rules.interval_s,
             daily_limit=rules.daily_limit, veto_s=rules.veto_s, quiet=[str(one) for one in rules.quiet],
             ended=ended,
         )  # fmt: skip
         try:
-            self._parts.pulse.beat(beat)
+            self._pulse.beat(beat)
         except OSError as error:
             log.warning("its state was not written", extra={"error": str(error)})
 
     def _observe(self) -> NDArray[np.float32]:
-        return self._history.observation(self._parts.executor.read())
+        return self._history.observation(self.executor.read())
 
     def _end_episode(self, observation: NDArray[np.float32]) -> None:
         try:
-            self._parts.policy.end(observation)
+            self.policy.end(observation)
         except PolicyError as error:
             log.warning("the episode was given up", extra={"error": str(error)})
 
@@ -415,16 +417,3 @@ class Injector:
 def _held(proposal: Injection, why: str) -> Injection:
     metadata = {**proposal.metadata, "held": why}
     return proposal.model_copy(update={"reasoning": f"{proposal.reasoning}; {why}", "metadata": metadata})
-
-
-def _feedback(proposal: Injection, outcome: Outcome, earned: float, now: float) -> Feedback:
-    return Feedback(
-        goal_id=proposal.goal_id,
-        goal=proposal.goal,
-        success=outcome.success,
-        execution_time_ms=outcome.took_s * 1000,
-        output=outcome.output,
-        error=outcome.error,
-        reward=earned,
-        timestamp=now,
-    )

@@ -9,25 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.injector.injection_journal import (
-    FEEDBACK,
-    INJECTIONS,
-    STOPPED,
-    VETOES,
-    read_feedback,
-    read_injections,
-    read_lines,
-    read_newest_lines,
-    told_of,
-)
-from penstock.workloads.goals.injector.injection_records import (
-    Beat,
-    Feedback,
-    Injection,
-    Veto,
-    last_beat,
-    read_record,
-)
+from penstock.workloads.goals.injector.injection_journal import newest, stopped_by, told_of
+from penstock.workloads.goals.injector.injection_records import Beat, Feedback, Injection, Veto, last_beat
 from penstock.workloads.goals.injector.injector import last_switch
 from penstock.workloads.goals.injector.success_probability import LAST, reliability
 
@@ -50,14 +33,13 @@ def explain(folder: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"--folder {folder}: is no folder; name the one that `penstock inject` works in"
         )
-    injections, outcomes = read_injections(folder), read_feedback(folder)
+    injections, outcomes = newest(Injection, folder), newest(Feedback, folder)
     told = told_of(injections, outcomes)
     fits = reliability([one.expected for one in told], [one.success for one in told])
     held = Counter(
         str(one.metadata.get("held") or "interrupted") for one in injections.values() if not one.injected
     )
-    stops = [line for _, line in read_lines(folder / STOPPED)]
-    stopped = stops[-1] if stops and not stops[-1].get("resumed") else None
+    stopped = stopped_by(folder)
     return {
         "proposed": len(injections),
         "injected": sum(one.injected for one in injections.values()),
@@ -133,13 +115,13 @@ _SILENT_S: Final = 60.0
 
 def view_of(folder: Path, now: float) -> dict[str, Any]:
     """Return what the page shows, as JSON values. now: Unix time in seconds."""
-    injections, outcomes = _newest(folder, INJECTIONS, Injection), _newest(folder, FEEDBACK, Feedback)
-    vetoed = _newest(folder, VETOES, Veto).keys()
+    injections, outcomes = newest(Injection, folder, _MOST_BYTES), newest(Feedback, folder, _MOST_BYTES)
+    vetoed = newest(Veto, folder, _MOST_BYTES)
     told = told_of(injections, outcomes)
     judged = reliability([one.expected for one in told], [one.success for one in told])
     day = [one for one in injections.values() if one.timestamp > now - DAY_S]
     recent = [one.success for one in told[-LAST:]]
-    life = _life(folder, now)
+    life = summary_of(folder, now)
     open_s = life["rules"]["veto_s"] + _SILENT_S if life["state"] == "running" else 0.0
     return {
         **life,
@@ -160,18 +142,13 @@ def view_of(folder: Path, now: float) -> dict[str, Any]:
 
 
 def summary_of(folder: Path, now: float) -> dict[str, Any]:
-    return _life(folder, now)
-
-
-def _life(folder: Path, now: float) -> dict[str, Any]:
-    beat, switched = last_beat(folder), last_switch(folder)
-    stops = [line for _, line in read_lines(folder / STOPPED)]
-    stopped = str(stops[-1].get("why")) if stops and not stops[-1].get("resumed") else None
+    """Return what a list of injectors shows of one. now: Unix time in seconds."""
+    beat, switched, stopped = last_beat(folder), last_switch(folder), stopped_by(folder)
     return {
         "state": _state(beat, now, stopped=stopped is not None),
         "seen": None if beat is None else beat.at,
         "auto": switched.on if switched is not None else bool(beat and beat.auto),
-        "stopped": stopped,
+        "stopped": None if stopped is None else str(stopped.get("why")),
         "trouble": beat.trouble if beat is not None else "",
         "version": None if beat is None or not beat.version else beat.version,
         "rules": None
@@ -223,11 +200,3 @@ def _goal(one: Injection, found: Feedback | None, *, is_vetoed: bool, is_open: b
         "vetoed": is_vetoed,
         "mayVeto": waits and not is_vetoed,
     }
-
-
-def _newest(folder: Path, name: str, kind: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for line in read_newest_lines(folder / name, _MOST_BYTES):
-        record = read_record(kind, name, None, line)
-        found[record.goal_id] = record
-    return found
