@@ -49,170 +49,102 @@ REINFORCE: Final[dict[str, dict[str, Any]]] = {
 
 # ---- Settings with which DQN and SAC are known to learn, by environment family.
 
-_DQN: Final[dict[str, Any]] = {
-    "environment": {"count": 8},
-    "actor": {"count": 1, "unroll_length": 16},
-    "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
-    "algorithm": {
-        "learning_rate": 5e-4, "replay_ratio": 0.5, "n_step": 3, "target_period": 500,
-        "epsilon_fraction": 0.15,
-    },
-    "learner": {"total_steps": 200_000},
-}  # fmt: skip
+
+def _replay(
+    envs: int, unroll: int, steps: int, numbers: dict[str, Any], *, width: int = 256, **learner: Any
+) -> dict[str, Any]:
+    """Return the settings of a run that replays experience, of one actor. width: of both hidden layers."""
+    return {
+        "environment": {"count": envs},
+        "actor": {"count": 1, "unroll_length": unroll},
+        "policy": {"hidden_sizes": [width, width], "activation": "relu"},
+        "algorithm": numbers,
+        "learner": {"total_steps": steps, **learner},
+    }
+
 
 DQN: Final[dict[str, dict[str, Any]]] = {
-    GENERAL: _DQN,
-    "CartPole": {
-        "environment": {"count": 8},
-        "actor": {"count": 1, "unroll_length": 16},
-        "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
-        "algorithm": {
-            "learning_rate": 1e-3, "batch_size": 64, "replay_ratio": 0.5, "target_period": 100,
-            "epsilon_fraction": 0.2, "epsilon_final": 0.04,
-        },
-        "learner": {"total_steps": 60_000},
-    },
-    "MountainCar": {
-        "environment": {"count": 8},
-        "actor": {"count": 1, "unroll_length": 16},
-        "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
-        "algorithm": {
-            "learning_rate": 4e-3, "learning_rate_schedule": "linear", "batch_size": 128, "replay_ratio": 0.5,
-            "n_step": 3, "discount": 0.98, "capacity": 50_000, "target_period": 300, "epsilon_fraction": 0.2,
-            "epsilon_final": 0.07,
-        },
-        "learner": {"total_steps": 120_000},
-    },
-    "LunarLander": {
-        "environment": {"count": 8},
-        "actor": {"count": 1, "unroll_length": 16},
-        "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
-        "algorithm": {
-            "learning_rate": 6.3e-4, "learning_rate_schedule": "linear", "batch_size": 128,
-            "replay_ratio": 0.5, "n_step": 3, "capacity": 50_000, "target_period": 250,
-            "epsilon_fraction": 0.12, "epsilon_final": 0.05,
-        },
-        "learner": {"total_steps": 200_000},
-    },
+    GENERAL: _replay(8, 16, 200_000, {
+        "learning_rate": 5e-4, "replay_ratio": 0.5, "n_step": 3, "target_period": 500,
+        "epsilon_fraction": 0.15,
+    }),
+    "CartPole": _replay(8, 16, 60_000, {
+        "learning_rate": 1e-3, "batch_size": 64, "replay_ratio": 0.5, "target_period": 100,
+        "epsilon_fraction": 0.2, "epsilon_final": 0.04,
+    }),
+    "MountainCar": _replay(8, 16, 120_000, {
+        "learning_rate": 4e-3, "learning_rate_schedule": "linear", "batch_size": 128, "replay_ratio": 0.5,
+        "n_step": 3, "discount": 0.98, "capacity": 50_000, "target_period": 300, "epsilon_fraction": 0.2,
+        "epsilon_final": 0.07,
+    }),
+    "LunarLander": _replay(8, 16, 200_000, {
+        "learning_rate": 6.3e-4, "learning_rate_schedule": "linear", "batch_size": 128,
+        "replay_ratio": 0.5, "n_step": 3, "capacity": 50_000, "target_period": 250,
+        "epsilon_fraction": 0.12, "epsilon_final": 0.05,
+    }),
 }  # fmt: skip
 
 _SAC: Final[dict[str, Any]] = {
-    "environment": {"count": 4},
-    "actor": {"count": 1, "unroll_length": 16},
-    "policy": {"hidden_sizes": [256, 256], "activation": "relu"},
-    "algorithm": {"learning_starts": 5_000, "batch_size": 128, "error_steps": 512, "capacity": 300_000},
-    "learner": {"total_steps": 300_000, "threads": 2},
-}
-
+    "learning_starts": 5_000, "batch_size": 128, "error_steps": 512, "capacity": 300_000,
+}  # fmt: skip
 SAC: Final[dict[str, dict[str, Any]]] = {
-    GENERAL: _SAC,
-    "Pendulum": {
-        "environment": {"count": 4},
-        "actor": {"count": 1, "unroll_length": 8},
-        "policy": {"hidden_sizes": [128, 128], "activation": "relu"},
-        "algorithm": {
-            "learning_rate": 1e-3, "batch_size": 128, "critic_hidden_sizes": [128, 128],
-            "learning_starts": 500, "error_steps": 128,
-        },
-        "learner": {"total_steps": 20_000, "target_return": -180.0},
-    },
-    "HalfCheetah": {
-        **_SAC,
-        "learner": {"total_steps": 300_000, "target_return": 4000.0, "threads": 2},
-    },
-    "Hopper": {
-        **_SAC,
-        "learner": {"total_steps": 200_000, "target_return": 1500.0, "threads": 2},
-    },
+    GENERAL: _replay(4, 16, 300_000, _SAC, threads=2),
+    "Pendulum": _replay(4, 8, 20_000, {
+        "learning_rate": 1e-3, "batch_size": 128, "critic_hidden_sizes": [128, 128],
+        "learning_starts": 500, "error_steps": 128,
+    }, width=128, target_return=-180.0),
+    "HalfCheetah": _replay(4, 16, 300_000, _SAC, target_return=4000.0, threads=2),
+    "Hopper": _replay(4, 16, 200_000, _SAC, target_return=1500.0, threads=2),
 }  # fmt: skip
 
 
-_GENERAL: Final = ""
 _ATARI: Final = "ALE"
 """Namespace of Atari games, which have one family of settings."""
 
+
+def _task(
+    envs: int,
+    unroll: int,
+    steps: int,
+    *,
+    actors: int | None = None,
+    policy: dict[str, Any] | None = None,
+    target: float | None = None,
+    mask: str = "",
+) -> dict[str, Any]:
+    """Return the settings of a family. steps: in all. target: mean return that counts as solved."""
+    return {
+        "environment": {"count": envs} | ({"mask_key": mask} if mask else {}),
+        "actor": {"unroll_length": unroll} | ({"count": actors} if actors else {}),
+        "learner": {"total_steps": steps} | ({} if target is None else {"target_return": target}),
+    } | ({"policy": policy} if policy else {})
+
+
+_NORMAL: Final = {"normalise_observations": True}
 _TASKS: Final[dict[str, dict[str, Any]]] = {
-    _GENERAL: {
-        "environment": {"count": 16},
-        "actor": {"count": 2, "unroll_length": 64},
-        "policy": {"normalise_observations": True},
-        "learner": {"total_steps": 1_000_000},
-    },
-    _ATARI: {
-        "environment": {"count": 8},
-        "actor": {"count": 1, "unroll_length": 32},
-        "policy": {"activation": "relu", "hidden_sizes": [], "shared_trunk": True},
-        "learner": {"total_steps": 10_000_000},
-    },
+    GENERAL: _task(16, 64, 1_000_000, actors=2, policy=_NORMAL),
+    _ATARI: _task(
+        8, 32, 10_000_000, actors=1, policy={"activation": "relu", "hidden_sizes": [], "shared_trunk": True}
+    ),
     # One actor makes more steps than PPO's learner can use, on however many cores. One fragment of each actor
     # is a batch of PPO's here, since every fragment costs actor, broker and Redis the same whatever it holds.
-    "CartPole": {
-        "environment": {"count": 16},
-        "actor": {"count": 1, "unroll_length": 64},
-        "learner": {"total_steps": 150_000},
-    },
-    "Acrobot": {
-        "environment": {"count": 8},
-        "actor": {"unroll_length": 128},
-        "policy": {"normalise_observations": True},
-        "learner": {"total_steps": 500_000},
-    },
-    "Pendulum": {
-        "environment": {"count": 8},
-        "actor": {"unroll_length": 64},
-        "learner": {"total_steps": 300_000, "target_return": -250.0},
-    },
-    "LunarLander": {
-        "environment": {"count": 16},
-        "actor": {"unroll_length": 64},
-        "policy": {"normalise_observations": True},
-        "learner": {"total_steps": 1_000_000},
-    },
-    "HalfCheetah": {
-        "environment": {"count": 16},
-        "actor": {"unroll_length": 64},
-        "policy": {"normalise_observations": True},
-        "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
-    },
-    "Hopper": {
-        "environment": {"count": 16},
-        "actor": {"unroll_length": 64},
-        "policy": {"normalise_observations": True},
-        "learner": {"total_steps": 1_000_000, "target_return": 1500.0},
-    },
-    "BipedalWalker": {
-        "environment": {"count": 16},
-        "actor": {"unroll_length": 128},
-        "policy": {"normalise_observations": True},
-        "learner": {"total_steps": 5_000_000, "target_return": 200.0},
-    },
-    "Catch": {
-        "environment": {"count": 16},
-        "actor": {"unroll_length": 32},
-        "policy": {"hidden_sizes": [], "shared_trunk": True},
-        "learner": {"total_steps": 200_000},
-    },
-    "Courier": {
-        "environment": {"count": 16},
-        "actor": {"unroll_length": 32},
-        "policy": {"normalise_observations": True},
-        "learner": {"total_steps": 200_000},
-    },
-    "Recall": {
-        "environment": {"count": 16},
-        "actor": {"unroll_length": 32},
-        "policy": {"recurrent": "gru", "recurrent_size": 32, "hidden_sizes": [32], "shared_trunk": True},
-        "learner": {"total_steps": 300_000},
-    },
-    "Menu": {
-        "environment": {"count": 16, "mask_key": "action_mask"},
-        "actor": {"unroll_length": 32},
-        "learner": {"total_steps": 100_000},
-    },
-}
+    "CartPole": _task(16, 64, 150_000, actors=1),
+    "Acrobot": _task(8, 128, 500_000, policy=_NORMAL),
+    "Pendulum": _task(8, 64, 300_000, target=-250.0),
+    "LunarLander": _task(16, 64, 1_000_000, policy=_NORMAL),
+    "HalfCheetah": _task(16, 64, 1_000_000, policy=_NORMAL, target=1500.0),
+    "Hopper": _task(16, 64, 1_000_000, policy=_NORMAL, target=1500.0),
+    "BipedalWalker": _task(16, 128, 5_000_000, policy=_NORMAL, target=200.0),
+    "Catch": _task(16, 32, 200_000, policy={"hidden_sizes": [], "shared_trunk": True}),
+    "Courier": _task(16, 32, 200_000, policy=_NORMAL),
+    "Recall": _task(16, 32, 300_000, policy={
+        "recurrent": "gru", "recurrent_size": 32, "hidden_sizes": [32], "shared_trunk": True,
+    }),
+    "Menu": _task(16, 32, 100_000, mask="action_mask"),
+}  # fmt: skip
 
 _PPO: Final[dict[str, dict[str, Any]]] = {
-    _GENERAL: {
+    GENERAL: {
         "batch_steps": 4096, "epochs": 6, "minibatches": 16, "learning_rate": 5e-4,
         "learning_rate_schedule": "linear", "scale_rewards": True,
     },
@@ -272,7 +204,7 @@ _ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "ppo": {family: {"algorithm": section} for family, section in _PPO.items()},
     "impala": IMPALA,
     "reinforce": REINFORCE,
-    "random": {_GENERAL: {"evaluation": {"deterministic": False}}},  # the most likely action is not random
+    "random": {GENERAL: {"evaluation": {"deterministic": False}}},  # the most likely action is not random
 }
 """What lies over the task's settings."""
 _OF_ATARI: Final[dict[str, Any]] = {
@@ -297,4 +229,4 @@ def _of_family(family: str, algorithm: str) -> dict[str, Any]:
         layers = _LAYERS[algorithm]
         return layers.get(family, layers[GENERAL])
     known = _ALGORITHMS.get(algorithm, {})
-    return merge(_TASKS.get(family, _TASKS[_GENERAL]), known.get(family, known.get(_GENERAL, {})))
+    return merge(_TASKS.get(family, _TASKS[GENERAL]), known.get(family, known.get(GENERAL, {})))

@@ -1,6 +1,4 @@
-"""Acting in a run.
-
-It covers reading the specification, holding the policy, generating fragments and playing an evaluation.
+"""Acting in a run: reading its specification, generating fragments, playing an evaluation.
 
 read               a specification as a `Run`: its sections with this machine's places, its spaces checked
 Run                what was read; makes environments and policies
@@ -20,17 +18,14 @@ make_step_generator, make_step_runner      of workloads that act by one forward 
 
 from penstock.actor.acting.local_policy import ENVIRONMENT as GENERATING
 from penstock.actor.acting.local_policy import LocalPolicy, note_lag, watch
-from penstock.actor.evaluation import evaluator
 from penstock.actor.evaluation.evaluator import EvaluationRunner, Played, Playing, Runner
+from penstock.actor.evaluation.evaluator import make_runner as make_step_runner
 from penstock.actor.link.session import Session
-from penstock.actor.rollout import generator
 from penstock.actor.rollout.generator import Generator, action_seed, environment_seeds, place_of
+from penstock.actor.rollout.generator import make_generator as make_step_generator
 from penstock.actor.rollout.loop import FragmentGenerator
 from penstock.actor.specification.policy_maker import policy_maker
 from penstock.actor.specification.run import Run, read
-from penstock.config.settings import Settings
-from penstock.protocol.specification import RunSpecification
-from penstock.runtime.health import Health
 
 __all__ = [
     "GENERATING",
@@ -53,26 +48,3 @@ __all__ = [
     "read",
     "watch",
 ]
-
-
-def make_step_generator(
-    specification: RunSpecification, settings: Settings, health: Health
-) -> FragmentGenerator:
-    """Return what a rollout worker generates with where each step of N environments takes one forward pass.
-
-    specification: of the run. settings: of this process. health: of this process; it watches steps and
-    weights. Raises ConfigurationError for a workload or a module that this process does not have or allow,
-    Fatal for spaces that differ from this machine's environment, and what making the environments raises.
-    """
-    return generator.make_generator(specification, settings, health)
-
-
-def make_step_runner(
-    specification: RunSpecification, settings: Settings, episodes: int | None = None
-) -> EvaluationRunner:
-    """Return what an evaluation plays with where each step of an environment takes one forward pass.
-
-    specification: of the run. settings: of this process. episodes: how many will be played at once; None: as
-    the run's `evaluation.episodes` says. Raises as `make_step_generator`.
-    """
-    return evaluator.make_runner(specification, settings, episodes)

@@ -20,17 +20,9 @@ A record's `model` is a function (Settings, Workload, RankGroup, torch device) â
 named by its settings section, which the record's `algorithms` adds to the configuration.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final
-
-import torch
-
-from penstock.config.settings import AlgorithmSection, Settings
-from penstock.config.workload import Workload
-from penstock.learner.algorithms import registry
 from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from penstock.learner.algorithms.registry import HardwareMaker as AlgorithmMaker
+from penstock.learner.algorithms.registry import choose
 from penstock.learner.algorithms.shared.containment import contained, verdict
 from penstock.learner.algorithms.shared.learn_once import LearnsOnce
 from penstock.learner.algorithms.shared.rank_group import RankGroup
@@ -38,8 +30,8 @@ from penstock.learner.algorithms.shared.schedule import Hardware, decayed, facto
 from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
-from penstock.learner.model import stepwise
 from penstock.learner.model.model import Model, model_of, target_of
+from penstock.learner.model.stepwise import make_model as make_step_model
 
 __all__ = [
     "Algorithm",
@@ -67,40 +59,3 @@ __all__ = [
     "verdict",
     "warmup",
 ]
-
-_NONE: Final[Mapping[str, AlgorithmMaker]] = MappingProxyType({})
-
-
-def make_step_model(
-    settings: Settings,
-    workload: Workload,
-    group: RankGroup,
-    device: torch.device,
-    algorithms: Mapping[str, AlgorithmMaker] = _NONE,
-) -> Model:
-    """Return the model of a workload with observations and actions of fixed size.
-
-    The policy makes one forward pass per step. group: the ranks that learn it together. device: where this
-    rank learns. algorithms: those that the workload has beside the core's, by `algorithm.name`. Raises
-    ConfigurationError for settings that do not fit together.
-    """
-    return stepwise.make_model(settings, workload, group, device, algorithms)
-
-
-def choose(
-    algorithms: Mapping[str, AlgorithmMaker],
-    policy: Any,
-    section: AlgorithmSection,
-    *,
-    seed: int,
-    hardware: Hardware,
-    learns: str,
-) -> Algorithm:
-    """Return the algorithm that a section names, made for a policy.
-
-    algorithms: all that the workload can be learned by, by `algorithm.name`. policy: what they learn, on its
-    device. section: of the settings. seed: of all that the algorithm draws. hardware: as `hardware_of` says.
-    learns: what the workload does, for the message, such as "writes tokens". Raises ConfigurationError, which
-    lists the names, for a section of another algorithm.
-    """
-    return registry.choose(algorithms, policy, section, seed=seed, hardware=hardware, learns=learns)

@@ -11,7 +11,7 @@ single_rank       the group of a process that learns alone, as `make_step_model`
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Ended, Stepped
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
-from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
+from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.feed.recording import RecordingWriter
 
@@ -25,7 +25,4 @@ __all__ = [
     "single_rank",
 ]
 
-
-def single_rank() -> RankGroup:
-    """Return the group of one rank."""
-    return SingleRankGroup()
+single_rank = SingleRankGroup

@@ -20,7 +20,6 @@ check_range, check_window, no_weights
 """
 
 from pathlib import Path
-from typing import Final
 
 from torch import Tensor
 
@@ -84,17 +83,20 @@ __all__ = [
     "withdrawing",
 ]
 
-_FOLDER: Final = "checkpoints"
-
 
 def checkpoint_tensors(run_dir: Path, part: str) -> dict[str, Tensor] | None:
     """Return the tensors of one part of a run's newest whole checkpoint, on the CPU, by name in it.
 
-    They have the shape and dtype they were trained in. run_dir: the run's folder. part: the first element of
-    the tensors' paths, such as "critic". None: the run has no checkpoint that is whole. Call it when the
-    learner has ended, because the learner writes to that folder.
+    Call it when the learner has ended, because the learner writes to that folder.
+
+    Args:
+        run_dir: the run's folder.
+        part: the first element of the tensors' paths, such as "critic".
+
+    Returns:
+        The tensors, of the shape and dtype they were trained in; None: no checkpoint is whole.
     """
-    folder = run_dir / _FOLDER
+    folder = run_dir / "checkpoints"
     if not folder.is_dir():
         return None
     store = CheckpointStore(folder, keep=2)
