@@ -1,8 +1,6 @@
 """People who rate: each has a kind, says what that kind says by chance, and says it late.
 
-Somebody who is asked about a response gives a thumb and each criterion with the chance `1 − missing`, and is
-at times shown two responses of which one is better. Rows are those of feedback files: `prompt`, `response`,
-`key` and `score`, or `prompt`, `chosen` and `rejected`; beside them `rater`, and when it was said, `at_s`.
+Rows are those of feedback files, with `rater`, and when it was said, `at_s`.
 """
 
 import itertools

@@ -2,10 +2,8 @@
 
     rows ─► whose are gone ─► newest of the same ─► daily cap ─► people who agree with others ─► rows
 
-A row without `rater` is kept, and counted. Rows keep their order. Which one is newer is said by the `number`
-that a registry gives, where every row has one of its own: clocks go back, and two ratings may have one time.
-Elsewhere it is said by the time (`at_s`, seconds, any origin), and a row without one is as old as its place
-among the others.
+Newer is said by the `number` of a registry, where every row has its own, since clocks go back; elsewhere by
+`at_s`, in seconds, and a row without one is as old as its place among the others.
 """
 
 import math

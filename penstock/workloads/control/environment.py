@@ -1,9 +1,6 @@
-"""Gymnasium environments as one vector of N: chosen vectoriser, autoreset mode, spaces, target.
+"""Gymnasium environments as one vector of N: vectoriser, autoreset mode, spaces, target.
 
-An environment with a vector entry point of its own steps faster and resets on the step after an end;
-`SyncVectorEnv` leaves resets to the stepper, so that no step is wasted. Anything that Gymnasium cannot make
-is a ConfigurationError that names the setting. EnvPool's environments are made in `envpool_vector`, Atari
-games in `atari`.
+Anything that Gymnasium cannot make is a ConfigurationError that names the setting.
 """
 
 import difflib
@@ -20,7 +17,6 @@ from penstock.protocol import spaces as wire_spaces
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.spaces import Dict, Space
 from penstock.workloads.control import atari, envpool_tasks
-from penstock.workloads.control import envpool_tasks as envpool_vector
 
 # ---- Gymnasium spaces as data: `penstock.protocol.spaces` says which kinds a fragment can carry.
 
@@ -88,7 +84,7 @@ def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, A
     del seed
     _check_atari(section)
     if section.vectorise == "envpool":
-        return envpool_vector.make(section, count)
+        return envpool_tasks.make(section, count)
     spec = _specification(section)
     kind = _vectoriser(section, spec)
     if atari.is_atari(section.id):

@@ -1,8 +1,4 @@
-"""EnvPool's ids, what it is asked for, and the spaces of its environments, told before any is made.
-
-An id that Gymnasium has as well means the same environment, so spaces, limit and target are those of
-Gymnasium: a policy of the one can be read by the other. Whatever EnvPool cannot make is a ConfigurationError.
-"""
+"""EnvPool as one vector; of an id that Gymnasium has, spaces, limit and target are those of Gymnasium."""
 
 import difflib
 import importlib

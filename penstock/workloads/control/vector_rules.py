@@ -1,8 +1,4 @@
-"""Rules of episodes over a vector environment that leaves resets to its caller: a limit of steps, and lives.
-
-Both take `reset(options={"reset_mask": bool [N]})` as Gymnasium's vectorisers do, and give all rows then:
-those that are not reset as they were.
-"""
+"""Limits of steps, and lives, over a vector environment that resets rows of `options["reset_mask"]` alone."""
 
 from typing import Any
 

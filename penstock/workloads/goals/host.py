@@ -3,9 +3,7 @@
     cache    0–2, leaks by one level     log   0–3, grows by one level, hard to rotate under load
     load     0–2, comes and goes         service   up or down; with a full log it hardly starts
 
-A goal has success where there is something for it to mend, with a probability of its own, and then mends it.
-Then faults arrive, independently of one another. Without success nothing is mended. Neglect breeds no faults
-that would pay when they are mended: where a level is full, nothing more arrives.
+Neglect breeds no faults that would pay when they are mended: where a level is full, nothing more arrives.
 """
 
 import itertools

@@ -1,8 +1,4 @@
-"""The seven categories of prompts, and a classifier that says which one a prompt is of.
-
-It counts words that are typical for a category; a prompt without any is a general question. Only the body is
-read, so that what mutations add to a prompt does not change its category.
-"""
+"""The seven categories of prompts, a classifier by words of the body, and what a prompt is worth."""
 
 import re
 from collections.abc import Mapping

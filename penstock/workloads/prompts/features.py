@@ -1,8 +1,4 @@
-"""Five readable features of a prompt: what each mutation would add, and whether it is there already.
-
-A feature is there when the mutation's own section stands below the body, or when the body says as much in
-words of its own: "for example", a numbered list, "at most 200 words".
-"""
+"""Five readable features of a prompt: what each mutation would add, and whether it is there already."""
 
 import re
 import unicodedata

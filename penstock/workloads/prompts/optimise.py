@@ -1,8 +1,4 @@
-"""The best text that a policy's mutations lead to from a prompt, with the way there.
-
-The policy is asked as a function, so that a server, a folder and a test can answer; nothing here loads a
-model.
-"""
+"""Embeddings by hashing, and the best text that a policy's mutations lead to. Loads no model."""
 
 import hashlib
 import re

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.workloads.chat.candidates import CANDIDATES
 from penstock.workloads.chat.people import FEATURES, REFERENCE, Criterion, Reference, Taste
+from penstock.workloads.chat.tasks.candidate_task import CANDIDATES
 
 Array = NDArray[np.float64]
 

@@ -83,19 +83,12 @@ def ratings(
     """Write the ratings that count, and tell what was dropped, why and whose it was."""
 
     def body() -> int:
-        from penstock.workloads.chat.commands.ratings_command import Request, main
+        from penstock.workloads.chat.commands.ratings_command import main
 
-        request = Request(
-            file=file,
-            output=output,
-            part=part,
-            deleted=deleted,
-            daily_cap=daily_cap,
-            false_alarms=false_alarms,
-            judge=judge,
-            base=base,
-        )
-        return main(request, as_json=as_json)
+        return main(
+            file, output, part=part, deleted=deleted, daily_cap=daily_cap, false_alarms=false_alarms,
+            judge=judge, base=base, as_json=as_json,
+        )  # fmt: skip
 
     finish(body)
 

@@ -70,15 +70,9 @@ def run(
 
         keep_private()
         order = _order(
-            labels=labels,
-            share=share,
-            patience=patience,
-            least_auc=least_auc,
-            heads=heads,
-            weights=weights,
-            reward=reward,
-            train=train,
-        )
+            labels=labels, share=share, patience=patience, least_auc=least_auc, heads=heads, weights=weights,
+            reward=reward, train=train,
+        )  # fmt: skip
         LearningLoop(read_run(run), order, lifecycle.draining, once=once).go()
         return EXIT_OK
 

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,32 +18,29 @@ SHOWN: Final = 20
 """Most people who are named in the summary; JSON has all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the user asked for."""
-
-    file: str
-    output: Path
-    part: str | None
-    deleted: Path | None
-    daily_cap: int
-    false_alarms: float
-    judge: Path | None
-    base: str | None
-
-
-def main(request: Request, *, as_json: bool) -> int:
-    rules = RatingRules(daily_cap=request.daily_cap, false_alarms=request.false_alarms)
-    rows, bad = _read(request.file, request.part)
-    gone = _names(request.deleted)
-    found = filter_ratings(rows, rules, deleted=gone, expected=_judge(request, rows))
+def main(
+    file: str,
+    output: Path,
+    *,
+    part: str | None,
+    deleted: Path | None,
+    daily_cap: int,
+    false_alarms: float,
+    judge: Path | None,
+    base: str | None,
+    as_json: bool,
+) -> int:
+    rules = RatingRules(daily_cap=daily_cap, false_alarms=false_alarms)
+    rows, bad = _read(file, part)
+    gone = _names(deleted)
+    found = filter_ratings(rows, rules, deleted=gone, expected=_judge(judge, base, rows))
     written = b"".join(_line(row) for row in found.kept)  # before the file is touched, which may be the input
     try:
-        request.output.write_bytes(written)
+        output.write_bytes(written)
     except OSError as error:
-        raise ConfigurationError(f"--output {request.output}: {error.strerror}") from error
+        raise ConfigurationError(f"--output {output}: {error.strerror}") from error
     told = _told(found, len(rows), bad)
-    sys.stdout.write(json.dumps(told) + "\n" if as_json else "\n".join(_lines(told, request.output)) + "\n")
+    sys.stdout.write(json.dumps(told) + "\n" if as_json else "\n".join(_lines(told, output)) + "\n")
     return EXIT_OK
 
 
@@ -92,18 +88,18 @@ def _names(file: Path | None) -> frozenset[str]:
         raise ConfigurationError(f"--deleted {file}: cannot be read: {error}") from error
 
 
-def _judge(request: Request, rows: Sequence[dict[str, Any]]) -> Expected | None:
+def _judge(judge: Path | None, base: str | None, rows: Sequence[dict[str, Any]]) -> Expected | None:
     """Return what a model says of the rows' responses; there is nothing for those that it cannot read."""
-    if request.judge is None:
+    if judge is None:
         return None
     from penstock.workloads.language.quiet import quieten
     from penstock.workloads.language.reward.reward_model import HeadsModel
     from penstock.workloads.language.reward.reward_source import BadSample, Sample
 
     quieten()
-    model = HeadsModel.load(request.judge, base=request.base)
+    model = HeadsModel.load(judge, base=base)
     if THUMB not in [one.name for one in model.card.heads]:
-        raise ConfigurationError(f"--judge {request.judge}: has no head {THUMB!r}")
+        raise ConfigurationError(f"--judge {judge}: has no head {THUMB!r}")
     known: dict[int, float] = {}
     for row in rows:
         if row.get("key") == THUMB and isinstance(row.get("response"), str):

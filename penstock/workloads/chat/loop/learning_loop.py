@@ -295,17 +295,8 @@ class LearningLoop:
         del registry
         judge = self._round / JUDGE
         if not (judge / CARD).exists():
-            words = [
-                "rlhf",
-                "reward",
-                "train",
-                BELIEVED,
-                "--model",
-                self._run.model,
-                "--out",
-                JUDGE,
-                "--json",
-            ]
+            words = ["rlhf", "reward", "train", BELIEVED, "--model", self._run.model, "--out", JUDGE]
+            words.append("--json")
             heads = self._order.heads or rated_heads(self._round / BELIEVED)
             changed = read_weighed(self._folder).standing
             run_step([*words, *self._order.reward_words(heads, changed)], self._round, self._is_over)

@@ -1,9 +1,4 @@
-"""Where the loop stands, and what is asked of it: three files that survive a kill at any moment.
-
-    RUN/loop/loop.json      the round, its step, what it has come to, and what became of those before
-    RUN/loop/paused.json    there while the loop is to wait: who wants that, why, and until when
-    RUN/loop/abandon.json   there until the loop has given up the round that it names
-    RUN/loop/rounds/N/      what the steps of a round leave for one another
+"""Where the loop stands and what is asked of it: `loop.json`, `paused.json`, `abandon.json` below RUN/loop.
 
 A step is noted before it begins, with the newest rating that its round learns from: a loop that is killed
 goes on with that step, and no two rounds learn from the same new labels.

@@ -1,8 +1,4 @@
-"""The newest reward model of a loop, kept and served beside it: what people are expected to say of an answer.
-
-    RUN/loop/judge/          the model, without the rows of ratings that it was checked with
-    RUN/loop/judge.json      where it answers
-    RUN/loop/judge.log       what its process said
+"""The newest reward model of a loop, kept and served beside it: `judge/`, `judge.json`, `judge.log`.
 
 The process is begun again where it has ended, or where there is a newer model, and ends with the loop.
 """
@@ -13,7 +9,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,9 +21,8 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import make_private
 from penstock.registry.weight_files import replace_file
 from penstock.runtime.health import read_endpoint
-from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 from penstock.workloads.chat.loop import loop_state
-from penstock.workloads.chat.loop.step_process import KNOWN
+from penstock.workloads.chat.loop.step_process import CARD, JUDGE, KNOWN, start_command
 from penstock.workloads.language.reward.heads import (
     PREFERRED,
     Head,
@@ -39,10 +33,8 @@ from penstock.workloads.language.reward.heads import (
 
 log = logging.getLogger(__name__)
 
-JUDGE: Final = "judge"
 _ENDPOINT: Final = "judge.json"
 _LOG: Final = "judge.log"
-_CARD: Final = "heads.json"
 _END_S: Final = 30.0
 
 
@@ -52,9 +44,9 @@ def keep_judge(folder: Path, made: Path) -> None:
     for path in (new, old):
         shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(made, new)
-    card: Mapping[str, Any] = json.loads((made / _CARD).read_bytes())
+    card: Mapping[str, Any] = json.loads((made / CARD).read_bytes())
     trained = {"settings": card["trained"]["settings"]}
-    replace_file(new / _CARD, json.dumps({**card, "checks": [], "trained": trained}).encode())
+    replace_file(new / CARD, json.dumps({**card, "checks": [], "trained": trained}).encode())
     if (folder / JUDGE).exists():
         (folder / JUDGE).rename(old)
     new.rename(folder / JUDGE)
@@ -91,7 +83,7 @@ class ServedJudge:
     def look(self) -> None:
         """Have the newest model served, where there is one; raises OSError."""
         try:
-            newest = (self._folder / JUDGE / _CARD).stat().st_mtime
+            newest = (self._folder / JUDGE / CARD).stat().st_mtime
         except FileNotFoundError:
             return
         if self._child is not None and (self._serves != newest or self._child.poll() is not None):
@@ -104,16 +96,7 @@ class ServedJudge:
         assert self._pipe is not None
         words = ("rlhf", "reward", "serve", JUDGE, "--listen", "127.0.0.1:0", "--endpoints", _ENDPOINT)
         with (self._folder / _LOG).open("wb") as out:
-            self._child = subprocess.Popen(
-                (sys.executable, "-P", "-m", "penstock.launch.cli", *words),
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=(self._pipe[0],),
-                env={**os.environ, LIFELINE_VARIABLE: str(self._pipe[0])},
-                process_group=0,
-            )
+            self._child = start_command(words, self._folder, out, self._pipe[0])
 
     def _end(self) -> None:
         child, self._child = self._child, None

@@ -50,16 +50,7 @@ def run_step(words: Sequence[str], folder: Path, wait: Callable[[float], bool]) 
             log.write(f"$ penstock {' '.join(words)}\n".encode())
             log.flush()
             begin = log.tell()
-            child = subprocess.Popen(
-                (sys.executable, "-P", "-m", "penstock.launch.cli", *words),
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(reading, lock.fileno()),
-                env={**os.environ, LIFELINE_VARIABLE: str(reading)},
-                process_group=0,  # a Ctrl-C is the loop's, which ends its step in order
-            )
+            child = start_command(words, folder, log, reading, lock.fileno())
             code = _ended(child, wait)
     finally:
         os.close(reading)
@@ -71,6 +62,22 @@ def run_step(words: Sequence[str], folder: Path, wait: Callable[[float], bool]) 
         why = f"was killed by signal {-code}; its last line: {said}" if code < 0 else said
         command = " ".join(words[: 3 if words[0] == "rlhf" else 2])
         raise StepFailed(f"`penstock {command}`: {why}")
+
+
+def start_command(
+    words: Sequence[str], folder: Path, out: IO[bytes], lifeline: int, *held: int
+) -> "subprocess.Popen[bytes]":
+    """Start `penstock WORDS…`, which ends with its lifeline. held: descriptors that it holds as well."""
+    return subprocess.Popen(
+        (sys.executable, "-P", "-m", "penstock.launch.cli", *words),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        pass_fds=(lifeline, *held),
+        env={**os.environ, LIFELINE_VARIABLE: str(lifeline)},
+        process_group=0,  # a Ctrl-C is the loop's, which ends its children in order
+    )
 
 
 def _take(lock: IO[str], wait: Callable[[float], bool]) -> None:

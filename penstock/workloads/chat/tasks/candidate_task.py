@@ -1,5 +1,7 @@
 """`Candidates-v0`: which of eight responses to a prompt somebody likes."""
 
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import gymnasium
@@ -8,15 +10,70 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.candidates import CANDIDATES, PROMPTS, liked, questions
-from penstock.workloads.chat.people import CHANGED, USUAL, Taste, population
+from penstock.workloads.chat.people import (
+    CHANGED,
+    USUAL,
+    Taste,
+    draw_prompt,
+    draw_response,
+    population,
+    read_profile,
+)
 
 TASTES: Final[dict[str, Taste]] = {"usual": USUAL, "changed": CHANGED}
 """What people may like, by the name that a run says."""
-_REWARDS: Final = ("chance", "thumb")
-_PEOPLE: Final = 60
+REWARDS: Final = ("chance", "thumb")
+PEOPLE: Final = 60
 
 Observation = NDArray[np.float32]
+
+
+def taste_of(name: str) -> Taste:
+    """Return what people like; raises ConfigurationError for another name."""
+    if name not in TASTES:
+        raise ConfigurationError(f"environment.kwargs.taste={name!r}: must be one of {', '.join(TASTES)}")
+    return TASTES[name]
+
+
+# ---- Prompts with eight candidate responses each.
+
+Array = NDArray[np.float64]
+
+CANDIDATES: Final = 8
+PROMPTS: Final = 16
+_SEED: Final = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt and its candidates. features: their attributes, float64 [8, 6]."""
+
+    prompt: str
+    candidates: tuple[str, ...]
+    features: Array
+
+
+@cache
+def questions() -> tuple[Question, ...]:
+    """Return the prompts with their candidates: responses of the reference, the same in every process."""
+    rng = np.random.default_rng(_SEED)
+    return tuple(_question(rng) for _ in range(PROMPTS))
+
+
+def liked(taste: Taste) -> Array:
+    """Return the chance that somebody likes each candidate, [PROMPTS, CANDIDATES]."""
+    return np.array([taste.thumb_chance(one.features) for one in questions()])
+
+
+def _question(rng: np.random.Generator) -> Question:
+    prompt = draw_prompt(rng)
+    candidates: list[str] = []
+    while len(candidates) < CANDIDATES:
+        response = draw_response(rng, prompt)
+        if response not in candidates:
+            candidates.append(response)
+    features = np.array([read_profile(prompt, one) for one in candidates], np.float64)
+    return Question(prompt, tuple(candidates), features)
 
 
 class CandidateTask(gymnasium.Env[Observation, np.int64]):
@@ -38,19 +95,15 @@ class CandidateTask(gymnasium.Env[Observation, np.int64]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
 
     def __init__(self, taste: str = "usual", reward: str = "chance", changes_after: int = 0) -> None:
-        if taste not in TASTES:
+        if reward not in REWARDS:
             raise ConfigurationError(
-                f"environment.kwargs.taste={taste!r}: must be one of {', '.join(TASTES)}"
-            )
-        if reward not in _REWARDS:
-            raise ConfigurationError(
-                f"environment.kwargs.reward={reward!r}: must be one of {', '.join(_REWARDS)}"
+                f"environment.kwargs.reward={reward!r}: must be one of {', '.join(REWARDS)}"
             )
         if changes_after < 0:
             raise ConfigurationError(f"environment.kwargs.changes_after={changes_after}: must be at least 0")
         self._taste, self._changes_after, self._episodes = taste, changes_after, 0
         self._draws = reward == "thumb"
-        self._like(TASTES[taste])
+        self._like(taste_of(taste))
         self._seen = np.array([one.features.reshape(-1) for one in questions()], np.float32)
         self.observation_space = spaces.Box(0.0, 1.0, self._seen.shape[1:], np.float32)
         self.action_space = spaces.Discrete(CANDIDATES)
@@ -77,4 +130,4 @@ class CandidateTask(gymnasium.Env[Observation, np.int64]):
         return self._seen[self._asked].copy(), reward, True, False, info
 
     def _like(self, taste: Taste) -> None:
-        self._liked, self._people = liked(taste), population(_PEOPLE, seed=0, taste=taste)
+        self._liked, self._people = liked(taste), population(PEOPLE, seed=0, taste=taste)

@@ -1,6 +1,6 @@
 """`Chat-v0`: a conversation, token by token, as an environment of Gymnasium."""
 
-from typing import Any, Final
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -9,16 +9,13 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.people import WORDS, ChatUser, population, read_profile
-from penstock.workloads.chat.tasks.candidate_task import TASTES
+from penstock.workloads.chat.tasks.candidate_task import PEOPLE, REWARDS, taste_of
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.opening import open_source
-from penstock.workloads.language.reward.reward_source import RewardSource, Sample
+from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.tokenizer import Tokenizer, load_tokenizer
-
-REWARDS: Final = ("chance", "thumb")
-_PEOPLE: Final = 60
 
 Observation = NDArray[np.int64]
 
@@ -66,16 +63,13 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
         for name, value in (("max_length", max_length), ("turns", turns), ("turn_tokens", turn_tokens)):
             if value < 1:
                 raise ConfigurationError(f"environment.kwargs.{name}={value}: must be at least 1")
-        if taste not in TASTES:
-            raise ConfigurationError(
-                f"environment.kwargs.taste={taste!r}: must be one of {', '.join(TASTES)}"
-            )
-        self._tokenizer = tokenizer or _tokenizer_of(model)
+        self._tokenizer = tokenizer or (people_tokenizer() if model is None else load_tokenizer(model))
         self._encoder = _encoder_of(self._tokenizer)
         self._max_length, self._turns, self._turn_tokens = max_length, turns, turn_tokens
-        self._taste = TASTES[taste]
-        self._people = population(_PEOPLE, seed=0, taste=self._taste)
-        self._reward, self._source = reward, _source_of(reward)
+        self._taste = taste_of(taste)
+        self._people = population(PEOPLE, seed=0, taste=self._taste)
+        self._reward = reward
+        self._source = None if reward in REWARDS else open_source(reward, is_local=True)
         self.render_mode = render_mode
         self.observation_space = spaces.Box(0, len(self._tokenizer) - 1, (max_length,), np.int64)
         self.action_space = spaces.Discrete(len(self._tokenizer))
@@ -165,16 +159,8 @@ def people_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _tokenizer_of(model: str | None) -> Tokenizer:
-    return people_tokenizer() if model is None else load_tokenizer(model)
-
-
 def _encoder_of(tokenizer: Tokenizer) -> ChatEncoder:
     try:
         return ChatEncoder(tokenizer)
     except ValueError as error:
         raise ConfigurationError(f"environment.kwargs.tokenizer: {error}") from error
-
-
-def _source_of(reward: str) -> RewardSource | None:
-    return None if reward in REWARDS else open_source(reward, is_local=True)

@@ -1,8 +1,7 @@
-"""The executor `commands`: an argument list for each goal, started without a shell.
+"""The executor `commands`: an argument list for each goal, started without a shell, in a session of its own.
 
-A command gets a folder, a clean environment, no input and a session of its own. At its limit, and when it has
-ended, all that it has started in that session is killed. Of its output a bounded beginning is kept; the rest
-is read and dropped, so that a talkative command neither blocks nor fills anything.
+At its limit, and when it has ended, all that it has started in that session is killed. Output beyond the
+bounded beginning is read and dropped, so that a talkative command neither blocks nor fills anything.
 """
 
 import os

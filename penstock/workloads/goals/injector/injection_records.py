@@ -1,9 +1,4 @@
-"""The lines of an injector's files.
-
-`goal_injections.jsonl`  a goal that was proposed; the newest line of a `goal_id` says how far it is
-`rl_feedback.jsonl`      what became of a goal that was injected; one line for each
-`goal_vetoes.jsonl`      goals that an operator forbids
-`auto_switches.jsonl`    when an operator has switched carrying out on or off
+"""The lines of an injector's files: goals, what became of them, vetoes, switches; and what it says of itself.
 
 injected: it is carried out, or was. processed: its outcome is known, and what learns has been told.
 """

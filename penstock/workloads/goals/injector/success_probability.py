@@ -1,8 +1,6 @@
-"""How likely a goal succeeds, fitted on what became of the last ones.
+"""How likely a goal succeeds: a logistic fit of the last outcomes on the logit of π(a) (Platt 1999).
 
-A policy's certainty π(a) says how sure it is that a goal is the best, not that the goal succeeds. The
-probability of success is a logistic fit of the last outcomes on the logit of π(a) (Platt 1999), and its
-reliability is judged on predictions that were made before the outcome was known.
+A policy's certainty π(a) says how sure it is that a goal is the best, not that the goal succeeds.
 """
 
 import math

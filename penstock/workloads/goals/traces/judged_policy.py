@@ -1,9 +1,6 @@
 """Policies that a log is asked about, as the probabilities of their actions.
 
-uniform        each action as likely as any other
-always:NAME    one action
-a run's folder the final policy of that run; of a Q-network its ε-greedy choice, or with `deterministic`
-any policy's most likely action
+Named `uniform`, `always:NAME`, or by the folder of a run; a Q-network has its ε-greedy choice.
 """
 
 import json

@@ -7,22 +7,16 @@ from typing import Any
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.commands.ratings_command import Request, main
+from penstock.workloads.chat.commands.ratings_command import main
 
 
-def request(folder: Path, **said: Any) -> Request:
-    """As the command's defaults."""
+def run(folder: Path, *, as_json: bool = False, **said: Any) -> int:
+    """The command by its defaults, and what is said otherwise."""
     known: dict[str, Any] = {
-        "file": str(folder / "said.jsonl"),
-        "output": folder / "kept.jsonl",
-        "part": None,
-        "deleted": None,
-        "daily_cap": 200,
-        "false_alarms": 0.01,
-        "judge": None,
-        "base": None,
-    }
-    return Request(**known | said)
+        "file": str(folder / "said.jsonl"), "output": folder / "kept.jsonl", "part": None, "deleted": None,
+        "daily_cap": 200, "false_alarms": 0.01, "judge": None, "base": None,
+    }  # fmt: skip
+    return main(**known | said, as_json=as_json)
 
 
 @pytest.fixture
@@ -37,7 +31,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_what_counts_is_written_and_the_rest_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(request(place, deleted=place / "gone.txt"), as_json=False) == 0
+    assert run(place, deleted=place / "gone.txt") == 0
     said = capsys.readouterr().out
     assert "2 of 5 rows count; dropped: 1 deleted, 2 repeated" in said
     assert "  ann: 2 repeated" in said
@@ -45,7 +39,7 @@ def test_what_counts_is_written_and_the_rest_is_told(place: Path, capsys: pytest
     assert "said.jsonl line 6" in said
     kept = [json.loads(line) for line in (place / "kept.jsonl").read_text().splitlines()]
     assert [row.get("rater") for row in kept] == ["ann", None]
-    assert main(request(place), as_json=True) == 0
+    assert run(place, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["dropped"] == {"repeated": 2}
     assert told["raters"] == {"ann": {"repeated": 2}}
@@ -67,7 +61,7 @@ def test_a_row_that_is_no_rating_does_not_count(
     file = place / "said.jsonl"
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     file.write_text("".join(json.dumps(one) + "\n" for one in (row, pair)))
-    assert main(request(place), as_json=False) == 0
+    assert run(place) == 0
     said = capsys.readouterr().out
     assert "1 of 1 rows count" in said
     assert "1 rows are no ratings:" in said
@@ -84,7 +78,19 @@ def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
         ({"judge": place}, "holds no heads.json"),
     ):
         with pytest.raises(ConfigurationError, match=text):
-            main(request(place, **said), as_json=False)
+            run(place, **said)
     (place / "said.jsonl").write_text("{\n")
     with pytest.raises(ConfigurationError, match="no row can be used"):
-        main(request(place), as_json=False)
+        run(place)
+
+
+def test_half_a_character_stays_what_it_was_and_costs_no_row(tmp_path: Path) -> None:
+    file = tmp_path / "said.jsonl"
+    rows = [
+        {"prompt": text, "response": "b", "key": "thumb", "score": True, "rater": "ann"}
+        for text in ("a\ud800", "größer")
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(tmp_path, output=file, as_json=True) == 0
+    assert [json.loads(line) for line in file.read_text().splitlines()] == rows
+    assert "größer" in file.read_text()
