@@ -5,8 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from penstock.workloads.goals.executors.simulated import SimulatedHost
-from penstock.workloads.goals.host import ACTIONS, HEALTHY, STATES, GoalReward, host_model
+from penstock.workloads.goals.host import ACTIONS, HEALTHY, STATES, GoalReward, SimulatedHost, host_model
 from tests.support.serving.goals_optimum import optimum
 
 EPISODES = 400

@@ -98,7 +98,6 @@ def read_profile(prompt: str, response: str) -> Profile:
 
 
 def draw_prompt(rng: np.random.Generator) -> str:
-    """Return a question and two words of one topic."""
     words = list(TOPICS.values())[rng.integers(len(TOPICS))]
     first, second = rng.choice(len(words), 2, replace=False)
     return f"{_one(rng, ASKED)} {words[first]} {words[second]}"
@@ -266,7 +265,6 @@ class Population:
     def rating(
         self, rng: np.random.Generator, person: Person, number: int, prompt: str, response: str
     ) -> int:
-        """Return what a person says of a criterion, 1 to 5. number: of the criterion."""
         asked = self.taste.criteria[number]
         middle = float(np.array(read_profile(prompt, response)) @ np.array(asked.weights)) + asked.base
         thought = int(np.clip(np.floor(middle + self.taste.noise * rng.standard_normal() + 0.5), 1, 5))

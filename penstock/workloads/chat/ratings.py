@@ -183,7 +183,6 @@ def _newest(rows: Sequence[Row], found: Filtered) -> list[Row]:
 
 
 def _within_cap(rows: Sequence[Row], rules: RatingRules, found: Filtered) -> list[Row]:
-    """Return the rows of each person that are among the first `daily_cap` in any 24 hours."""
     recent: dict[str, deque[float]] = {}
     over: set[int] = set()
     for place, row in _oldest_first(rows):

@@ -229,7 +229,6 @@ class Pool(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(action, count)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Make all anew from `seed`, or reset those of `reset_mask`; infos of the other rows are zeros."""
         if options is None or "reset_mask" not in options:
             self._begin(seed)
             with without_warnings_of_bounds():

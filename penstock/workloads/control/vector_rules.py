@@ -30,10 +30,7 @@ class StepLimit(Wrapper):
 
 
 class EpisodicLife(Wrapper):
-    """A lost life terminates the episode, and the game goes on with the next one (Mnih et al. 2015).
-
-    Lives come as `infos["lives"]`, int [N]. The game itself begins anew only when it is over.
-    """
+    """A lost life, of `infos["lives"]` int [N], terminates the episode only (Mnih et al. 2015)."""
 
     def __init__(self, env: Vector) -> None:
         super().__init__(env)

@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.workloads.goals.executors.executor import Outcome, Readings
+
 # ---- The goals of the simulated host, in the order of the actions of `Goals-v0`; action 0 is to do
 # nothing.
 
@@ -122,6 +124,61 @@ def _rises(level: int, levels: int, chance: float) -> dict[int, float]:
     if level == levels - 1:
         return {level: 1.0}
     return {level: 1 - chance, level + 1: chance}
+
+
+# ---- The executor `simulated`: this host, deterministic given its seed.
+
+_STEP_S: Final = 30
+"""A step is so many seconds of the host's day, which begins on a Monday at midnight."""
+
+
+class SimulatedHost:
+    """A host in one of 72 states; begins healthy."""
+
+    goals = GOALS
+
+    def __init__(self) -> None:
+        model = host_model()
+        self._model = model
+        self._arrivals = model.arrivals.cumsum(1)
+        self._random = np.random.default_rng(0)
+        self._state, self._steps = STATES.index(HEALTHY), 0
+
+    @property
+    def state(self) -> HostState:
+        return STATES[self._state]
+
+    def reset(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._state, self._steps = STATES.index(HEALTHY), 0
+
+    def read(self) -> Readings:
+        state = self.state
+        return Readings(
+            cpu=0.1 + 0.4 * state.load,
+            memory=0.2 + 0.35 * state.cache,
+            disk=0.1 + 0.28 * state.log,
+            processes=1.0 - 0.5 * state.down,
+            day=self._steps * _STEP_S / 86_400 % 1,
+            weekday=0.0,
+        )
+
+    def idle(self) -> None:
+        self._steps += 1
+        drawn = np.searchsorted(self._arrivals[self._state], self._random.random(), side="right")
+        self._state = min(int(drawn), len(STATES) - 1)
+
+    def carry_out(self, goal: str) -> Outcome:
+        action = ACTIONS.index(goal)
+        success = bool(self._random.random() < self._model.success[action, self._state])
+        took_s = float(self._model.took_s[action, self._state])
+        if success:
+            self._state = int(self._model.mended[action, self._state])
+        self.idle()
+        return Outcome(success=success, took_s=took_s, error="" if success else "there was nothing to mend")
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""
 
 
 # ---- What a goal is worth: −0.01 for each step, +1 for success, −0.5 for failure, +0.2 for a fast success.

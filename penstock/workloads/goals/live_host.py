@@ -27,7 +27,6 @@ def prepare(settings: Settings, folder: Path, progress: Progress) -> Settings:
 
 
 def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
-    """Return the settings of a dry run; raises ConfigurationError where it would act on a live host."""
     del folder, progress
     if _is_live(settings.environment):
         raise ConfigurationError(

@@ -1,13 +1,13 @@
 """The seven categories of prompts, a classifier by words of the body, and what a prompt is worth."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, Protocol
 
-from penstock.workloads.prompts.features import Features, features_of, take_apart, token_count
+from penstock.workloads.prompts.features import features_of, take_apart, token_count
 
 
 class Category(StrEnum):
@@ -156,17 +156,12 @@ class PromptReward(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What features are worth for one category, in the order of the mutations.
-
-    pairs: what two features are worth together, beside what each is worth, by their numbers.
-    """
+    """What features are worth for one category; pairs: what two are worth beside that, by number."""
 
     features: tuple[float, float, float, float, float]
     pairs: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
-    def quality(self, features: Features) -> float:
-        """Return the sum over the features that are there and over their pairs."""
-        there = features.there()
+    def quality(self, there: Sequence[bool]) -> float:
         alone = sum(weight for weight, is_there in zip(self.features, there, strict=True) if is_there)
         return alone + sum(
             weight for (one, other), weight in self.pairs.items() if there[one] and there[other]

@@ -129,10 +129,7 @@ class Checked:
 
 
 class CheckedReward:
-    """A `PromptReward` over a source; used by any number of threads.
-
-    every: scores of which one is checked, at least 1.
-    """
+    """A `PromptReward` for any number of threads, of which every n-th score is checked."""
 
     def __init__(self, source: SourceReward, *, every: int) -> None:
         self._source, self.every = source, every

@@ -26,10 +26,7 @@ class PromptError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A prompt taken apart.
-
-    body: what somebody wrote. sections: those of `SECTIONS` that stand below it.
-    """
+    """What somebody wrote, and those of `SECTIONS` that stand below it."""
 
     body: str
     sections: frozenset[str] = frozenset()
@@ -58,7 +55,6 @@ def read_prompt(text: object, field: str = "prompt") -> str:
 
 
 def take_apart(prompt: str) -> Parts:
-    """Return body and sections of a prompt that `read_prompt` returned."""
     body, found = prompt, set[str]()
     for section in reversed(SECTIONS):
         rest = body.removesuffix(_SEPARATOR + section)
@@ -111,56 +107,31 @@ _CACHED_BODIES: Final = 128
 _TOKEN: Final = re.compile(r"\w+|[^\w\s]")
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
-    """Five yes-or-no features of a prompt, in the order of `mutations.MUTATION_TYPES`.
+def features_of(prompt: str) -> tuple[bool, ...]:
+    """Return five features of a prompt that `read_prompt` returned: it leaves mutation i nothing to do.
 
-    A mutation whose feature is there changes nothing.
-
-    fallback: it says what to do where something cannot be done. lean: it has no words that could be left out.
-    examples: it asks for detail or examples. constraints: it sets bounds. steps: it splits the task.
+    It says what to do where something cannot be done, has no words that could be left out, asks for detail or
+    examples, sets bounds, splits the task.
     """
-
-    fallback: bool
-    lean: bool
-    examples: bool
-    constraints: bool
-    steps: bool
-
-    def there(self) -> tuple[bool, ...]:
-        """Return the five, by the number of the mutation."""
-        return self.fallback, self.lean, self.examples, self.constraints, self.steps
-
-
-def features_of(prompt: str) -> Features:
-    """Return the features of a prompt that `read_prompt` returned."""
     return features_of_parts(take_apart(prompt))
 
 
-def features_of_parts(parts: Parts) -> Features:
-    body, sections = _of_body(parts.body), parts.sections
-    return Features(
-        fallback=body.fallback or FALLBACK in sections,
-        lean=body.lean,
-        examples=body.examples or EXAMPLES in sections,
-        constraints=body.constraints or CONSTRAINTS in sections,
-        steps=body.steps or STEPS in sections,
-    )
+def features_of_parts(parts: Parts) -> tuple[bool, ...]:
+    body = enumerate(_of_body(parts.body))
+    return tuple(is_there or _ADDED.get(action) in parts.sections for action, is_there in body)
 
 
 @lru_cache(_CACHED_BODIES)
-def _of_body(body: str) -> Features:
-    return Features(
-        fallback=_says(body, FALLBACK),
-        lean=without_padding(body) == body,
-        examples=_says(body, EXAMPLES),
-        constraints=_says(body, CONSTRAINTS),
-        steps=_says(body, STEPS),
+def _of_body(body: str) -> tuple[bool, ...]:
+    return tuple(
+        without_padding(body) == body
+        if action == _REDUCTION
+        else _SAYS[_ADDED[action]].search(body) is not None
+        for action in range(len(MUTATION_TYPES))
     )
 
 
 def token_count(prompt: str) -> int:
-    """Return how long a prompt is: its words, numbers and marks."""
     parts = take_apart(prompt)
     return sum(map(_tokens, (parts.body, *parts.sections)))
 
@@ -189,10 +160,6 @@ def _means_as_much(lean: str, body: str) -> bool:
     if not lean or take_apart(lean).sections:
         return False
     return all(bool(says.search(lean)) == bool(says.search(body)) for says in _SAYS.values())
-
-
-def _says(body: str, section: str) -> bool:
-    return _SAYS[section].search(body) is not None
 
 
 def _shortened(body: str) -> str:
@@ -233,7 +200,7 @@ def mutate(prompt: str, action: int) -> str:
     check_action(action)
     original = read_prompt(prompt)
     parts = take_apart(original)
-    if features_of_parts(parts).there()[action]:
+    if features_of_parts(parts)[action]:
         return original
     if action == _REDUCTION:
         return Parts(without_padding(parts.body), parts.sections).text()

@@ -154,7 +154,6 @@ def spread(row: NDArray[np.float64], whose: str) -> NDArray[np.float32]:
 
 @lru_cache(4)
 def orthonormal(width: int) -> NDArray[np.float64]:
-    """Return a fixed map float64 [width, WIDTH] with orthonormal rows."""
     drawn = np.random.default_rng(_MAP_SEED).normal(size=(WIDTH, width))
     rows: NDArray[np.float64] = np.linalg.qr(drawn)[0].T
     return rows
@@ -350,7 +349,6 @@ def _embedder(task: Mapping[str, Any]) -> Embedder:
 
 
 def make_reward(name: str) -> PromptReward | None:
-    """Return the reward of a name, None for people's ratings; raises ConfigurationError for another one."""
     if name not in _REWARDS:
         raise ConfigurationError(f"environment.kwargs.reward={name!r}: must be one of {', '.join(_REWARDS)}")
     return None if name == RATINGS else QualityReward()

@@ -78,7 +78,6 @@ _KEPT: Final = ("model", "response_tokens", "held_out", "device", "true_reward")
 
 
 def run_name(run: ServedRun, number: int) -> str:
-    """Return the name of a round's training, which gets a suffix of its own when it begins."""
     return f"{run.settings.run}-round-{number}"
 
 
@@ -133,10 +132,7 @@ _UNPROVED: Final = "nothing was proved"
 
 
 class LearningLoop:
-    """The loop of a run. One process at a time has it.
-
-    draining: set when the loop is to end. once: end after one round. waits_s: between the tries of a step.
-    """
+    """The loop of a run, which one process at a time has. waits_s: between the tries of a step."""
 
     def __init__(
         self,

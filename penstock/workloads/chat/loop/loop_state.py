@@ -36,16 +36,11 @@ MOST_PAST: Final = 1000
 class Step(StrEnum):
     """What the loop does."""
 
-    WAITING = "waiting"
-    """It waits for labels."""
-    RATINGS = "ratings"
-    """It leaves out what cannot be believed."""
-    REWARD = "reward"
-    """It trains the reward model."""
-    TRAINING = "training"
-    """It trains the policy on what the reward model says of new answers."""
-    TRIAL = "trial"
-    """The new version is the canary."""
+    WAITING = "waiting"  # for labels
+    RATINGS = "ratings"  # leaves out what cannot be believed
+    REWARD = "reward"  # trains the reward model
+    TRAINING = "training"  # trains the policy on what the reward model says of new answers
+    TRIAL = "trial"  # the new version is the canary
 
 
 class Outcome(StrEnum):
@@ -53,12 +48,9 @@ class Outcome(StrEnum):
 
     PROMOTED = "promoted"
     WITHDRAWN = "withdrawn"
-    UNPROVED = "unproved"
-    """Nothing was proved of the canary in time, so it was withdrawn."""
-    UNLEARNED = "unlearned"
-    """The reward model tells what people like no better than chance, so nothing was trained on it."""
-    ABANDONED = "abandoned"
-    """Somebody gave it up."""
+    UNPROVED = "unproved"  # nothing was proved of the canary in time, so it was withdrawn
+    UNLEARNED = "unlearned"  # the reward model is no better than chance, so nothing was trained on it
+    ABANDONED = "abandoned"  # somebody gave it up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +233,6 @@ def member_heads(heads: Sequence[str]) -> list[str]:
 
 
 def member_weights(heads: Sequence[str]) -> list[str]:
-    """Return NAME=NUMBER that leaves these members out of the reward."""
     return [f"{one.partition('=')[0]}=0" for one in heads]
 
 

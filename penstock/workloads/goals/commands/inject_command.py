@@ -77,14 +77,13 @@ def inject(
         finish(at_once)
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.workloads.goals.commands.injection import Request, main
+        from penstock.workloads.goals.commands.injection import main
 
-        request = Request(
-            folder=folder, server=server, policy=policy, goals=goals, simulated=simulated, auto=auto,
-            threshold=threshold, explore=explore, interval_s=interval, quiet=tuple(quiet or ()),
-            daily_limit=daily_limit, veto_s=veto_s, steps=steps, client_key=client_key, seed=seed,
-            resume=resume,
+        return main(
+            lifecycle, settings, folder=folder, server=server, policy=policy, goals=goals,
+            simulated=simulated, auto=auto, threshold=threshold, explore=explore, interval_s=interval,
+            quiet=quiet or (), daily_limit=daily_limit, veto_s=veto_s, steps=steps, client_key=client_key,
+            seed=seed, resume=resume, as_json=as_json,
         )  # fmt: skip
-        return main(lifecycle, settings, request, as_json=as_json)
 
     in_foreground("injector", body, config, assignments, None, insecure=insecure)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +15,8 @@ from penstock.config.settings import Settings
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.workloads.goals.executors.commands import Commands, read_commands
-from penstock.workloads.goals.executors.executor import Executor
-from penstock.workloads.goals.executors.simulated import History, SimulatedHost
+from penstock.workloads.goals.executors.executor import Executor, History
+from penstock.workloads.goals.host import SimulatedHost
 from penstock.workloads.goals.injector.asked_policy import AskedPolicy
 from penstock.workloads.goals.injector.injection_journal import InjectionJournal, veto
 from penstock.workloads.goals.injector.injection_records import InjectionRules, QuietHours
@@ -34,47 +34,47 @@ OPERATOR: Final = "operator"
 """Who uses the command line, in the files of a folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The options of the command."""
-
-    folder: Path
-    server: str
-    policy: str
-    goals: Path | None
-    simulated: int | None
-    auto: bool
-    threshold: float
-    explore: float
-    interval_s: float
-    quiet: tuple[str, ...]
-    daily_limit: int
-    veto_s: float
-    steps: int
-    client_key: str
-    seed: int | None
-    resume: bool
-
-
-def main(lifecycle: Lifecycle, settings: Settings, request: Request, *, as_json: bool) -> int:
+def main(
+    lifecycle: Lifecycle,
+    settings: Settings,
+    *,
+    folder: Path,
+    server: str,
+    policy: str,
+    goals: Path | None,
+    simulated: int | None,
+    auto: bool,
+    threshold: float,
+    explore: float,
+    interval_s: float,
+    quiet: Sequence[str],
+    daily_limit: int,
+    veto_s: float,
+    steps: int,
+    client_key: str,
+    seed: int | None,
+    resume: bool,
+    as_json: bool,
+) -> int:
     """Inject until the process is to end; returns 1 where it has stopped itself."""
-    executor, safe = _executor(request)
-    rules, gate = _rules(request), Gate(threshold=request.threshold, explore=request.explore, safe=safe)
+    executor, safe = _executor(goals, simulated)
+    gate = Gate(threshold=threshold, explore=explore, safe=safe)
+    rules = InjectionRules(interval_s=interval_s, daily_limit=daily_limit, quiet=_hours(quiet), veto_s=veto_s)
     with (
-        _client(settings, request) as client,
-        InjectionJournal.held(request.folder) as journal,
+        _client(settings, server, policy) as client,
+        InjectionJournal.held(folder) as journal,
         lifecycle.calling_on_drain(client.close),
     ):
-        _tell_switch(request)
-        since = journal.start_again(allowed=request.resume)
-        policy = AskedPolicy(client, request.client_key, History(executor.goals).width, executor.goals)
+        _tell_switch(folder, auto=auto)
+        since = journal.start_again(allowed=resume)
+        asked = AskedPolicy(client, client_key, History(executor.goals).width, executor.goals)
         injector = Injector(
-            policy=policy, executor=executor, journal=journal,
-            switch=AutoSwitch(request.folder, default=request.auto), gate=gate, rules=rules,
-            random=np.random.default_rng(request.seed), pause=lifecycle.draining.wait,
+            policy=asked, executor=executor, journal=journal,
+            switch=AutoSwitch(folder, default=auto), gate=gate, rules=rules,
+            random=np.random.default_rng(seed), pause=lifecycle.draining.wait,
             draining=lifecycle.draining.is_set, drift_since=since,
         )  # fmt: skip
-        code = _work(injector, request.steps)
+        code = _work(injector, steps)
     _tell(dict(injector.counts), as_json=as_json)
     return code
 
@@ -103,43 +103,37 @@ def _work(injector: Injector, steps: int) -> int:
     return EXIT_OK
 
 
-def _executor(request: Request) -> tuple[Executor, tuple[bool, ...]]:
-    """Return what carries goals out, and which actions are safe to try."""
-    if (request.goals is None) == (request.simulated is None):
+def _executor(goals: Path | None, simulated: int | None) -> tuple[Executor, tuple[bool, ...]]:
+    if (goals is None) == (simulated is None):
         raise ConfigurationError("--goals FILE or --simulated SEED: name one of them")
-    if request.goals is not None:
-        file = read_commands(request.goals)
+    if goals is not None:
+        file = read_commands(goals)
         return Commands(file, acts=True), (False, *(one.safe for one in file.goal))
     host = SimulatedHost()
-    host.reset(request.simulated or 0)
+    host.reset(simulated or 0)
     return host, (False, *(True for _ in host.goals))
 
 
-def _rules(request: Request) -> InjectionRules:
+def _hours(quiet: Sequence[str]) -> tuple[QuietHours, ...]:
     try:
-        quiet = tuple(QuietHours.parse(one) for one in request.quiet)
+        return tuple(map(QuietHours.parse, quiet))
     except ValueError as error:
         raise ConfigurationError(f"--quiet: {error}") from error
-    return InjectionRules(
-        interval_s=request.interval_s, daily_limit=request.daily_limit, quiet=quiet,
-        veto_s=request.veto_s,
-    )  # fmt: skip
 
 
-def _client(settings: Settings, request: Request) -> PolicyClient:
+def _client(settings: Settings, server: str, policy: str) -> PolicyClient:
     try:
-        return PolicyClient(request.server, credentials=credentials(settings.security), policy=request.policy)
+        return PolicyClient(server, credentials=credentials(settings.security), policy=policy)
     except ValueError as error:
-        raise ConfigurationError(f"--server {request.server}: {error}") from error
+        raise ConfigurationError(f"--server {server}: {error}") from error
 
 
-def _tell_switch(request: Request) -> None:
+def _tell_switch(folder: Path, *, auto: bool) -> None:
     """Say where the switch of the folder counts more than the option."""
-    found = last_switch(request.folder)
-    if found is not None and found.on != request.auto:
+    found = last_switch(folder)
+    if found is not None and found.on != auto:
         sys.stderr.write(
-            f"auto is {'on' if found.on else 'off'} in {request.folder}, as it was switched; --switch "
-            "changes that\n"
+            f"auto is {'on' if found.on else 'off'} in {folder}, as it was switched; --switch changes that\n"
         )
 
 

@@ -219,7 +219,6 @@ def _ends_within(process: "subprocess.Popen[bytes]", limit_s: float) -> bool:
 
 
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the group of a command that is not yet collected, and collect it."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,15 +1,16 @@
-"""What an executor does for an environment or an injector."""
+"""What an executor does for an environment or an injector, and what a policy sees of its host."""
 
+from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
-    """What is seen of a host: shares from 0 to 1, `processes` a count of them in hundreds.
-
-    day: share of the day that is over. weekday: 0 for Monday to 6/7 for Sunday.
-    """
+    """Shares from 0 to 1 of a host, day and week included; `processes`: hundreds of them."""
 
     cpu: float
     memory: float
@@ -50,3 +51,50 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Let go of what is held."""
+
+
+# ---- What a policy sees of a host: its readings, and what became of the goals before.
+
+NUMBERS: Final = 10
+_RECENT: Final = 10
+_LONG_STEPS: Final = 50
+
+
+class History:
+    """The outcomes of an episode's goals, as numbers."""
+
+    def __init__(self, goals: tuple[str, ...]) -> None:
+        self._goals = goals
+        self.clear()
+
+    @property
+    def width(self) -> int:
+        return NUMBERS + len(self._goals)
+
+    def clear(self) -> None:
+        self._recent: deque[Outcome] = deque(maxlen=_RECENT)
+        self._since, self._last = 0, ""
+
+    def idle(self) -> None:
+        self._since += 1
+
+    def note(self, goal: str, outcome: Outcome) -> None:
+        self._recent.append(outcome)
+        self._since, self._last = 0, goal
+
+    def observation(self, readings: Readings) -> NDArray[np.float32]:
+        """Return what is seen, float32 [width], each number from 0 to about 1."""
+        count = len(self._recent) or 1
+        numbers = [
+            readings.cpu,
+            readings.memory,
+            readings.disk,
+            readings.processes,
+            sum(one.success for one in self._recent) / count,
+            min(sum(one.took_s for one in self._recent) / count / 5, 1.0),
+            sum(bool(one.error) for one in self._recent) / count,
+            min(self._since / _LONG_STEPS, 1.0),
+            readings.day,
+            readings.weekday,
+        ]
+        return np.array([*numbers, *(float(goal == self._last) for goal in self._goals)], np.float32)

@@ -209,7 +209,6 @@ class InjectionJournal:
         self._told += told_of({feedback.goal_id: self.newest[feedback.goal_id]}, self.outcomes)
 
     def interrupted(self) -> list[Injection]:
-        """Return goals that were injected and whose outcome is unknown."""
         return [one for one in self.newest.values() if one.injected and one.goal_id not in self.outcomes]
 
     def unreported(self) -> list[tuple[Injection, Feedback]]:
@@ -233,7 +232,6 @@ class InjectionJournal:
         return goal_id in self._vetoed
 
     def stop(self, why: str, at: float) -> None:
-        """Note that injecting has stopped until an operator allows it again."""
         add_alone(self.folder / STOPPED, {"why": why, "timestamp": at})
 
     def start_again(self, *, allowed: bool) -> float:

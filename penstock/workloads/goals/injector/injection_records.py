@@ -105,10 +105,7 @@ _MOST_BYTES: Final = 65_536
 
 
 class Beat(BaseModel):
-    """The state at one interval. at: Unix time in seconds. auto: whether goals are carried out.
-
-    trouble: why nothing was proposed, "" where that went well. ended: it has ended as it should.
-    """
+    """The state at one interval. trouble: why nothing was proposed, "" where that went well."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -160,10 +157,7 @@ _MINUTES: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class QuietHours:
-    """Hours of the local day in which nothing is injected. begin, end: minutes after midnight.
-
-    They may go over midnight.
-    """
+    """Minutes of the local day, also over midnight, in which nothing is injected."""
 
     begin: int
     end: int
@@ -194,11 +188,7 @@ class QuietHours:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectionRules:
-    """What holds whatever the policy draws.
-
-    interval_s: seconds between two goals, at least. daily_limit: most goals of a local day. veto_s: seconds
-    that an operator has to veto a goal.
-    """
+    """What holds whatever the policy draws. interval_s: between two goals, at least."""
 
     interval_s: float = 30.0
     daily_limit: int = 1000

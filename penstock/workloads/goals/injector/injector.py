@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from penstock.client import PolicyError
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.failpoint import failpoint
-from penstock.workloads.goals.executors.executor import Executor, Outcome
-from penstock.workloads.goals.executors.simulated import History
+from penstock.workloads.goals.executors.executor import Executor, History, Outcome
 from penstock.workloads.goals.host import GoalReward
 from penstock.workloads.goals.injector.asked_policy import AskedPolicy, Suggestion, Unanswered
 from penstock.workloads.goals.injector.injection_journal import (
@@ -59,7 +58,6 @@ class AutoSwitch:
         self._lines, self._on = FollowedLines(folder / SWITCHES), default
 
     def is_on(self) -> bool:
-        """Return whether goals are carried out; raises ConfigurationError for a line that is no switch."""
         for one in _switches(self._lines.new()):
             self._on = one.on
         return self._on
@@ -75,7 +73,6 @@ def switch(folder: Path, *, on: bool, by: str = "") -> None:
 
 
 def last_switch(folder: Path) -> Switch | None:
-    """Return how a folder was switched last; None where it never was."""
     found = list(_switches(read_lines(folder / SWITCHES)))
     return found[-1] if found else None
 
@@ -119,7 +116,6 @@ def drifted(successes: Sequence[bool], versions: Sequence[int]) -> str:
 
 
 def _at_most(successes: int, of: int, rate: float) -> float:
-    """Return the probability of so many successes or fewer, by the binomial distribution."""
     return sum(math.comb(of, k) * rate**k * (1 - rate) ** (of - k) for k in range(successes + 1))
 
 

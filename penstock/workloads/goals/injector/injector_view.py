@@ -188,7 +188,6 @@ def _histogram(certainties: Sequence[float]) -> list[int]:
 
 
 def _goal(one: Injection, found: Feedback | None, *, is_vetoed: bool, is_open: bool) -> dict[str, Any]:
-    """is_open: an injector lives that may still be waiting for a veto of it."""
     shown = one.model_dump(
         include={"goal_id", "goal", "confidence", "priority", "expected_reward", "reasoning", "timestamp"}
     )

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.goals.executors.commands import Commands, read_commands
-from penstock.workloads.goals.executors.executor import Executor
-from penstock.workloads.goals.executors.simulated import History, SimulatedHost
-from penstock.workloads.goals.host import GoalReward
+from penstock.workloads.goals.executors.executor import Executor, History
+from penstock.workloads.goals.host import GoalReward, SimulatedHost
 
 _EXECUTORS: Final = ("simulated", "commands")
 
@@ -20,7 +19,7 @@ _EXECUTORS: Final = ("simulated", "commands")
 class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     """A step is a goal, or action 0: nothing. Episodes are cut after 50 steps.
 
-    Observation: as `penstock.workloads.goals.executors.simulated` says. Rewards: those of `GoalReward`.
+    Observation: as `penstock.workloads.goals.executors.executor` says. Rewards: those of `GoalReward`.
 
     Args:
         executor: `simulated`, or `commands`, which starts programs of this machine.

@@ -86,7 +86,6 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 def encoding_of(log: Log, numbers: tuple[str, ...], actions: tuple[str, ...]) -> Encoding:
-    """Return the encoding of a log; raises ConfigurationError for names that the log contradicts."""
     encoding = Encoding(numbers or log.numbers, actions or log.actions)
     for key, absent in (
         ("numbers", set(encoding.numbers) - set(log.numbers)),

@@ -33,11 +33,7 @@ _LAST_WIDTH: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How traces become vectors, and actions numbers.
-
-    numbers: names of what is observed, in the order of the vector. actions: names, in the order of their
-    numbers.
-    """
+    """How traces become vectors, and actions numbers: names of both, in their order."""
 
     numbers: tuple[str, ...]
     actions: tuple[str, ...]

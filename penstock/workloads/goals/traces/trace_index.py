@@ -167,7 +167,6 @@ class TraceIndex:
     # ------------------------------------------------------------ episodes
 
     def _put_together(self) -> None:
-        """Find the whole episodes: their steps count from 0, each once."""
         self._database.executemany("INSERT INTO whole VALUES (?, ?, ?)", self._whole_rows())
         self.faults.sort(key=lambda fault: fault.line)
 

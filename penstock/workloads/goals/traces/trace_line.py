@@ -61,7 +61,6 @@ class BadLine(ValueError):
 
 
 def parse(line: bytes) -> Trace:
-    """Return the trace that a line holds; raises BadLine."""
     if len(line) > MOST_LINE_BYTES:
         raise BadLine(f"{len(line)} bytes: at most {MOST_LINE_BYTES} are read; shorten result.output")
     try:
@@ -73,7 +72,6 @@ def parse(line: bytes) -> Trace:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; raises ValueError for one that says something twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
@@ -94,10 +92,7 @@ def _told(one: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardWeights:
-    """Rewards of a decision; they add up.
-
-    fast: where it took less than `fast_ms` and had success.
-    """
+    """Rewards of a decision, which add up. fast: of a success within `fast_ms`."""
 
     success: float = 1.0
     failure: float = -0.5

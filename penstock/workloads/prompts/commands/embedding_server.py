@@ -31,10 +31,7 @@ _LONGEST: Final = 256
 
 
 class MiniLM:
-    """Turns texts into numbers; of one thread.
-
-    threads: that torch takes. Raises ConfigurationError where the package is not installed.
-    """
+    """Turns texts into numbers, for one thread. threads: that torch takes."""
 
     def __init__(self, threads: int = 1) -> None:
         folder = _folder()

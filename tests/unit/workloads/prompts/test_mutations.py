@@ -51,11 +51,11 @@ def is_a_prompt(text: str) -> bool:
 
 @given(TEXTS.filter(is_a_prompt))
 def test_a_mutation_adds_its_feature_once_and_changes_no_other(prompt: str) -> None:
-    before = features_of(read_prompt(prompt)).there()
+    before = features_of(read_prompt(prompt))
     for action in ACTIONS:
         after = mutate(prompt, action)
         wanted = tuple(one or number == action for number, one in enumerate(before))
-        assert features_of(after).there() == wanted
+        assert features_of(after) == wanted
         assert mutate(after, action) == after
         assert (after == read_prompt(prompt)) == before[action]
 

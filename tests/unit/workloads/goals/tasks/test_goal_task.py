@@ -9,8 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.executors.simulated import SimulatedHost
-from penstock.workloads.goals.host import ACTIONS, STATES
+from penstock.workloads.goals.host import ACTIONS, STATES, SimulatedHost
 from penstock.workloads.goals.tasks.goal_task import GoalTask
 from penstock.workloads.goals.tasks.potential import health
 from tests.support.serving.goals_run import done, goals_file
