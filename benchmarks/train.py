@@ -302,7 +302,7 @@ def _learn(steps: int, seed: int) -> dict[str, float]:
 def _learn_from(actor: Messages, settings: Settings, total_steps: int) -> int:
     """Learn from so many steps that `actor` sends; return how many there were."""
     from penstock.learner.batch import assemble
-    from penstock.learner.model.model import make_model, use_threads
+    from penstock.learner.model import make_model, use_threads
     from penstock.policy.weights import encode
 
     use_threads(settings)

@@ -21,9 +21,9 @@ from penstock.config.credentials import redis_password, tls_files
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.learner import Learner
-from penstock.learner.model.model import Model, device_of, make_model, use_threads
+from penstock.learner.model import Model, device_of, make_model, use_threads
 from penstock.learner.ranks.following import follow
-from penstock.learner.ranks.leading import LeadingRank, Ranks, SingleRank
+from penstock.learner.ranks.leading import LeadingRank, Ranks
 from penstock.learner.ranks.rendezvous import RankPlace, meet, place_of
 from penstock.learner.recorder import check_installed
 from penstock.registry.weight_files import hold
@@ -78,7 +78,7 @@ def main(
         make = partial(make_model, group=None if meeting is None else meeting.group, device=device)
     if meeting is not None and place.rank:
         return follow(lifecycle, settings, meeting, make(settings), health, connect)
-    ranks: Ranks = SingleRank() if meeting is None else LeadingRank(meeting, lifecycle.drain)
+    ranks = Ranks() if meeting is None else LeadingRank(meeting, lifecycle.drain)
     with _others_ended(ranks):
         model = make(settings)
         with held_folder(run_dir, lifecycle.draining) as is_held:

@@ -1,4 +1,4 @@
-"""The seam between the learner's loop and what it learns by: one object, no `if` for an algorithm elsewhere.
+"""What a learner learns by: one object, so that no other code asks which algorithm it is.
 
 The feed asks `makes_batch` whether the oldest fragments of the log are enough, the loop gives `update` the
 assembled batch, publishes `published_modules` and stores `state`. An algorithm knows nothing of
@@ -10,11 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
+from penstock.config.settings import LearnerSection, OnPolicySection
 from penstock.learner.batch import Batch
+from penstock.learner.ranks.group import RankGroup
 from penstock.protocol.schema import TensorRule
 
 
@@ -52,10 +54,10 @@ class Update:
     """
 
     applied: bool
-    reason: str
-    steps: int
-    gradient_steps: int
-    metrics: dict[str, float]
+    reason: str = ""
+    steps: int = 0
+    gradient_steps: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
     publish: bool = True
     culprits: Mapping[int, str] = field(default_factory=dict)
     left_out: int = 0
@@ -219,3 +221,68 @@ class Imitator(Protocol):
     def validate_on(self, batch: Batch) -> None:
         """Measure on these from now on; called once, before the first update."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What the networks of an update run on.
+
+    group: the ranks. bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`.
+    """
+
+    group: RankGroup = field(default_factory=RankGroup)
+    bfloat16: bool = False
+    compiled: bool = False
+
+
+def hardware_of(section: LearnerSection, group: RankGroup) -> Hardware:
+    """Return the hardware that the settings ask for."""
+    return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)
+
+
+Own = TypeVar("Own", bound=OnPolicySection)
+
+
+class LearnsOnce(Algorithm, Generic[Own]):
+    """The base of algorithms that learn from each batch once and forget it: batch size, budget, staleness.
+
+    Staleness is bounded twice. The `budget` of outstanding steps is (S+1) batches, S being
+    `algorithm.staleness`: the broker gives credit within it (`has_room` in `broker/log/scripts/_turns.lua`),
+    so that what an actor begins now is trained at most S updates later. What is older than `stale_after`
+    updates all the same is dropped by the feed (`learner/feed/log_feed.py`).
+    """
+
+    def __init__(self, section: Own) -> None:
+        self.section = section
+        self.staleness = section.staleness
+        self.lock_step = section.lock_step
+        self.flush_below = None if section.lock_step else section.batch_steps
+        self.stale_after = section.stale_after or 4 * (section.staleness + 1)
+
+    def minibatches(self, batch: Batch, steps: int) -> int:
+        """Return how many minibatches a batch is cut into.
+
+        A flush is smaller than a batch, so it has fewer, each with the steps of any other. steps: of it.
+        """
+        count: int = getattr(self.section, "minibatches", 1)
+        if not batch.is_flushed:
+            return count
+        return min(count, max(1, math.ceil(steps * count / self.section.batch_steps)))
+
+    def budget(self, fragment_charge: int) -> int:
+        """Return the most steps that may be outstanding: (S+1) batches.
+
+        fragment_charge: steps of one fragment, T·N. Raises ValueError, with both numbers, when the budget is
+        below it.
+        """
+        budget = (self.section.staleness + 1) * self.section.batch_steps
+        if budget < fragment_charge:
+            raise ValueError(
+                f"algorithm.batch_steps: the budget of {budget} steps is below one fragment of "
+                f"{fragment_charge}; raise batch_steps or lower actor.unroll_length or environment.count"
+            )
+        return budget
+
+    def makes_batch(self, fragments: int, charge: int) -> bool:
+        """Return whether fragments make a batch of B steps. charge: the sum of theirs, in steps."""
+        return charge >= self.section.batch_steps

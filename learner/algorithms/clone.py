@@ -13,30 +13,29 @@ A policy that remembers is cloned by whole columns of a batch, unrolled from the
 them, and sees stacks of frames, both as PPO does.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from penstock.config.settings import CloneSection
-from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
-from penstock.learner.algorithms.fast.network import network_of
-from penstock.learner.algorithms.fast.optimiser import FlatAdam
-from penstock.learner.algorithms.shared.advantage import gae
-from penstock.learner.algorithms.shared.containment import (
-    EMPTY,
-    contained,
+from penstock.learner.algorithms.algorithm import Update
+from penstock.learner.algorithms.containment import EMPTY, contained, verdict
+from penstock.learner.algorithms.fast import network_of
+from penstock.learner.algorithms.losses import gae, value_loss
+from penstock.learner.algorithms.optimiser import FlatAdam, Trained
+from penstock.learner.algorithms.rows import (
+    Rows,
+    Sequences,
     observed_by,
     see,
     sequences_of,
     unrolls_of,
     values_of,
-    verdict,
 )
-from penstock.learner.algorithms.shared.loss import value_loss
-from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
-from penstock.learner.algorithms.shared.rows import Rows, Sequences
-from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from penstock.learner.batch import Batch
+from penstock.learner.ranks.group import RankGroup
 from penstock.policy.memory import SeenTrajectory
 from penstock.policy.networks import Measured, measure, thinned
 from penstock.policy.normaliser import Moments
@@ -51,9 +50,10 @@ which every choice was the most likely one, after the update; actions that are n
 `validation_…` are those of the steps held out, after the update."""
 
 
-class Clone(Algorithm):
+class Clone(Trained):
     """An `Imitator` as well. Owns the policy's weights from now on: do not convert or move the policy."""
 
+    policy: Policy
     staleness = 1
     """The smallest that is not lock-step: no actor takes part."""
 
@@ -80,10 +80,6 @@ class Clone(Algorithm):
         """Measure on these from now on."""
         self._held_out = batch
 
-    def published_modules(self) -> dict[str, nn.Module]:
-        """The policy, as `default`."""
-        return {"default": self.policy}
-
     def update(self, batch: Batch, *, progress: float) -> Update:
         """One pass over a batch, without the fragments that make it fail."""
         return contained(self._attempt, batch)
@@ -94,13 +90,13 @@ class Clone(Algorithm):
             look = see(self.policy, batch)
             steps = self._steps(batch, look)
         if not steps.steps:
-            return Update(applied=False, reason=EMPTY, steps=0, gradient_steps=0, metrics={})
+            return Update(applied=False, reason=EMPTY)
         backup, drawn = self._optimiser.backup(), self._permutations.get_state()
         is_kept = False
         try:
             made = self._train(steps)
             activations = measure(self.policy, lambda: self.policy.bodies(steps.alone()))
-            observed = observed_by(self.policy, look, batch, SingleRankGroup())
+            observed = observed_by(self.policy, look, batch, RankGroup())
             judged = self._judged(made, activations, observed)
             reason = verdict(judged)
             is_kept = not reason and not is_rehearsal
@@ -123,10 +119,7 @@ class Clone(Algorithm):
         )
 
     def _steps(self, batch: Batch, look: SeenTrajectory) -> Rows | Sequences:
-        """Return what is cloned: valid steps, with returns as targets.
-
-        Whole columns where a policy remembers.
-        """
+        """Return the valid steps with returns as targets, in whole columns where a policy remembers."""
         shape = batch.valid.shape
         targets = look.inputs.vector.new_zeros((6, shape[0] * shape[1]))
         if self.section.value_coefficient:
@@ -139,7 +132,7 @@ class Clone(Algorithm):
             return sequences.select(torch.from_numpy(sequences.counts.nonzero()[0]))
         index = batch.valid.flatten().nonzero().squeeze(1)
         chosen = {path: rows.index_select(0, index) for path, rows in action.items()}
-        return Rows(look.inputs.select(index), chosen, targets[:, index])
+        return Rows(targets[:, index], look.inputs.select(index), chosen)
 
     def _returns(self, batch: Batch, look: SeenTrajectory) -> Tensor:
         """Discounted, [T, B]: GAE's target with λ = 1."""
@@ -161,17 +154,14 @@ class Clone(Algorithm):
         seed, device = self._seed + self._optimiser.steps, steps.inputs.vector.device
         with thinned(self.policy.dropouts, seed, device):
             outputs = self._network.outputs(steps.inputs)
-        log_prob = self.policy.joint_log_prob(outputs.parameters, steps.action)
-        built, slopes = [log_prob], [torch.full_like(log_prob, -1.0 / len(log_prob))]
-        error = log_prob.new_zeros(())
+        loss = nll = -self.policy.joint_log_prob(outputs.parameters, steps.action).mean()
+        error = nll.new_zeros(())
         if self.section.value_coefficient:
-            value = value_loss(outputs.value.detach(), steps.target, steps.target, None)
-            built.append(outputs.value)
-            slopes.append(value.slope.mul_(self.section.value_coefficient))
-            error = value.loss
-        gradient = self._network.gradient(built, slopes)
+            error = value_loss(outputs.value, steps.target, steps.target, None)
+            loss = nll + self.section.value_coefficient * error
+        gradient = self._network.gradient(loss)
         norm = self._optimiser.step(gradient, self.section.learning_rate, self.section.max_gradient_norm)
-        return torch.stack([-log_prob.detach().mean(), error, norm])
+        return torch.stack([nll.detach(), error.detach(), norm])
 
     def _judged(
         self, steps: list[Tensor], activations: Measured | None, observed: Moments | None
@@ -218,23 +208,10 @@ class Clone(Algorithm):
         ]
         return float(np.logical_and.reduce(right).mean())
 
-    def state(self) -> AlgorithmState:
-        """Weights, moments and generator; copies."""
-        tensors = copies("policy", self.policy)
-        tensors |= {f"optimiser/{name}": moment for name, moment in self._optimiser.moments().items()}
-        tensors["generator/permutations"] = self._permutations.get_state()
-        numbers = {"updates": self._updates, "gradient_steps": self._optimiser.steps}
-        return AlgorithmState(tensors=tensors, numbers=numbers)
+    def optimisers(self) -> Mapping[str, FlatAdam]:
+        """Return the only one."""
+        return {"": self._optimiser}
 
-    def restore(self, state: AlgorithmState) -> None:
-        """See `Algorithm`."""
-        self.load(taken_over(self.state(), state, going_on=("generator/",)))
-
-    def load(self, state: AlgorithmState) -> None:
-        """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
-        if not {"updates", "gradient_steps"} <= state.numbers.keys():
-            raise ValueError("algorithm state: updates or gradient_steps missing")
-        load_copies(self.policy, "policy", state.tensors)
-        self._optimiser.load_moments(under(state.tensors, "optimiser/"), int(state.numbers["gradient_steps"]))
-        self._permutations.set_state(state.tensors["generator/permutations"])
-        self._updates = int(state.numbers["updates"])
+    def generators(self) -> Mapping[str, torch.Generator]:
+        """Return that of permutations."""
+        return {"permutations": self._permutations}

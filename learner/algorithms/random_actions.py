@@ -5,12 +5,11 @@ counted and forgotten, so that the curve of a run is that of random actions.
 """
 
 import torch
-from torch import nn
 
 from penstock.config.settings import RandomSection
-from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Settles, Update
-from penstock.learner.algorithms.shared.containment import EMPTY
-from penstock.learner.algorithms.shared.stored import copies, load_copies
+from penstock.learner.algorithms.algorithm import AlgorithmState, Settles, Update
+from penstock.learner.algorithms.containment import EMPTY
+from penstock.learner.algorithms.optimiser import Trained
 from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy
 
@@ -18,10 +17,11 @@ METRICS = ()
 """There is nothing to measure."""
 
 
-class RandomActions(Algorithm):
+class RandomActions(Trained):
     """Owns the policy's weights from now on: what comes before its actions is made 0."""
 
     settles = Settles.ON_INSERT
+    needed = ("updates",)
 
     def __init__(self, policy: Policy, section: RandomSection, *, seed: int) -> None:
         del seed
@@ -42,31 +42,9 @@ class RandomActions(Algorithm):
         """Count a batch."""
         steps = int(batch.valid.sum())
         self._updates += bool(steps)
-        return Update(
-            applied=bool(steps),
-            reason="" if steps else EMPTY,
-            steps=steps,
-            gradient_steps=0,
-            metrics={},
-            publish=False,
-            collects=True,
-        )
-
-    def published_modules(self) -> dict[str, nn.Module]:
-        """The policy, as `default`."""
-        return {"default": self.policy}
-
-    def state(self) -> AlgorithmState:
-        """Weights and what was counted."""
-        return AlgorithmState(tensors=copies("policy", self.policy), numbers={"updates": self._updates})
+        reason = "" if steps else EMPTY
+        return Update(applied=bool(steps), reason=reason, steps=steps, publish=False, collects=True)
 
     def restore(self, state: AlgorithmState) -> None:
         """See `Algorithm`."""
-        load_copies(self.policy, "policy", state.tensors)
-
-    def load(self, state: AlgorithmState) -> None:
-        """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
-        if "updates" not in state.numbers:
-            raise ValueError("algorithm state: updates missing")
-        load_copies(self.policy, "policy", state.tensors)
-        self._updates = int(state.numbers["updates"])
+        self._load_learned(state)

@@ -1,27 +1,21 @@
 """Which object learns for which `algorithm.name`, and on what hardware it can."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from penstock.config.settings import AlgorithmSection, ConfigurationError, Settings
-from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.algorithms.algorithm import Algorithm, Hardware
 from penstock.learner.algorithms.clone import Clone
 from penstock.learner.algorithms.off_policy.dqn import DQN
 from penstock.learner.algorithms.off_policy.sac import SAC
-from penstock.learner.algorithms.on_policy.ppo import PPO, Impala, Reinforce
+from penstock.learner.algorithms.ppo import PPO, Impala, Reinforce
 from penstock.learner.algorithms.random_actions import RandomActions
-from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.policy.policy import Policy
 
-
-class Maker(Protocol):
-    """Makes an algorithm of a policy and the section of the algorithm's own kind."""
-
-    def __call__(self, policy: Policy, section: Any, *, seed: int) -> Algorithm:
-        """seed: of all that the algorithm draws."""
-        ...
+Maker = Callable[..., Algorithm]
+"""Makes an algorithm of a policy, the section of its own kind, and the `seed` of all that it draws."""
 
 
 class HardwareMaker(Protocol):
@@ -42,7 +36,36 @@ ON_HARDWARE: Final[Mapping[str, HardwareMaker]] = {"ppo": PPO, "impala": Impala,
 ALONE: Final[Mapping[str, Maker]] = {"clone": Clone, "dqn": DQN, "random": RandomActions, "sac": SAC}
 ALGORITHMS: Final[Mapping[str, Maker]] = {**ALONE, "ppo": PPO, "impala": Impala, "reinforce": Reinforce}
 """All that learn single steps, in float32 on one rank."""
-_NONE: Final[Mapping[str, HardwareMaker]] = MappingProxyType({})
+
+
+def choose(
+    algorithms: Mapping[str, HardwareMaker],
+    policy: Any,
+    section: AlgorithmSection,
+    *,
+    seed: int,
+    hardware: Hardware,
+    learns: str,
+) -> Algorithm:
+    """Return the algorithm that a section names, made for a policy.
+
+    Args:
+        algorithms: all that the workload can be learned by, by `algorithm.name`.
+        policy: what they learn, on its device.
+        section: of the settings.
+        seed: of all that the algorithm draws.
+        hardware: as `hardware_of` says; ask `check_hardware` before.
+        learns: what the workload does, for the message, such as "writes tokens".
+
+    Raises:
+        ConfigurationError: the section is of another algorithm; lists the names.
+    """
+    if section.name not in algorithms:
+        _refuse(
+            f"algorithm.name={section.name!r}: does not learn what this workload does, which {learns}",
+            f"use {' or '.join(sorted(algorithms))}",
+        )
+    return algorithms[section.name](policy, section, seed=seed, hardware=hardware)
 
 
 def make(
@@ -51,36 +74,12 @@ def make(
     *,
     seed: int,
     hardware: Hardware,
-    own: Mapping[str, HardwareMaker] = _NONE,
+    own: Mapping[str, HardwareMaker] = MappingProxyType({}),
 ) -> Algorithm:
-    """Return what learns single steps by a section; ask `check_hardware` before.
-
-    own: algorithms of the workload, by `algorithm.name`. Raises ConfigurationError for a section of neither.
-    """
+    """Return what learns single steps by a section, as `choose`; own: algorithms of the workload."""
     alone = {name: partial(_make_alone, maker) for name, maker in ALONE.items()}
     known: dict[str, HardwareMaker] = {**alone, **ON_HARDWARE, **own}
     return choose(known, policy, section, seed=seed, hardware=hardware, learns="acts step by step")
-
-
-def choose(
-    known: Mapping[str, HardwareMaker],
-    policy: Any,
-    section: AlgorithmSection,
-    *,
-    seed: int,
-    hardware: Hardware,
-    learns: str,
-) -> Algorithm:
-    """Return the algorithm of those known that a section names; raises ConfigurationError, which lists them.
-
-    learns: what the workload does, for the message.
-    """
-    if section.name not in known:
-        _refuse(
-            f"algorithm.name={section.name!r}: does not learn what this workload does, which {learns}",
-            f"use {' or '.join(sorted(known))}",
-        )
-    return known[section.name](policy, section, seed=seed, hardware=hardware)
 
 
 def _make_alone(maker: Maker, policy: Policy, section: Any, *, seed: int, hardware: Hardware) -> Algorithm:

@@ -23,7 +23,7 @@ from penstock.config.settings import Settings
 from penstock.learner.algorithms.algorithm import AlgorithmState, Update
 from penstock.learner.batch import Staged
 from penstock.learner.feed.payloads import OwnPayloads
-from penstock.learner.model.model import Model
+from penstock.learner.model import Model
 from penstock.learner.ranks.leading import RESTORED, FollowingFeed
 from penstock.learner.ranks.rendezvous import Meeting
 from penstock.runtime import metrics
@@ -48,13 +48,7 @@ def follow(
 ) -> int:
     """Make updates until rank 0 ends; returns the exit code. Raises Fatal when rank 0 has failed or is gone.
 
-    Args:
-        lifecycle: of this process.
-        settings: of the run, the same on every rank.
-        meeting: the ranks together.
-        model: policy and algorithm of this rank.
-        health: watches the updates.
-        connect: opens the log, from which payloads are read.
+    model: of this rank. connect: opens the log, from which payloads are read.
     """
     words, data = meeting.turns.hear()
     if words["what"] == "end":
@@ -79,7 +73,7 @@ def follow(
 
 
 def _do(words: dict[str, Any], data: bytes, model: Model, feed: FollowingFeed) -> Update | None:
-    """Do this rank's part of what rank 0 does; returns what all ranks compare, None for nothing."""
+    """Do this rank's part of what rank 0 does; returns what all ranks compare, if anything."""
     if words["what"] == "restore":
         model.algorithm.restore(AlgorithmState(tensors=load(data), numbers=words["numbers"]))
         return RESTORED
@@ -124,8 +118,7 @@ def _ended(words: dict[str, Any]) -> int:
 def _ending_all(body: Callable[[], None]) -> Callable[[], None]:
     """Return a body that ends the process when it raises.
 
-    The main thread may be waiting for rank 0, which waits for this thread, so that only it can end the
-    process.
+    The main thread may be waiting for rank 0, which waits for this thread: only this one can end the process.
     """
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The calls of the learner's loop to its other ranks; they do nothing where there are none.
+"""What rank 0 has the other ranks of its learner do.
 
 Rank 0 holds the lease, reads the log, publishes and writes checkpoints as a single rank does. All others
 get its state at the start, are told of every update before it begins, and end when it ends.
@@ -8,7 +8,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from safetensors.torch import save
@@ -22,7 +22,7 @@ from penstock.learner.ledger import DIGEST_BYTES
 from penstock.learner.ranks.rendezvous import Meeting, RankConnection, divide
 from penstock.runtime.exit import Fatal
 
-# ---- Division of a batch's payloads among the ranks: rank 0 assigns entries, each rank fetches its own.
+log = logging.getLogger(__name__)
 
 _PUT_WAIT_S: Final = 0.2
 _COLUMNS: Final = 5
@@ -30,17 +30,14 @@ _COLUMNS: Final = 5
 
 
 class SharedPayloads:
-    """Implements `Payloads` on rank 0."""
+    """Implements `Payloads` on rank 0: it assigns entries, and each rank fetches its own."""
 
     def __init__(self, own: Payloads, connection: RankConnection) -> None:
         self._own = own
         self._connection = connection
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
-        """Let each rank check a part of the entries, and return all results.
-
-        Each rank keeps only its own payloads.
-        """
+        """Let each rank check a part of the entries, of which it keeps the payloads; return all results."""
         mine = entries[self._divided("check", entries)[0]]
         numbers = torch.zeros((len(entries), _COLUMNS), dtype=torch.int64)
         for row, found in zip(numbers, self._own.check(mine), strict=False):
@@ -56,13 +53,8 @@ class SharedPayloads:
         charges = [0 if entry.header is None else entry.header.charge for entry in entries]
         parts = divide(charges, self._connection.size)
         numbers = [[entry.number for entry in entries[part]] for part in parts]
-        words = {
-            "what": what,
-            "of": len(entries),
-            "first": [part.start for part in parts],
-            "numbers": numbers,
-        }
-        self._connection.say(words)
+        first = [part.start for part in parts]
+        self._connection.say({"what": what, "of": len(entries), "first": first, "numbers": numbers})
         return parts
 
 
@@ -147,75 +139,37 @@ def _found(state: int, steps: int, reward: int, digest: int, digest_bytes: int) 
     )
 
 
-log = logging.getLogger(__name__)
-
-
-RESTORED: Final = Update(applied=True, reason="", steps=0, gradient_steps=0, metrics={})
+RESTORED: Final = Update(applied=True)
 """What ranks compare after a restore, beside their weights."""
 
 
-class Ranks(Protocol):
-    """The ranks of this learner, seen from rank 0."""
+class Ranks:
+    """The other ranks of this learner, called from rank 0; here there are none, and nothing is to be done."""
 
     def start(self, algorithm: Algorithm) -> None:
         """Send the current state of `algorithm` to all ranks."""
-        ...
 
     def payloads(self, own: Payloads) -> Payloads:
         """Return the source from which the feed takes payloads; `own`: that of this rank alone."""
-        ...
-
-    def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
-        """Announce an update before it begins. progress: share of the run that is done, 0 to 1.
-
-        is_flushed: see `Batch`.
-        """
-        ...
-
-    def skip(self) -> None:
-        """Drop the batch that every rank has its part of."""
-        ...
-
-    def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
-        """Have all ranks restore what `algorithm` has; raises Fatal unless all of them then agree."""
-        ...
-
-    def agree(self, algorithm: Algorithm, update: Update) -> None:
-        """Compare the ranks after an update; raises Fatal when they have drifted apart."""
-        ...
-
-    def end(self, *, failed: bool) -> None:
-        """Let the other ranks end. failed: whether they end with a failure."""
-        ...
-
-
-class SingleRank:
-    """A learner of one process: there is no other rank to call."""
-
-    def start(self, algorithm: Algorithm) -> None:
-        """Do nothing."""
-
-    def payloads(self, own: Payloads) -> Payloads:
-        """Return `own`."""
         return own
 
     def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
-        """Do nothing."""
+        """Announce an update before it begins; progress: as of `update`. is_flushed: see `Batch`."""
 
     def skip(self) -> None:
-        """Do nothing."""
+        """Drop the batch that every rank has its part of."""
 
     def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
-        """Do nothing."""
+        """Have all ranks restore what `algorithm` has; raises Fatal unless all of them then agree."""
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
-        """Do nothing."""
+        """Compare the ranks after an update; raises Fatal when they have drifted apart."""
 
     def end(self, *, failed: bool) -> None:
-        """Do nothing."""
+        """Let the other ranks end, with a failure or without; ranks that are gone already are skipped."""
 
 
-class LeadingRank:
+class LeadingRank(Ranks):
     """Rank 0 of several. drain: called, with the reason, when another rank was asked to end."""
 
     def __init__(self, meeting: Meeting, drain: Callable[[str], None]) -> None:
@@ -223,34 +177,34 @@ class LeadingRank:
         self._drain = drain
 
     def start(self, algorithm: Algorithm) -> None:
-        """Send the current state of `algorithm` to all ranks."""
+        """See `Ranks`."""
         state = algorithm.state()
         self._meeting.turns.say({"what": "state", "numbers": state.numbers}, save(state.tensors))
 
     def payloads(self, own: Payloads) -> Payloads:
-        """Return a source that divides payloads among the ranks."""
+        """See `Ranks`."""
         return SharedPayloads(own, self._meeting.feed)
 
     def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
-        """Announce an update before it begins."""
+        """See `Ranks`."""
         self._meeting.turns.say({"what": "update", "progress": progress, "is_flushed": is_flushed})
 
     def skip(self) -> None:
-        """Drop the batch that every rank has its part of."""
+        """See `Ranks`."""
         self._meeting.turns.say({"what": "skip"})
 
     def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
-        """Have all ranks restore what `algorithm` has; raises Fatal unless all of them then agree."""
+        """See `Ranks`."""
         self._meeting.turns.say({"what": "restore", "numbers": state.numbers}, save(state.tensors))
         self.agree(algorithm, RESTORED)
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
-        """Compare the ranks after an update; raises Fatal when they have drifted apart."""
+        """See `Ranks`."""
         if self._meeting.agree(algorithm, update, draining=False):
             self._drain("another rank was asked to end")
 
     def end(self, *, failed: bool) -> None:
-        """Let the other ranks end; ranks that are gone already are skipped."""
+        """See `Ranks`."""
         try:
             self._meeting.turns.say({"what": "end", "failed": failed})
         except Fatal as error:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import (  # type: ignore[attr-defined] # public, by their documentation
     PrefixStore,
@@ -26,129 +26,10 @@ from torch.distributed import (  # type: ignore[attr-defined] # public, by their
 
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.algorithms.algorithm import Algorithm, Update
-from penstock.learner.algorithms.shared.rank_group import MinibatchSplit, RankGroup, RankRows, edges
-from penstock.learner.batch import send
 from penstock.learner.ledger import configuration_hash
-from penstock.policy.normaliser import Moments, combine
+from penstock.learner.ranks.group import RankGroup, add_up, lost
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
-
-# ---- `RankGroup` of several processes, by torch.distributed: gloo between CPUs, NCCL between GPUs.
-
-
-class TorchGroup:
-    """Implements `RankGroup` for the ranks of a process group, in the thread of the loop."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-
-    def rows_of(self, steps: Tensor) -> RankRows:
-        """Exchange which steps are chosen on all ranks, and return this rank's rows of them."""
-        whole, first = self._side_by_side(steps)
-        # Row numbers of a single rank: chosen steps, oldest first, then by column.
-        numbers = (whole.flatten().cumsum(0) - 1).view_as(whole)
-        mine = steps.cpu()
-        own = numbers[: len(mine), first : first + mine.shape[1]][mine]
-        return _Part(self, steps, int(whole.sum()), own, send(own, steps.device))
-
-    def columns(self, values: Tensor) -> Tensor:
-        """Return the columns of all ranks side by side, see `RankGroup`."""
-        return self._side_by_side(values)[0]
-
-    def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:
-        """Return the numbers of all ranks, see `RankGroup`."""
-        whole, first = self._side_by_side(torch.tensor([numbers], dtype=torch.int64))
-        return whole[0].tolist(), first
-
-    def sum_(self, tensor: Tensor) -> Tensor:
-        """Add up over the ranks in place, see `RankGroup`; raises Fatal when a rank is gone."""
-        with metrics.RANK_EXCHANGE_SECONDS.time():
-            try:
-                dist.all_reduce(tensor, group=self._group)
-            except RuntimeError as error:
-                raise lost(error) from error
-        return tensor
-
-    def moments(self, own: Moments) -> Moments:
-        """Combine moments in the order of the ranks, so that all get equal bits."""
-        row = torch.cat([own.count.reshape(1), own.mean, own.spread])
-        every = row.new_zeros((self.size, len(row)))
-        every[self.rank] = row
-        parts = [_moments(part) for part in self.sum_(every)]
-        whole = parts[0]
-        for part in parts[1:]:
-            whole = combine(whole, part)
-        return whole
-
-    def placed(self, rows: Tensor, places: Tensor, total: int) -> Tensor:
-        """Return rows [..., n] at int64 places [n] of [..., total], with the other ranks' rows at theirs."""
-        whole = rows.new_zeros((*rows.shape[:-1], total))
-        whole.index_copy_(-1, places, rows)
-        return self.sum_(whole)
-
-    def _side_by_side(self, values: Tensor) -> tuple[Tensor, int]:
-        """Return the columns of all ranks on the CPU, and the index of the first of this one's."""
-        shapes = torch.zeros((self.size, 2), dtype=torch.int64)
-        shapes[self.rank] = torch.tensor(values.shape)
-        self.sum_(shapes)
-        first = int(shapes[: self.rank, 1].sum())
-        kind = torch.uint8 if values.dtype is torch.bool else values.dtype
-        whole = torch.zeros((int(shapes[:, 0].max()), int(shapes[:, 1].sum())), dtype=kind)
-        whole[: len(values), first : first + values.shape[1]] = values.cpu()
-        return self.sum_(whole).to(values.dtype), first
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """This rank's rows. numbers: int64 [n] on the CPU, rising; places: the same on the device."""
-
-    group: TorchGroup
-    steps: Tensor
-    total: int
-    numbers: Tensor
-    places: Tensor
-
-    def split(self, order: Tensor, minibatches: int) -> MinibatchSplit:
-        local = torch.full((self.total,), -1)
-        local[self.numbers] = torch.arange(len(self.numbers))
-        dealt = local[order]
-        is_mine = dealt >= 0
-        before = torch.cat([is_mine.new_zeros(1, dtype=torch.int64), is_mine.cumsum(0)])
-        cuts = torch.tensor(edges(self.total, minibatches))
-        # Only the edges leave the tensors: a list of all rows takes longer than all else here.
-        sizes = list(zip(before[cuts].diff().tolist(), cuts.diff().tolist(), strict=True))
-        index = dealt[is_mine]
-        return _Dealt(self, index, sizes, send(self.numbers[index], self.places.device))
-
-    def gather(self, rows: Tensor) -> Tensor:
-        return self.group.placed(rows, self.places, self.total)
-
-    def own(self, rows: Tensor) -> Tensor:
-        return rows.index_select(-1, self.places)
-
-
-@dataclass(frozen=True, slots=True)
-class _Dealt:
-    part: _Part
-    index: Tensor
-    sizes: list[tuple[int, int]]
-    places: Tensor
-
-    def gather(self, rows: Tensor) -> Tensor:
-        return self.part.group.placed(rows, self.places, self.part.total)
-
-
-def lost(error: RuntimeError) -> Fatal:
-    """Return the error that ends a rank whose group has fallen apart."""
-    return Fatal(f"another rank of this learner is gone, so this one ends: {str(error).splitlines()[0]}")
-
-
-def _moments(row: Tensor) -> Moments:
-    width = (len(row) - 1) // 2
-    return Moments(row[0], row[1 : 1 + width], row[1 + width :])
-
 
 # ---- Messages from rank 0 to all others over gloo: words as JSON, with bytes where there is more.
 
@@ -178,15 +59,8 @@ class RankConnection:
         return dict(json.loads(both[: sizes[0]])), both[sizes[0] :]
 
     def add_up(self, numbers: Tensor) -> Tensor:
-        """Add numbers up over all ranks, in place: this is how ranks answer.
-
-        Raises Fatal when one is gone.
-        """
-        try:
-            dist.all_reduce(numbers, group=self._group)
-        except RuntimeError as error:
-            raise lost(error) from error
-        return numbers
+        """Add numbers up over all ranks, in place: this is how ranks answer."""
+        return add_up(numbers, self._group)
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
         try:
@@ -203,10 +77,7 @@ _INTEGERS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """The place of a process among the ranks.
-
-    rank: of `size`. on_host: the same among those of this machine.
-    """
+    """The place of a process among the ranks. rank: of `size`. on_host: the same on this machine."""
 
     rank: int = 0
     size: int = 1
@@ -232,25 +103,20 @@ def place_of(environ: Mapping[str, str]) -> RankPlace:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class Meeting:
     """The ranks together.
 
     turns: the connection on which rank 0 announces updates. feed: the one for payloads.
     """
 
-    def __init__(
-        self, place: RankPlace, group: TorchGroup, turns: RankConnection, feed: RankConnection
-    ) -> None:
-        self.place = place
-        self.group: RankGroup = group
-        self.turns = turns
-        self.feed = feed
+    place: RankPlace
+    group: RankGroup
+    turns: RankConnection
+    feed: RankConnection
 
     def agree(self, algorithm: Algorithm, update: Update, *, draining: bool) -> bool:
-        """Return, after an update, whether any rank was asked to end.
-
-        Raises Fatal when ranks have drifted apart.
-        """
+        """Return whether any rank was asked to end; raises Fatal when ranks have drifted apart."""
         every = torch.zeros((self.place.size, 4), dtype=torch.int64)
         own = [int(update.applied), update.steps, _checksum(algorithm), int(draining)]
         every[self.place.rank] = torch.tensor(own)
@@ -266,16 +132,10 @@ class Meeting:
 
 
 def meet(place: RankPlace, settings: Settings, device: torch.device) -> Meeting:
-    """Wait for the other ranks.
+    """Wait for the other ranks. device: of this rank's computation.
 
-    Args:
-        place: of this process.
-        settings: of the run; every rank must have the same.
-        device: of this rank's computation.
-
-    Raises:
-        Fatal: ranks do not come within `learner.rank_timeout_s`.
-        ConfigurationError: the ranks' configurations differ.
+    Raises Fatal when they do not come within `learner.rank_timeout_s`, ConfigurationError when the ranks'
+    configurations differ.
     """
     _check_network(place, settings)
     timeout_s = settings.learner.rank_timeout_s
@@ -297,7 +157,7 @@ def meet(place: RankPlace, settings: Settings, device: torch.device) -> Meeting:
     except RuntimeError as error:
         raise Fatal(f"the {place.size} ranks did not meet within {timeout_s:g} s: {error}") from error
     assert dist.group.WORLD is not None, "the process group was made just now"
-    group = TorchGroup(dist.group.WORLD)
+    group = RankGroup(dist.group.WORLD)
     _check_same(group, settings)
     metrics.RANKS.set(place.size)
     metrics.RANK.set(place.rank)
@@ -330,10 +190,7 @@ def _agreed(store: Store, place: RankPlace, timeout_s: float) -> Store:
 
 
 def _check_network(place: RankPlace, settings: Settings) -> None:
-    """Raise ConfigurationError for ranks on several machines where plaintext is not allowed.
-
-    Ranks speak in plaintext.
-    """
+    """Raise ConfigurationError for ranks on several machines without leave to speak in plaintext."""
     if not place.spans_machines:
         names = {name for _, name in socket.if_nameindex()}
         if _LOOPBACK in names:
@@ -346,7 +203,7 @@ def _check_network(place: RankPlace, settings: Settings) -> None:
         )
 
 
-def _check_same(group: TorchGroup, settings: Settings) -> None:
+def _check_same(group: RankGroup, settings: Settings) -> None:
     digests = torch.zeros(group.size, dtype=torch.int64)
     digests[group.rank] = int(configuration_hash(settings)[:15], 16)
     others = (group.sum_(digests) != digests[0]).nonzero().flatten().tolist()
@@ -358,12 +215,9 @@ def _check_same(group: TorchGroup, settings: Settings) -> None:
 
 def _checksum(algorithm: Algorithm) -> int:
     """Return the sum of all weights' bits as whole numbers modulo 2⁶⁴: exact, and independent of order."""
-    return sum(_bits(module) for module in algorithm.published_modules().values())
-
-
-def _bits(module: nn.Module) -> int:
     sums = [
         parameter.detach().view(_INTEGERS[parameter.element_size()]).sum(dtype=torch.int64)
+        for module in algorithm.published_modules().values()
         for parameter in module.parameters()
     ]
     return int(torch.stack(sums).sum())

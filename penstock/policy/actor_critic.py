@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, PolicySection
-from penstock.policy.distributions import ActionHead, ClosedForm, Numbers, head_of, joint
+from penstock.policy.distributions import ActionHead, head_of
 from penstock.policy.memory import Memory, SeenTrajectory
 from penstock.policy.networks import ActionMasks, Body, Inputs, Reader, dropouts, masked
 from penstock.policy.normaliser import Normaliser
@@ -220,11 +220,6 @@ class ActorCritic(nn.Module):
 
     combines_heads = False
     """True where `outputs` are more than what the two last layers give, each by itself."""
-    has_slope = False
-    """True where `closed_form` is implemented.
-
-    A class that overrides `joint_log_prob` or `joint_entropy` sets False.
-    """
 
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__()
@@ -246,7 +241,6 @@ class ActorCritic(nn.Module):
         self._remembers = bool(self.memory.state_space.spaces)
         self._masks = ActionMasks(action_space, self._cuts)
         self.dropouts = dropouts(self)
-        self.has_slope = all(head.has_slope for head in heads)
 
     @property
     def normaliser(self) -> Normaliser | None:
@@ -326,14 +320,6 @@ class ActorCritic(nn.Module):
         pieces = zip(self.action_heads, self._cuts, strict=True)
         parts = [head.entropy(parameters[..., cut]) for head, cut in pieces]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-
-    def closed_form(self, parameters: Numbers, action: Mapping[str, Numbers]) -> ClosedForm:
-        """Return `joint_log_prob` with the slopes of it and of `joint_entropy`; only where `has_slope`.
-
-        Arguments are those of `ActionHead.closed_form`, with parameters [n, P] and actions by path.
-        """
-        pieces = zip(self.action_heads, self._cuts, strict=True)
-        return joint([head.closed_form(parameters[:, cut], action[head.path]) for head, cut in pieces])
 
     def evaluate(self, observation: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Evaluated:
         """Return log-probability, entropy and value of tensors with any equal leading axes [..., *shape]."""

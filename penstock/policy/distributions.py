@@ -1,10 +1,7 @@
-"""Distributions of real numbers. Axes: A = elements of the leaf."""
+"""Action distributions in torch. Axes: A = elements of the leaf."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import torch
@@ -26,50 +23,11 @@ from penstock.policy.acting.drawing import (
 )
 from penstock.protocol.spaces import Box, Discrete, Leaf, MultiDiscrete
 
-# ---- What is written once for torch's tensors and numpy's arrays: in operators and names that both have.
-
-Numbers: TypeAlias = Any
-"""A tensor, or an array: one function is given, and gives back, only one kind."""
-
-
-def names_of(numbers: Numbers) -> ModuleType:
-    """Return torch for a tensor and numpy for an array, of any shape and dtype."""
-    return torch if isinstance(numbers, torch.Tensor) else np
-
-
 # ---- The contract of an action distribution: the head of one leaf of the action space.
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedForm:
-    """Log-probabilities of actions, and their slopes without a graph.
-
-    log_prob: [n].
-    slopes: from ∂L/∂log π of each row, [n], and ∂L/∂H of every row, a float, to ∂L/∂parameters, [n, size],
-        and ∂L by each parameter that the head itself has, in their order and of their shapes.
-    """
-
-    log_prob: Numbers
-    slopes: Callable[[Numbers, float], tuple[Numbers, list[Numbers]]]
-
-
-def joint(forms: Sequence[ClosedForm]) -> ClosedForm:
-    """Return the closed form of independent parts, whose parameters stand behind one another."""
-    if len(forms) == 1:
-        return forms[0]
-
-    def slopes(by_log_prob: Numbers, by_entropy: float) -> tuple[Numbers, list[Numbers]]:
-        by_parameters, own = zip(*(form.slopes(by_log_prob, by_entropy) for form in forms), strict=True)
-        return names_of(by_log_prob).concatenate(by_parameters, -1), [one for part in own for one in part]
-
-    return ClosedForm(sum(form.log_prob for form in forms), slopes)
 
 
 class ActionHead(Drawing, nn.Module):
     """The distribution of one leaf of the action space. Arguments are those of `Drawing`."""
-
-    has_slope = False
-    """Whether `closed_form` is implemented, and is that of this head's own `log_prob` and `entropy`."""
 
     def __init__(self, path: str, size: int, dtype: str) -> None:
         nn.Module.__init__(self)
@@ -83,22 +41,12 @@ class ActionHead(Drawing, nn.Module):
         """Return entropies [...] in nats of parameters [..., size]."""
         raise NotImplementedError
 
-    def closed_form(self, parameters: Numbers, action: Numbers) -> ClosedForm:
-        """Return log-probabilities and what their slopes are, without a graph.
-
-        parameters: outputs of the network, [n, size]. action: as drawn, [n, *shape]. Both are tensors or both
-        are arrays, and so is what comes back.
-        """
-        raise NotImplementedError
-
 
 # ---- Distributions of choices and bits.
 
 
 class Categorical(CategoricalDrawing, ActionHead):
     """One of n choices; parameters are logits."""
-
-    has_slope = True
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Return the log-softmax at the index, [...]."""
@@ -109,31 +57,9 @@ class Categorical(CategoricalDrawing, ActionHead):
         log_p = functional.log_softmax(parameters, -1)
         return -(log_p.exp() * log_p).sum(-1)
 
-    def closed_form(self, parameters: Numbers, action: Numbers) -> ClosedForm:
-        """Return log π(a), with ∂log π(a)/∂z = 1[a] − p and ∂H/∂z = −p (log p + H).
-
-        Raises IndexError, or for tensors on the CPU RuntimeError, for an action that is none of the choices.
-        """
-        names, log_p = names_of(parameters), _log_softmax(parameters)
-        # Choice by choice in memory, as a dense network's outputs are.
-        taken = (names.arange(self.size, device=action.device)[:, None] == action).T
-        probability = names.exp(log_p)
-
-        def slopes(by_log_prob: Numbers, by_entropy: float) -> tuple[Numbers, list[Numbers]]:
-            rows = by_log_prob[:, None]
-            slope = taken * rows - probability * rows
-            if by_entropy:
-                entropy = -(probability * log_p).sum(-1)
-                slope -= by_entropy * probability * (log_p + entropy[:, None])
-            return slope, []
-
-        return ClosedForm(_taken(log_p, taken, action), slopes)
-
 
 class MultiCategorical(MultiCategoricalDrawing, ActionHead):
     """Independent categoricals; their logits stand behind one another."""
-
-    has_slope = True
 
     def __init__(self, path: str, space: MultiDiscrete) -> None:
         super().__init__(path, space)
@@ -149,11 +75,6 @@ class MultiCategorical(MultiCategoricalDrawing, ActionHead):
         pieces = zip(self.parts, self.cuts, strict=True)
         return torch.stack([part.entropy(parameters[..., cut]) for part, cut in pieces]).sum(0)
 
-    def closed_form(self, parameters: Numbers, action: Numbers) -> ClosedForm:
-        """Return the sum over the parts, and their slopes behind one another."""
-        pieces = zip(self.parts, self.cuts, action.T, strict=True)
-        return joint([part.closed_form(parameters[:, cut], a) for part, cut, a in pieces])
-
 
 class Bernoulli(BernoulliDrawing, ActionHead):
     """Independent bits; parameters are a logit for each."""
@@ -165,25 +86,6 @@ class Bernoulli(BernoulliDrawing, ActionHead):
     def entropy(self, parameters: Tensor) -> Tensor:
         """Return Σ softplus(x) − x σ(x)."""
         return (functional.softplus(parameters) - parameters * parameters.sigmoid()).sum(-1)
-
-
-def _log_softmax(parameters: Numbers) -> Numbers:
-    """[n, size], over the last axis."""
-    if isinstance(parameters, Tensor):
-        return functional.log_softmax(parameters, -1)
-    shifted = parameters - np.maximum.reduce(parameters, -1)[:, None]
-    shifted -= np.log(np.add.reduce(np.exp(shifted), -1))[:, None]
-    return shifted
-
-
-def _taken(log_p: Numbers, taken: Numbers, action: Numbers) -> Numbers:
-    """Return log p [n, size] of the actions [n], [n]. taken: whether a choice is the action, [n, size]."""
-    if isinstance(log_p, Tensor):
-        return log_p.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-    # The sum would be 0, an action that is certain.
-    if np.count_nonzero(taken.T) != len(action):
-        raise IndexError(f"an action is none of {log_p.shape[-1]} choices")
-    return (taken * log_p).sum(-1)
 
 
 # ---- Action values of a network.
@@ -200,8 +102,6 @@ class EpsilonGreedy(EpsilonGreedyDrawing, Categorical):
     `log_prob` and `entropy` are of the softmax over values scaled to ±1. No algorithm learns from them: they
     serve the probe, which tells weights apart by all values, whatever ε is.
     """
-
-    has_slope = False  # that of a choice is not of scaled values
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Return the log-probability under the softmax over scaled values."""
@@ -228,8 +128,6 @@ class Gaussian(GaussianDrawing, ActionHead):
     Actions are drawn unbounded; the environment gets them clipped to the bounds. A = elements of the action.
     """
 
-    has_slope = True
-
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
         super().__init__(path, space, initial_log_std)
         self.log_std = nn.Parameter(torch.full((self.size,), initial_log_std))
@@ -245,23 +143,6 @@ class Gaussian(GaussianDrawing, ActionHead):
         entropy = self.log_std.sum() + self.size * (0.5 + _HALF_LOG_TWO_PI)
         return entropy.expand(parameters.shape[:-1])
 
-    def closed_form(self, parameters: Numbers, action: Numbers) -> ClosedForm:
-        """Return log π(a), with ∂log π/∂μ = z/σ, ∂log π/∂log σ = z² − 1 and ∂H/∂log σ = 1; z = (a − μ)/σ."""
-        names = names_of(parameters)
-        log_std = self.log_std.detach() if names is torch else self._log_std()
-        deviation = names.exp(-log_std)
-        raw = names.asarray(action, dtype=parameters.dtype).reshape(parameters.shape)
-        scaled = (raw - parameters) * deviation
-        square = scaled * scaled
-
-        def slopes(by_log_prob: Numbers, by_entropy: float) -> tuple[Numbers, list[Numbers]]:
-            rows = by_log_prob[:, None]
-            by_log_std = (rows * (square - 1.0)).sum(0) + by_entropy * len(rows)
-            return rows * scaled * deviation, [by_log_std]
-
-        constant = log_std.sum() + self.size * _HALF_LOG_TWO_PI
-        return ClosedForm(-0.5 * square.sum(-1) - constant, slopes)
-
     def _log_std(self) -> Reals:
         # A view of the parameter, so that new weights are seen at once.
         array: Reals = self.log_std.detach().cpu().numpy()
@@ -273,8 +154,6 @@ class SquashedGaussian(SquashedGaussianDrawing, Gaussian):
 
     Log-probability and entropy are those of tanh(u) in (−1, 1); stretching adds a constant to both.
     """
-
-    has_slope = False  # its entropy has other slopes than a Gaussian's
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Return the Gaussian's log-density minus Σ log(1 − tanh²u)."""
@@ -334,14 +213,12 @@ __all__ = [
     "ActionHead",
     "Bernoulli",
     "Categorical",
-    "ClosedForm",
     "ConditionalSquashedGaussian",
     "EpsilonGreedy",
     "Gaussian",
     "MultiCategorical",
     "SquashedGaussian",
     "head_of",
-    "joint",
 ]
 
 _HEADS: Final[Kinds[ActionHead]] = Kinds(

@@ -39,7 +39,7 @@ from penstock.broker.service.admission import (
 from penstock.broker.service.experience_service import ExperienceService
 from penstock.broker.service.weight_service import Changes, WeightCache, WeightService
 from penstock.config.settings import PolicySection, PPOSection
-from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.ppo import PPO
 from penstock.policy.build import build
 from penstock.protocol import append
 from penstock.protocol.fragment import Fragment, check, header_bytes, parse_header

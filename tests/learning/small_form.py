@@ -12,7 +12,7 @@ from penstock.actor.specification import run as actor_run
 from penstock.config.settings import Settings, load
 from penstock.learner.batch import assemble
 from penstock.learner.feed.payloads import check_meaning
-from penstock.learner.model.model import make_model
+from penstock.learner.model import make_model
 from penstock.policy.weights import encode
 from penstock.protocol.fragment import Fragment, check
 from penstock.workloads.control.defaults import for_environment

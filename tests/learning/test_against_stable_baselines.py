@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.settings import PPOSection
-from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import Batch, assemble
 from penstock.policy.policy import Policy
 from penstock.protocol.spaces import Space

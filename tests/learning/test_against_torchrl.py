@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
-from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
-from penstock.learner.algorithms.on_policy.ppo import PPO, Impala, Reinforce
+from penstock.learner.algorithms.on_policy import OnPolicy
+from penstock.learner.algorithms.ppo import PPO, Impala, Reinforce
 from penstock.learner.batch import Batch, assemble
 from penstock.policy.policy import Policy
 from tests.support.experience.experience import Collector, cartpoles, small_policy
@@ -206,7 +206,7 @@ def test_ppo_estimates_advantages_and_targets_as_torchrls_gae() -> None:
 
 def prepared_rows(ppo: PPO, batch: Batch) -> Any:
     """What the epochs of an update of this batch would begin with."""
-    from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
+    from penstock.learner.ranks.group import RankGroup
 
     with torch.no_grad():
-        return ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid)).rows
+        return ppo.prepare(batch, batch.reward, RankGroup().rows_of(batch.valid)).rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.settings import PPOSection
-from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import assemble
 from penstock.policy.policy import Policy
 from tests.learning.plain_ppo import PlainPPO, PlainSettings

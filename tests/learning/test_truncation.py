@@ -8,7 +8,7 @@ import torch
 
 from penstock.actor.acting.stepper import Observation
 from penstock.config.settings import PPOSection
-from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import assemble
 from penstock.policy.policy import Policy
 from tests.learning import small_form

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config.settings import PPOSection
-from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.shared.containment import see
-from penstock.learner.algorithms.shared.rank_group import SingleRankGroup, evenly
+from penstock.learner.algorithms.ppo import PPO
+from penstock.learner.algorithms.rows import see
+from penstock.learner.ranks.group import RankGroup
 from tests.support.experience.remembering import Actor, batch_of, remembering
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -57,9 +57,11 @@ def test_recorded_log_probabilities_are_the_learners(
         found = policy.joint_log_prob(parameters, {"action": batch.action["action"].flatten()})
         same = torch.isclose(found.view_as(batch.log_prob), batch.log_prob, rtol=1e-4, atol=1e-4)
         assert same[batch.valid].all()
-        rows = ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid)).rows
+        prepared = ppo.prepare(batch, batch.reward, RankGroup().rows_of(batch.valid))
+        rows = prepared.rows
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-        for part in rows.select(order).cut(evenly(len(rows), 3)) if len(rows) else ():
+        sizes = prepared.rank_rows.split(order, 3)[1] if len(rows) else []
+        for part in rows.select(order).cut(sizes) if len(rows) else ():
             outputs = ppo._network.outputs(part.inputs)
             again = policy.joint_log_prob(outputs.parameters, part.action)
             torch.testing.assert_close(again, part.behaviour, rtol=1e-4, atol=1e-4)

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from penstock.config.settings import ConfigurationError, DQNSection
-from penstock.learner.algorithms.fast.network import network_of
-from penstock.learner.algorithms.fast.optimiser import FlatAdam
+from penstock.learner.algorithms.fast import network_of
 from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
 from penstock.learner.algorithms.off_policy.replay.memory import Sample
 from penstock.learner.algorithms.off_policy.replay.transitions import Transitions
-from penstock.learner.algorithms.shared.loss import Sloped
+from penstock.learner.algorithms.optimiser import FlatAdam
 from penstock.policy.distributions import EpsilonGreedy
 from penstock.policy.policy import Policy
 
@@ -65,13 +65,13 @@ class DQN(OffPolicy):
         outputs = self._network.outputs(self.policy.read(rows.observation))
         action = rows.action[self._head.path].long().unsqueeze(1)
         value = outputs.parameters.gather(1, action).squeeze(1)
-        error = value.detach() - target
+        error = value - target
         loss = huber(error, sample.weight.to(error.dtype))
-        gradient = self._network.gradient([value], [loss.slope])
+        gradient = self._network.gradient(loss)
         norm = self._optimiser.step(gradient, learning_rate, self.section.max_gradient_norm)
         self._target.follow()
-        metrics = (loss.loss, error.abs().mean(), value.detach().mean(), norm)
-        return Stepped(error, dict(zip(METRICS, metrics, strict=True)))
+        metrics = (loss.detach(), error.detach().abs().mean(), value.detach().mean(), norm)
+        return Stepped(error.detach(), dict(zip(METRICS, metrics, strict=True)))
 
     @torch.no_grad()
     def _targets(self, rows: Transitions) -> Tensor:
@@ -101,12 +101,6 @@ def epsilon(section: DQNSection, progress: float) -> float:
     return section.epsilon_initial + share * (section.epsilon_final - section.epsilon_initial)
 
 
-def huber(error: Tensor, weight: Tensor) -> Sloped:
-    """Return mean w · (½ δ² where |δ| ≤ 1, else |δ| − ½), and its slope by δ.
-
-    The slope is w · clip(δ, −1, 1) / n (Huber 1964).
-    """
-    clipped = error.clamp(-1.0, 1.0)
-    # For |δ| ≤ 1 that is δ² − ½ δ²; beyond, |δ| − ½.
-    loss = (weight * (clipped * error - 0.5 * clipped.square())).mean()
-    return Sloped(loss, weight * clipped / len(error))
+def huber(error: Tensor, weight: Tensor) -> Tensor:
+    """Return mean w · (½ δ² where |δ| ≤ 1, else |δ| − ½) (Huber 1964); error, weight: δ and w, [n]."""
+    return (weight * functional.huber_loss(error, torch.zeros_like(error), reduction="none")).mean()

@@ -16,19 +16,19 @@ returns is 0. Actions in fragments are those before the tanh; critics see them a
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, SACSection
-from penstock.learner.algorithms.fast.optimiser import FlatAdam
-from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target, TwinCritics
+from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
 from penstock.learner.algorithms.off_policy.replay.memory import Sample
 from penstock.learner.algorithms.off_policy.replay.transitions import Transitions
+from penstock.learner.algorithms.optimiser import FlatAdam
 from penstock.policy.distributions import ConditionalSquashedGaussian
-from penstock.policy.networks import Inputs
+from penstock.policy.networks import ACTIVATIONS, ImageEncoder, Inputs, Reader, initialise
 from penstock.policy.policy import Policy
 
 METRICS = (
@@ -38,6 +38,9 @@ METRICS = (
 
 Losses of critics and actor, −log π in nats, α, |y − Q|, Q(s, a) and the norm of the critics' gradient.
 """
+
+
+_HIDDEN_GAIN = 2.0**0.5
 
 
 class Temperature(nn.Module):
@@ -50,6 +53,47 @@ class Temperature(nn.Module):
     def forward(self) -> Tensor:
         """Return α, a scalar without gradient."""
         return self.log.detach().exp().squeeze(0)
+
+
+class Critic(nn.Module):
+    """Computes Q(s, a): one encoder per image, then hidden layers over features, vector part and action."""
+
+    def __init__(self, reader: Reader, actions: int, hidden_sizes: Sequence[int], activation: str) -> None:
+        super().__init__()
+        encoders = [ImageEncoder(path, leaf, "auto") for path, leaf in reader.images]
+        self.images = nn.ModuleList(encoders)
+        width = reader.width + sum(encoder.width for encoder in encoders) + actions
+        layers: list[nn.Module] = []
+        for size in hidden_sizes:
+            layers += [nn.Linear(width, size), ACTIVATIONS[activation]()]
+            width = size
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, inputs: Inputs, action: Tensor) -> Tensor:
+        """Return Q [M] of actions [M, A]."""
+        seen = [encoder(image) for encoder, image in zip(self.images, inputs.images, strict=True)]
+        value: Tensor = self.head(self.layers(torch.cat([inputs.vector, *seen, action], 1)))
+        return value.squeeze(1)
+
+
+class TwinCritics(nn.Module):
+    """Two critics, of which the smaller value counts (Fujimoto et al. 2018, section 4.2)."""
+
+    def __init__(
+        self, reader: Reader, actions: int, hidden_sizes: Sequence[int], activation: str, *, seed: int
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.both = nn.ModuleList(Critic(reader, actions, hidden_sizes, activation) for _ in range(2))
+        for critic in self.both:
+            initialise(critic, _HIDDEN_GAIN, generator)
+            assert isinstance(critic, Critic)
+            initialise(critic.head, 1.0, generator)
+
+    def forward(self, inputs: Inputs, action: Tensor) -> Tensor:
+        """Return both values [2, M] of actions [M, A]."""
+        return torch.stack([critic(inputs, action) for critic in self.both])
 
 
 class SAC(OffPolicy):
@@ -177,5 +221,5 @@ class SAC(OffPolicy):
         return {"target": self._target}
 
     def generators(self) -> Mapping[str, torch.Generator]:
-        """Return the generator of the noise of actions."""
+        """Return that of the noise of actions."""
         return {"noise": self._noise}

@@ -20,18 +20,23 @@ A record's `model` is a function (Settings, Workload, RankGroup, torch device) â
 named by its settings section, which the record's `algorithms` adds to the configuration.
 """
 
-from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
+from penstock.learner.algorithms.algorithm import (
+    Algorithm,
+    AlgorithmState,
+    Hardware,
+    LearnsOnce,
+    Update,
+    hardware_of,
+)
+from penstock.learner.algorithms.containment import contained, verdict
+from penstock.learner.algorithms.losses import decayed, factor, warmup
+from penstock.learner.algorithms.optimiser import copies, load_copies, taken_over, under
 from penstock.learner.algorithms.registry import HardwareMaker as AlgorithmMaker
 from penstock.learner.algorithms.registry import choose
-from penstock.learner.algorithms.shared.containment import contained, verdict
-from penstock.learner.algorithms.shared.learn_once import LearnsOnce
-from penstock.learner.algorithms.shared.rank_group import RankGroup
-from penstock.learner.algorithms.shared.schedule import Hardware, decayed, factor, hardware_of, warmup
-from penstock.learner.algorithms.shared.stored import copies, load_copies, taken_over, under
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
-from penstock.learner.model.model import Model, model_of, target_of
-from penstock.learner.model.stepwise import make_model as make_step_model
+from penstock.learner.model import Model, make_step_model, model_of, target_of
+from penstock.learner.ranks.group import RankGroup
 
 __all__ = [
     "Algorithm",

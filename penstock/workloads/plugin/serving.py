@@ -44,7 +44,7 @@ from penstock.actor.serving.request_handler import RequestErrors
 from penstock.actor.serving.requests import check_amount, check_count, check_request_id
 from penstock.actor.serving.server_process import HostedService
 from penstock.config.workload import Services
-from penstock.learner.algorithms.shared.stored import under
+from penstock.learner.algorithms.optimiser import under
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.publish.final_policy import FinalPolicy, read_final
 from penstock.runtime.lifecycle import BackgroundTasks

@@ -20,7 +20,7 @@ from penstock.learner.checkpoint.checkpointer import Beginning, choose
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.ledger import Progress, sections
-from penstock.learner.model.model import make_model
+from penstock.learner.model import make_model
 from penstock.runtime.exit import Fatal
 from tests.support.run.learner_run import settings
 

@@ -10,7 +10,7 @@ import redis
 
 import penstock.learner.learner
 from penstock.broker.log import keys
-from penstock.learner.model.model import make_model
+from penstock.learner.model import make_model
 from penstock.protocol.messages import Role
 from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed

@@ -28,7 +28,7 @@ from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Upd
 from penstock.learner.batch import Batch
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.entry import main
-from penstock.learner.model.model import Model, model_of
+from penstock.learner.model import Model, model_of
 from penstock.protocol.spaces import Box, Discrete, Space
 from penstock.protocol.specification import Probe
 from penstock.protocol.tensor import Array

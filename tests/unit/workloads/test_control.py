@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from penstock.config import settings
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import find, load, module_of
-from penstock.learner.model.model import make_model
+from penstock.learner.model import make_model
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from penstock.workloads.control.environment import make, spaces, target, to_space
 from tests.support.experience.counting_environments import Counting

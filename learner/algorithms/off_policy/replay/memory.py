@@ -1,6 +1,6 @@
 """The replay memory: a ring of transitions that enter and leave by whole log entries, oldest first.
 
-Observations lie beside it, each once (`frame_ring`): that of a step is also what follows the step before, and
+Observations lie beside it, each once (`FrameRing`): that of a step is also what follows the step before, and
 part of as many stacks as a policy stacks frames.
 
 The log is the storage: a checkpoint holds the numbers and priorities of the entries, never a payload. After
@@ -21,13 +21,11 @@ from torch import Tensor
 from penstock.learner.algorithms.off_policy.replay.transitions import Steps, Transitions
 from penstock.policy.recurrent import FrameStack
 
-# ---- The observations that replay holds, each once: transitions name them by number.
-
 _GROWTH: Final = 1.25
 
 
 class FrameRing:
-    """Frames by path, [room, *shape] each, on one device; room: how many it holds before it grows."""
+    """Observations, each once, by number and path, [room, *shape]; it grows where `room` is too small."""
 
     def __init__(self, room: int, device: torch.device) -> None:
         self._room, self._device = room, device
@@ -83,9 +81,6 @@ class FrameRing:
         return torch.empty((room, *like.shape[1:]), dtype=like.dtype, device=self._device)
 
 
-# ---- A sum tree over priorities.
-
-
 class SumTree:
     """Holds `capacity` leaves of priority ≥ 0, float64; 0 at first."""
 
@@ -115,8 +110,7 @@ class SumTree:
     def find(self, mass: Tensor) -> Tensor:
         """Return the leaf int64 [n] in which each `mass`, float64 [n] of 0..total, falls.
 
-        All priorities lie end to end. It never returns a leaf of priority 0 while any is above 0, even when
-        `mass` is rounded.
+        A leaf of priority 0 is never returned while any is above 0, even when `mass` is rounded.
         """
         rest = mass.clone()
         node = torch.ones_like(mass, dtype=torch.int64)
@@ -151,16 +145,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment of an update.
-
-    changes: priorities set since it began. random: state of the random numbers, uint8 [bytes].
-    """
+    """A moment of an update. changes: how many priorities were set. random: state of the random numbers."""
 
     changes: int
     random: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Prioritisation:
     """Proportional priorities (Schaul et al. 2016, section 3.3): P(i) = p_i^α / Σ p^α, p_i = |δ_i| + ε."""
 
@@ -181,10 +172,7 @@ class Replay:
         stack: FrameStack,
         prioritisation: Prioritisation | None = None,
     ) -> None:
-        """Make an empty memory.
-
-        stack: of the policy. prioritisation: None for uniform sampling.
-        """
+        """Begin empty. stack: of the policy. prioritisation: None for uniform sampling."""
         self.capacity = capacity
         self.capacity_bytes = capacity_bytes
         self._device = device
@@ -226,9 +214,9 @@ class Replay:
     # ---- in and out
 
     def insert(self, number: int, size: int, new: Steps) -> None:
-        """Insert an entry with the largest priority so far; the oldest entries make room for it.
+        """Insert an entry of `size` bytes with the largest priority so far; the oldest ones make room for it.
 
-        Raises ValueError for an entry that does not fit. new: its transitions. size: bytes of its payload.
+        Raises ValueError for an entry that does not fit.
         """
         if len(new) == 0:
             return
@@ -325,9 +313,7 @@ class Replay:
     # ---- sampling
 
     def sample(self, count: int, *, importance_exponent: float) -> Sample:
-        """Return `count` transitions, drawn with replacement.
-
-        importance_exponent: β of the importance weights, 0..1.
+        """Return `count` transitions, drawn with replacement. importance_exponent: β of their weights, 0..1.
 
         Uniform: every transition alike, weights 1. Prioritised: one draw from each of `count` equal parts of
         the total (appendix B.2.1), weights (N·P(i))^−β divided by the batch's largest (section 3.4). Raises
@@ -364,7 +350,7 @@ class Replay:
         return self._stack.row({path: self._frames.at(path, numbers) for path in self._frames.paths})
 
     def entries_of(self, index: Tensor) -> Tensor:
-        """Return the number of the log entry of each place int64 [n] of the ring, int64 [n] on the CPU."""
+        """Return the log entry of each place int64 [n] of the ring, int64 [n] on the CPU."""
         ends = torch.tensor(list(itertools.accumulate(entry.rows for entry in self._entries)))
         behind = (index.cpu() - self._first) % self.capacity
         numbers = torch.tensor([entry.number for entry in self._entries])

@@ -32,12 +32,9 @@ class SampleToInsertRatio:
     """Counts insertions and gradient steps of one replay memory, and tells what they allow."""
 
     def __init__(self, *, ratio: float, minimum: int, buffer_steps: int) -> None:
-        """Make a limiter.
+        """Begin with no step. ratio: gradient steps per environment step.
 
-        Args:
-            ratio: gradient steps per environment step.
-            minimum: environment steps before the first gradient step.
-            buffer_steps: bound of the error, in environment steps.
+        minimum, buffer_steps: before the first gradient step, and the error's bound, in environment steps.
         """
         self._ratio = ratio
         self.minimum = minimum
@@ -59,10 +56,7 @@ class SampleToInsertRatio:
         return self.due + steps * self._ratio <= self._buffer + _ROUNDING
 
     def inserted(self, steps: int) -> None:
-        """Count inserted steps; raises RuntimeError where they were not allowed.
-
-        `check` has ruled that out.
-        """
+        """Count inserted steps; raises RuntimeError where they were not allowed, as `check` has ruled out."""
         if not self.may_insert(steps):
             raise RuntimeError(f"rate limiter: {steps} steps entered with {self.due:g} gradient steps due")
         self.counts.inserted += steps

@@ -106,7 +106,7 @@ def _cut(batch: Batch, columns: slice, steps: int) -> Batch:
 
 def transitions(fragment: Batch, stack: FrameStack, *, discount: float, steps: int) -> Steps:
     """Return the n-step transitions of one fragment, n = `steps`, of a policy that stacks frames so."""
-    ahead = look_ahead(fragment, discount=discount, steps=steps)
+    reward, factor, following = _look_ahead(fragment, discount, steps)
     rows = fragment.valid.flatten().nonzero().squeeze(1)
     stacks = _stacks(fragment, stack)
     past = stack.past(fragment.state) if stack.depth > 1 else {}
@@ -116,10 +116,10 @@ def transitions(fragment: Batch, stack: FrameStack, *, discount: float, steps: i
             for path, part in fragment.observation.items()
         },
         before=stacks[rows],
-        after=stacks[ahead.following.flatten()[rows]],
+        after=stacks[following[rows]],
         action={path: part.flatten(0, 1)[rows] for path, part in fragment.action.items()},
-        reward=ahead.reward.flatten()[rows],
-        discount=ahead.discount.flatten()[rows],
+        reward=reward[rows],
+        discount=factor[rows],
     )
 
 
@@ -167,21 +167,11 @@ def _finals(fragment: Batch, path: str) -> Tensor:
     return fragment.observation[path][fragment.final_step, fragment.final_slot]
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """The outcome of looking ahead from each step.
+def _look_ahead(fragment: Batch, discount: float, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return discounted reward and discount of each step, float32 [T·N], and what follows it.
 
-    reward, discount: float32 [T, N].
-    following: int64 [T, N], row of [(T+1)·N observations, K final ones].
+    What follows: int64 [T·N], row of [(T+1)·N observations, K final ones].
     """
-
-    reward: Tensor
-    discount: Tensor
-    following: Tensor
-
-
-def look_ahead(fragment: Batch, *, discount: float, steps: int) -> Ahead:
-    """Return discounted reward, discount and following observation of each step, up to `steps` ahead."""
     length = len(fragment.valid)
     ended = fragment.terminated | fragment.truncated
     goes_on = torch.zeros_like(fragment.valid)
@@ -199,14 +189,11 @@ def look_ahead(fragment: Batch, *, discount: float, steps: int) -> Ahead:
         following[:rest] = torch.where(here, after[k:], following[:rest])
         reaches[:rest] = here & goes_on[k:]
         reaches[rest:] = False
-    return Ahead(reward, factor, following)
+    return reward.flatten(), factor.flatten(), following.flatten()
 
 
 def _after(fragment: Batch) -> Tensor:
-    """Return the row of the observation that follows each step.
-
-    It is the true final one where the episode ended.
-    """
+    """Return the row of what follows each step: the true final observation where an episode ended."""
     length, columns = fragment.valid.shape
     rows = torch.arange(length * columns, device=fragment.valid.device) + columns
     after = rows.view(length, columns)

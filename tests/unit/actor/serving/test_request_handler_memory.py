@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock.client.calls import from_plain_parts, to_plain_parts
-from penstock.learner.algorithms.shared.containment import see
+from penstock.learner.algorithms.rows import see
 from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy
 from penstock.protocol.refusal import Reason, Refused

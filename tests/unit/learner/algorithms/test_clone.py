@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from penstock.config.settings import CloneSection
 from penstock.learner.algorithms.clone import METRICS, Clone
-from penstock.learner.algorithms.shared.containment import see
+from penstock.learner.algorithms.rows import see
 from penstock.learner.batch import Batch
 from penstock.policy.networks import BatchNorm
 from penstock.policy.policy import Policy

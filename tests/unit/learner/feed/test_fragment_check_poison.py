@@ -22,7 +22,7 @@ from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.algorithms.clone import Clone
 from penstock.learner.algorithms.off_policy.dqn import DQN
 from penstock.learner.algorithms.off_policy.sac import SAC
-from penstock.learner.algorithms.on_policy.ppo import PPO, Impala, Reinforce
+from penstock.learner.algorithms.ppo import PPO, Impala, Reinforce
 from penstock.learner.batch import Batch, assemble
 from penstock.learner.feed.payloads import check_meaning
 from penstock.policy import build as building

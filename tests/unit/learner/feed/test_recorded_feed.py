@@ -12,7 +12,7 @@ import torch
 from penstock.config.settings import CloneSection, PolicySection, PPOSection
 from penstock.learner.algorithms.algorithm import Imitator
 from penstock.learner.algorithms.clone import Clone
-from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import Batch
 from penstock.learner.feed.log_feed import FeedEnded, LogBatch
 from penstock.learner.feed.recorded_feed import RecordedFeed, Recording

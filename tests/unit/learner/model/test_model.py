@@ -17,7 +17,7 @@ from penstock.config.settings import (
     Settings,
 )
 from penstock.learner.algorithms.registry import ALGORITHMS, check_hardware
-from penstock.learner.model.model import check_memory, check_schema, check_specification, make_model
+from penstock.learner.model import check_memory, check_schema, check_specification, make_model
 from penstock.protocol.limits import MIB
 from penstock.protocol.schema import Axes, fragment_schema
 from penstock.protocol.spaces import Box, Dict, Discrete

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
+from penstock.learner.ranks.group import RankGroup
 from tests.support.run.ranks import run
 from tests.unit.learner.ranks.updates import CASES, learn
 
@@ -36,7 +36,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 @cache
 def alone(name: str, updates: int) -> dict[str, Tensor]:
     """What one rank learns."""
-    return learn(name, updates, SingleRankGroup(), 0)
+    return learn(name, updates, RankGroup(), 0)
 
 
 @pytest.mark.parametrize(("size", "name"), AS_ONE)

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch import distributed as dist
 
 from penstock.config.settings import ImpalaSection, OnPolicySection, PPOSection, ReinforceSection
-from penstock.learner.algorithms.on_policy.on_policy import OnPolicy
+from penstock.learner.algorithms.algorithm import Hardware
+from penstock.learner.algorithms.on_policy import OnPolicy
 from penstock.learner.algorithms.registry import make
-from penstock.learner.algorithms.shared.rank_group import RankGroup
-from penstock.learner.algorithms.shared.schedule import Hardware
 from penstock.learner.batch import assemble, nothing
-from penstock.learner.ranks.rendezvous import TorchGroup, divide
+from penstock.learner.ranks.group import RankGroup
+from penstock.learner.ranks.rendezvous import divide
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
@@ -142,7 +142,7 @@ def main(folder: Path, updates: int, names: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     assert dist.group.WORLD is not None
-    group = TorchGroup(dist.group.WORLD)
+    group = RankGroup(dist.group.WORLD)
     for name in names:
         save_file(learn(name, updates, group, group.rank), folder / f"{name}-{group.rank}.safetensors")
     dist.destroy_process_group()

@@ -13,16 +13,12 @@ from penstock.policy.distributions import (
     Bernoulli,
     Categorical,
     ConditionalSquashedGaussian,
-    EpsilonGreedy,
     Gaussian,
     MultiCategorical,
-    Numbers,
     SquashedGaussian,
     head_of,
 )
-from penstock.policy.networks import masked
 from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete
-from penstock.protocol.tensor import Array
 from tests.support.experience.experience import box
 
 LOG_STD = -0.4
@@ -105,36 +101,6 @@ def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
     _, drawn = head.draw(params.numpy(), np.random.default_rng(3))
     if "squashed" not in name:
         assert (log_prob >= drawn - 1e-5).all()
-
-
-@pytest.mark.parametrize("by_entropy", [0.0, -0.3])
-@pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray], ids=["tensors", "arrays"])
-@pytest.mark.parametrize("name", ["categorical", "masked categorical", "multi-categorical", "gaussian"])
-def test_slopes_in_closed_form_are_those_of_autograd(
-    name: str, kind: Callable[[Array], Numbers], by_entropy: float
-) -> None:
-    head = HEADS[name.removeprefix("masked ")]().double()
-    outputs = parameters(head).double().requires_grad_()
-    forbidden = torch.zeros(outputs.shape, dtype=torch.bool)
-    forbidden[::2, 1:3] = "masked" in name
-    shown = masked(outputs, forbidden)
-    action = np.asarray(head.draw(shown.detach().numpy(), np.random.default_rng(2))[0])
-    weights = torch.randn(len(action), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    log_prob = head.log_prob(shown, torch.from_numpy(action))
-    loss = (log_prob * weights).sum() + by_entropy * head.entropy(shown).sum()
-    wanted = [outputs, *head.parameters()]
-    expected = torch.autograd.grad(loss, wanted, materialize_grads=True)
-    form = head.closed_form(kind(shown.detach().numpy()), kind(action))
-    by_parameters, by_own = form.slopes(kind(weights.numpy()), by_entropy)
-    found = [torch.as_tensor(one) for one in (form.log_prob, by_parameters, *by_own)]
-    torch.testing.assert_close(found, [log_prob.detach(), *expected], rtol=1e-12, atol=1e-13)
-
-
-def test_a_head_of_other_numbers_has_not_the_slopes_that_it_would_inherit() -> None:
-    assert Categorical("action", Discrete(3)).has_slope
-    assert not EpsilonGreedy("action", Discrete(3)).has_slope
-    assert Gaussian("action", WIDE, LOG_STD).has_slope
-    assert not SquashedGaussian("action", WIDE, LOG_STD).has_slope
 
 
 def test_categorical_draws_follow_their_probabilities() -> None:

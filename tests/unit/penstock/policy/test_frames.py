@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.wrappers import FrameStackObservation
 
-from penstock.learner.algorithms.shared.containment import see
+from penstock.learner.algorithms.rows import see
 from penstock.policy.acting.acting_policy import begun
 from penstock.policy.recurrent import FrameStack
 from penstock.protocol.schema import fragment_schema, state_rules

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.learner.algorithms.shared.containment import see
+from penstock.learner.algorithms.rows import see
 from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy
 from penstock.policy.recurrent import Core, unroll

@@ -13,8 +13,8 @@ from penstock.broker.log.replies import ProbeAnswer
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import Workload, find
-from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
-from penstock.learner.model.model import Model
+from penstock.learner.model import Model
+from penstock.learner.ranks.group import RankGroup
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
 from penstock.protocol.spaces import Discrete, Space
@@ -55,7 +55,7 @@ def made(base: Path, **sections: Any) -> Model:
         "actor": {"unroll_length": 24},
     }
     settings = configuration.load([usual, sections])
-    return make_model(settings, WORDS, SingleRankGroup(), torch.device("cpu"))
+    return make_model(settings, WORDS, RankGroup(), torch.device("cpu"))
 
 
 def test_a_model_publishes_its_adapter(base: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_critic_with_an_adapter_is_the_learners_alone(base: Path) -> None:
             }
         ]
     )
-    model = make_model(settings, find("rlhf"), SingleRankGroup(), torch.device("cpu"))
+    model = make_model(settings, find("rlhf"), RankGroup(), torch.device("cpu"))
     assert "critic" not in json.loads(model.specification.policy_json)["kwargs"]
     assert any(name.startswith("critic/adapter.") for name in model.algorithm.state().tensors)
     assert model.weight_bytes == made(base).weight_bytes

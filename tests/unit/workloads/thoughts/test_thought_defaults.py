@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.config.service_settings import learner_settings
-from penstock.learner.model.model import device_of
+from penstock.learner.model import device_of
 
 
 def test_thoughts_are_learned_on_the_processor_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,25 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.config.settings import PolicySection
-from penstock.learner.algorithms.fast import optimiser
-from penstock.learner.algorithms.fast.network import AutogradNetwork, DenseNetwork, Network, network_of
-from penstock.learner.algorithms.fast.optimiser import FlatAdam
+from penstock.config.settings import PolicySection, PPOSection
+from penstock.learner.algorithms import optimiser
+from penstock.learner.algorithms.fast import _FORMS, DenseNetwork, _value_slope, has_slopes, network_of
+from penstock.learner.algorithms.losses import Objective
+from penstock.learner.algorithms.optimiser import FlatAdam, Network
+from penstock.learner.algorithms.ppo import PPO
+from penstock.learner.algorithms.rows import Rows
 from penstock.policy.actor_critic import Outputs
 from penstock.policy.build import build
-from penstock.policy.networks import Inputs
+from penstock.policy.networks import Inputs, masked
 from penstock.policy.policy import Policy
 from penstock.protocol.spaces import Discrete, Space
 from tests.support.experience.experience import box, small_policy
+from tests.unit.penstock.policy.test_distributions import HEADS, parameters
 from tests.unit.penstock.policy.test_policy import image
 
 CASES: dict[str, tuple[Space, dict[str, Any]]] = {
@@ -42,15 +47,14 @@ def loss_of(policy: Policy, outputs: Outputs) -> Tensor:
 
 def gradient_of(policy: Policy, network: Network, rows: Tensor) -> Tensor:
     """Of that function by all parameters."""
-    loss = loss_of(policy, network.outputs(Inputs(rows)))
-    return network.gradient([loss], [torch.ones_like(loss)])
+    return network.gradient(loss_of(policy, network.outputs(Inputs(rows))))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_by_hand_are_those_of_autograd(name: str) -> None:
     policy = double(name)
     adam = FlatAdam(policy, 1e-5)
-    by_hand, by_autograd = DenseNetwork(policy, adam), AutogradNetwork(policy, adam)
+    by_hand, by_autograd = DenseNetwork(policy, adam), Network(policy, adam)
     for count in (64, 17, 100):
         rows = torch.randn(count, 4, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
         expected = gradient_of(policy, by_autograd, rows).clone()
@@ -58,32 +62,76 @@ def test_gradients_by_hand_are_those_of_autograd(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
+OBJECTIVES = {
+    "plain": Objective(value_coefficient=0.5, entropy_coefficient=0.0),
+    "clipped": Objective(value_coefficient=0.5, entropy_coefficient=0.1, clip_range=0.2, value_clip=0.3),
+    "dual": Objective(value_coefficient=0.5, entropy_coefficient=0.1, clip_range=0.2, dual_clip=1.5),
+}
+
+
+def rows_of(policy: Policy, count: int, *, is_masked: bool) -> Rows:
+    """Rows of a minibatch, a share of a larger one; where masked, some choices are forbidden."""
+    random = torch.Generator().manual_seed(count)
+    vector = torch.randn(count, 4, generator=random, dtype=torch.float64)
+    forbidden = torch.zeros((count, policy.actor_head.out_features), dtype=torch.bool)
+    forbidden[::3, 0] = not policy.action_heads[0].state_dict()  # a mask is of choices
+    inputs = Inputs(vector, forbidden=forbidden if is_masked else None)
+    (head,) = policy.action_heads
+    with torch.no_grad():
+        parameters = policy.outputs(inputs).parameters
+    drawn = torch.from_numpy(np.asarray(head.draw(parameters.numpy(), np.random.default_rng(1))[0]))
+    columns = torch.randn(6, count, generator=random, dtype=torch.float64)
+    columns[0] = policy.joint_log_prob(parameters, {head.path: drawn}).detach() + 0.3 * columns[0]
+    return Rows(columns, inputs, {head.path: drawn}, 2 * count)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 @pytest.mark.parametrize("is_masked", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_slopes_at_the_outputs_are_followed_as_autograd_does(name: str, is_masked: bool) -> None:
+@pytest.mark.parametrize("name", [name for name in CASES if name != "squashed"])
+def test_the_closed_form_is_the_gradient_of_autograd(
+    name: str, is_masked: bool, objective: Objective
+) -> None:
     policy = double(name)
-    adam = FlatAdam(policy, 1e-5)
-    rows = torch.randn(40, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    parameters = policy.outputs(Inputs(rows)).parameters
-    forbidden = torch.zeros(parameters.shape, dtype=torch.bool)
-    forbidden[::3, 0] = True
-    inputs = Inputs(rows, forbidden=forbidden if is_masked else None)
-    random = torch.Generator().manual_seed(2)
-    by_parameters = torch.randn(parameters.shape, generator=random, dtype=torch.float64) / 40
-    by_value = torch.randn(40, generator=random, dtype=torch.float64) / 40
-    by_heads = [
-        torch.randn(own.shape, generator=random, dtype=torch.float64) for own in policy.heads.parameters()
-    ]
-    for given in ([], by_heads):
-        gradients = []
-        for network in (DenseNetwork(policy, adam), AutogradNetwork(policy, adam)):
-            outputs = map(torch.as_tensor, network.plain_outputs(inputs))
-            expected = policy.outputs(inputs)
-            for output, same in zip(outputs, (expected.parameters, expected.value), strict=True):
-                torch.testing.assert_close(output, same.detach(), rtol=1e-12, atol=1e-15)
-            adam.flat_gradient.fill_(7.0)
-            gradients.append(network.gradient_at(by_parameters, by_value, given).clone())
-        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
+    ppo = PPO(policy, PPOSection(), seed=0)
+    rows = rows_of(policy, 40, is_masked=is_masked)
+    by_hand = ppo._network
+    assert isinstance(by_hand, DenseNetwork)
+    assert by_hand.is_closed
+    found = [part.clone() for part in by_hand.gradient_of(rows, objective)]
+    again = by_hand.log_prob(policy.outputs(rows.inputs).parameters.detach(), rows.action)
+    ppo._optimiser.flat_gradient.fill_(7.0)
+    ppo._network = Network(policy, ppo._optimiser)
+    expected = ppo.gradient_of(rows, objective)
+    torch.testing.assert_close(found, list(expected), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(again, found[0], rtol=1e-12, atol=1e-14)
+
+
+def test_rounding_does_not_stop_the_critic() -> None:
+    generator = torch.Generator().manual_seed(0)
+    value, old = (torch.randn(4096, generator=generator).numpy() * 0.01 for _ in range(2))
+    target = torch.randn(4096, generator=generator).numpy()
+    clipped, plain = (_value_slope(value, target, old, clip, 4096)[1] for clip in (1.0, None))
+    np.testing.assert_array_equal(clipped, plain)
+
+
+@pytest.mark.parametrize("by_entropy", [0.0, -0.3])
+@pytest.mark.parametrize("name", ["categorical", "masked categorical", "multi-categorical", "gaussian"])
+def test_slopes_in_closed_form_are_those_of_autograd(name: str, by_entropy: float) -> None:
+    head = HEADS[name.removeprefix("masked ")]().double()
+    outputs = parameters(head).double().requires_grad_()
+    forbidden = torch.zeros(outputs.shape, dtype=torch.bool)
+    forbidden[::2, 1:3] = "masked" in name
+    shown = masked(outputs, forbidden)
+    action = np.asarray(head.draw(shown.detach().numpy(), np.random.default_rng(2))[0])
+    weights = torch.randn(len(action), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    log_prob = head.log_prob(shown, torch.from_numpy(action))
+    loss = (log_prob * weights).sum() + by_entropy * head.entropy(shown).sum()
+    wanted = [outputs, *head.parameters()]
+    expected = torch.autograd.grad(loss, wanted, materialize_grads=True)
+    form = _FORMS[type(head)](head, shown.detach().numpy(), action)
+    by_parameters, by_own = form.slopes(weights.numpy(), by_entropy)
+    found = [torch.as_tensor(one) for one in (form.log_prob, by_parameters, *by_own)]
+    torch.testing.assert_close(found, [log_prob.detach(), *expected], rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -101,7 +149,13 @@ def test_only_dense_networks_are_done_by_hand() -> None:
     seeing = build(image(8, 8, 3), Discrete(2), PolicySection(), 0)
     assert isinstance(network_of(dense, FlatAdam(dense, 1e-5)), DenseNetwork)
     for policy in (curved, seeing):
-        assert isinstance(network_of(policy, FlatAdam(policy, 1e-5)), AutogradNetwork)
+        assert not isinstance(network_of(policy, FlatAdam(policy, 1e-5)), DenseNetwork)
+    assert has_slopes(dense)
+
+
+def test_a_head_of_other_numbers_has_not_the_slopes_of_its_base() -> None:
+    assert not has_slopes(double("squashed"))
+    assert not has_slopes(small_policy(0, Discrete(3), discrete="epsilon_greedy"))
 
 
 @pytest.mark.parametrize("small", [0, 2**20], ids=["tensors", "arrays"])

@@ -10,7 +10,7 @@ import pytest
 from penstock.config.algorithm_sections import SECTIONS
 from penstock.config.settings import ImpalaSection, ReinforceSection
 from penstock.learner.algorithms.algorithm import Algorithm
-from penstock.learner.algorithms.on_policy.ppo import Impala, Reinforce
+from penstock.learner.algorithms.ppo import Impala, Reinforce
 from penstock.learner.algorithms.registry import ALGORITHMS
 from penstock.learner.batch import Batch
 from penstock.policy import weights

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from penstock.config.settings import PPOSection
+from penstock.learner.algorithms import ppo as module
 from penstock.learner.algorithms.algorithm import Algorithm
-from penstock.learner.algorithms.on_policy import ppo as module
-from penstock.learner.algorithms.on_policy.on_policy import GradientRecord
-from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.shared.rows import Rows
-from penstock.learner.algorithms.shared.schedule import ScheduleValues
+from penstock.learner.algorithms.fast import Made
+from penstock.learner.algorithms.losses import Objective
+from penstock.learner.algorithms.ppo import PPO
+from penstock.learner.algorithms.rows import Rows
 from penstock.learner.batch import Batch
 from penstock.policy import weights
 from tests.support.experience.experience import collect, same, small_policy
@@ -145,13 +145,13 @@ def test_no_mask_leaves_every_valid_step_in() -> None:
 def uses(ppo: PPO, batch: Batch) -> list[int]:
     """How many gradient steps each column's first step entered in an update."""
     seen: list[Any] = []
-    train = ppo._gradient_steps.step
+    gradient_of = ppo.gradient_of
 
-    def note(rows: Rows, scheduled: ScheduleValues, record: GradientRecord) -> Any:
+    def note(rows: Rows, objective: Objective) -> Made:
         seen.append(rows.inputs.vector.clone())
-        return train(rows, scheduled, record)
+        return gradient_of(rows, objective)
 
-    ppo._gradient_steps.step = note  # type: ignore[method-assign]
+    ppo.gradient_of = note  # type: ignore[method-assign]
     # Environments of two collectors begin alike: told apart by their column.
     apart = batch.observation["observation"] + torch.arange(4.0)[:, None]
     assert ppo.update(replace(batch, observation={"observation": apart}), progress=0.0).applied

@@ -14,9 +14,9 @@ import torch
 from gymnasium import spaces
 
 from penstock.config.settings import PolicySection, PPOSection
-from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
+from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import Batch
+from penstock.learner.ranks.group import RankGroup
 from penstock.policy import weights
 from penstock.policy.networks import BatchNorm
 from tests.support.experience.any_spaces import Acting, AnySpace
@@ -66,7 +66,7 @@ def trained(name: str, **algorithm: Any) -> tuple[Acting, PPO]:
 def first_epoch(ppo: PPO, batch: Batch) -> torch.Tensor:
     """π_θ / π_prox [n] of an epoch's gradient steps of length 0, as the surrogate computes it."""
     with torch.no_grad():
-        prepared = ppo.prepare(batch, batch.reward, SingleRankGroup().rows_of(batch.valid))
+        prepared = ppo.prepare(batch, batch.reward, RankGroup().rows_of(batch.valid))
     record = ppo._train(batch, prepared, replace(ppo._schedule(0.0), learning_rate=0.0))
     assert record.rows is not None
     ratio: torch.Tensor = (torch.cat(record.log_prob) - record.rows.proximal).exp()
@@ -127,12 +127,11 @@ def test_another_rank_drops_other_features_and_each_time_the_same() -> None:
     gradients = []
     for rank in (0, 1, 1):
         acting, ppo = trained("dropout")
-        steps = ppo._gradient_steps
-        steps._group = SingleRankGroup()
-        steps._group.rank = rank
+        ppo._group = RankGroup()
+        ppo._group.rank = rank
         inputs = acting.policy.read(acting.batch().observation)
-        with steps._thinned(inputs):
-            gradients.append(ppo._network.plain_outputs(inputs)[0])
+        with ppo._thinned(inputs):
+            gradients.append(ppo._network.outputs(inputs).parameters)
     assert not torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[1], gradients[2])
 

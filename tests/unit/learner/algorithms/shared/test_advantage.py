@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.learner.algorithms.shared.advantage import Advantages, carries, gae, next_values, vtrace
+from penstock.learner.algorithms.losses import Advantages, carries, gae, next_values, vtrace
 
 DISCOUNT, GAE_LAMBDA, RHO, C = 0.97, 0.9, 1.0, 0.8
 

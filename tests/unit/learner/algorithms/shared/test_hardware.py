@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.config.settings import PPOSection
-from penstock.learner.algorithms.fast.network import AutogradNetwork, DenseNetwork
-from penstock.learner.algorithms.on_policy.ppo import PPO
-from penstock.learner.algorithms.shared.schedule import Hardware
+from penstock.learner.algorithms.algorithm import Hardware
+from penstock.learner.algorithms.fast import DenseNetwork
+from penstock.learner.algorithms.optimiser import Network
+from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import Batch, assemble
 from penstock.policy import weights
 from tests.support.experience.experience import Collector, cartpoles, collect, small_policy
@@ -104,11 +105,11 @@ def test_mixed_precision_fakes_no_ratio() -> None:
 def test_what_is_asked_for_goes_through_autograd() -> None:
     for hardware, kind in (
         (Hardware(), DenseNetwork),
-        (Hardware(bfloat16=True), AutogradNetwork),
-        (Hardware(compiled=True), AutogradNetwork),
+        (Hardware(bfloat16=True), Network),
+        (Hardware(compiled=True), Network),
     ):
         ppo = PPO(small_policy(), PPOSection(), seed=0, hardware=hardware)
-        assert isinstance(ppo._network, kind)
+        assert type(ppo._network) is kind
 
 
 @pytest.mark.slow

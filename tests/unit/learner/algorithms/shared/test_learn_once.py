@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.config.settings import PPOSection
-from penstock.learner.algorithms.on_policy.ppo import PPO
+from penstock.learner.algorithms.ppo import PPO
 from tests.support.experience.experience import collect, small_policy
 
 

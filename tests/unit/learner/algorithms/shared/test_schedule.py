@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.learner.algorithms.shared.schedule import Schedule, adapted, decayed, factor, steered, warmup
+from penstock.learner.algorithms.losses import Schedule, adapted, decayed, factor, steered, warmup
 
 
 @pytest.mark.parametrize(

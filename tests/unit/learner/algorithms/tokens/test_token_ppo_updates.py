@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from penstock.learner.algorithms.tokens import token_ppo
+from penstock.learner.ranks.group import edges
 from penstock.policy import weights
 from tests.support.experience.experience import same
 from tests.support.experience.token_experience import SmallTokenPolicy, batch_of, fragment
@@ -81,6 +80,5 @@ def test_two_runs_are_equal_bit_by_bit() -> None:
 
 
 def test_a_minibatch_holds_whole_responses() -> None:
-    parts = [part.tolist() for part in token_ppo.minibatches(np.arange(5), 2)]
-    assert parts == [[0, 1], [2, 3, 4]]
-    assert len(list(token_ppo.minibatches(np.arange(2), 4))) == 2
+    assert edges(5, 2) == [0, 2, 5]
+    assert edges(2, 4) == [0, 1, 2]

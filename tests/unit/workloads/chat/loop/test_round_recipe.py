@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.actor.serving.release.traffic import is_same_network
 from penstock.config.settings import load
-from penstock.learner.model.model import make_model as make_learned
+from penstock.learner.model import make_model as make_learned
 from penstock.policy import weights
 from penstock.workloads.chat.loop.learning_loop import recipe_of
 from tests.support.chat.loop_stand import loop_stand

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.shared.schedule import Hardware
+from penstock.learner.algorithms.algorithm import Hardware
 from penstock.learner.algorithms.tokens.responses import read_responses
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch

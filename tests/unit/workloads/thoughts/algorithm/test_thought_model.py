@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.config.service_settings import over_defaults
-from penstock.learner.algorithms.shared.rank_group import SingleRankGroup
+from penstock.learner.ranks.group import RankGroup
 from penstock.training import lay_over
 from penstock.workloads.thoughts import WORKLOAD
 from penstock.workloads.thoughts.algorithm.model import make_thought_model
@@ -28,7 +28,7 @@ def told(
     del said["policy"]["kwargs"]["task"]
     lay_over(said, over)
     with caplog.at_level(logging.INFO):
-        model = make_thought_model(over_defaults([said]), WORKLOAD, SingleRankGroup(), torch.device("cpu"))
+        model = make_thought_model(over_defaults([said]), WORKLOAD, RankGroup(), torch.device("cpu"))
     (line,) = (one for one in caplog.records if one.message == "thoughts are learned")
     return vars(line), model.algorithm
 

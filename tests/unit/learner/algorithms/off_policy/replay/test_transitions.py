@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.learner.algorithms.off_policy.replay.transitions import fragments, transitions
-from penstock.learner.algorithms.shared.containment import see
+from penstock.learner.algorithms.rows import see
 from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering

@@ -1,10 +1,12 @@
 """What a run learns with, made from its settings: spaces, policy, algorithm, schema, specification.
 
 What cannot work is refused before the lease is taken, by a ConfigurationError that names the setting, the
-figure and what would fit: what does not fit in `penstock.learner.model.model`.
+figure and what would fit.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import torch
@@ -15,14 +17,15 @@ from penstock.broker.log.script import MOST_FETCHED, entry_bytes
 from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.config.trusted import without_places
 from penstock.config.workload import Workload, find, load
-from penstock.learner.algorithms.algorithm import Algorithm, Imitator, Retained
-from penstock.learner.algorithms.registry import check_hardware
-from penstock.learner.algorithms.shared.rank_group import RankGroup, SingleRankGroup
+from penstock.learner.algorithms.algorithm import Algorithm, Imitator, Retained, hardware_of
+from penstock.learner.algorithms.registry import HardwareMaker, check_hardware, make
 from penstock.learner.checkpoint.checkpointer import Room
 from penstock.learner.evaluation import check_base, check_patience
 from penstock.learner.feed.recorded_feed import Recording
-from penstock.learner.probe import Quarantine, Replica
+from penstock.learner.probe import Quarantine, Replica, make_probe
+from penstock.learner.ranks.group import RankGroup
 from penstock.policy import weights
+from penstock.policy.policy import Policy
 from penstock.protocol.limits import (
     MAX_MESSAGE_BYTES,
     MAX_TENSORS,
@@ -31,10 +34,21 @@ from penstock.protocol.limits import (
     SLOT_BYTES,
     WEIGHT_CHUNK_BYTES,
 )
-from penstock.protocol.schema import FragmentSchema, Ranges, TensorRule, fragment_schema, payload_room
+from penstock.protocol.schema import (
+    FragmentSchema,
+    Ranges,
+    TensorRule,
+    fragment_schema,
+    mask_rules,
+    payload_room,
+    state_rules,
+)
 from penstock.protocol.spaces import Dict, Space
 from penstock.protocol.specification import Probe, RunSpecification
 from penstock.registry.records import MAX_PINNED
+
+K = TypeVar("K", EnvironmentSection, PolicySection)
+R = TypeVar("R")
 
 # ---- Checks whether a run fits.
 
@@ -85,16 +99,13 @@ def check_specification(specification: RunSpecification) -> RunSpecification:
 
 
 def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorithm: Algorithm) -> Room:
-    """Return what the log holds beside the budget and what the algorithm retains.
-
-    The check fails when that is less than two intervals.
-    """
+    """Return what the log holds beside the budget and what is retained; refuses less than two intervals."""
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
     fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count
     held = entry_bytes(fragment, _HEADER_BYTES + count * SLOT_BYTES)
     in_flight = fragments * held
-    retained = _retained(algorithm, fragment)
+    retained = _asked(algorithm.retains, fragment)
     retained = replace(retained, size=retained.size * held // fragment)
     size = pacing.max_log_bytes - in_flight - retained.size
     entries = pacing.max_log_entries - fragments - retained.entries
@@ -109,9 +120,10 @@ def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorith
     return Room(size=size, entries=entries)
 
 
-def _retained(algorithm: Algorithm, fragment_bytes: int) -> Retained:
+def _asked(ask: Callable[[int], R], figure: int) -> R:
+    """Ask an algorithm; what it refuses is wrong in the configuration."""
     try:
-        return algorithm.retains(fragment_bytes)
+        return ask(figure)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -163,17 +175,15 @@ def use_threads(settings: Settings) -> None:
     torch.set_num_threads(settings.learner.threads)
 
 
-K = TypeVar("K", EnvironmentSection, PolicySection)
 NO_STATE: Final = Dict(())
+_NONE: Final[Mapping[str, HardwareMaker]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Holds what a run learns with.
+    """What a run learns with. target: mean return that counts as solved.
 
-    target: mean return that counts as solved, or None.
-    weight_bytes: size of one version of the weights.
-    ranges: of the numbers in its fragments.
+    weight_bytes: size of one version of the weights. ranges: of the numbers in its fragments.
     """
 
     algorithm: Algorithm
@@ -194,12 +204,11 @@ def make_model(
 ) -> Model:
     """Return the model that the workload of the settings makes.
 
-    Raises ConfigurationError for settings that do not fit together.
-
     group: the ranks that learn it together; None: this process alone. device: None: as the settings say.
+    Raises ConfigurationError for settings that do not fit together.
     """
     check_patience(settings.evaluation)
-    group = group or SingleRankGroup()
+    group = group or RankGroup()
     check_hardware(settings, group.size)
     workload = find(settings.workload)
     check_base(settings.evaluation, workload)
@@ -323,12 +332,8 @@ def _environment(settings: Settings) -> EnvironmentSection:
 
 def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
     charge = settings.actor.unroll_length * settings.environment.count
-    try:
-        budget = algorithm.budget(charge)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
     return Pacing(
-        budget=budget,
+        budget=_asked(algorithm.budget, charge),
         fragment_charge=charge,
         actor_count=settings.actor.count,
         lock_step=algorithm.lock_step,
@@ -340,3 +345,80 @@ def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
+
+
+# ---- The model of a run that acts step by step.
+
+
+def make_step_model(
+    settings: Settings,
+    workload: Workload,
+    group: RankGroup,
+    device: torch.device,
+    algorithms: Mapping[str, HardwareMaker] = _NONE,
+) -> Model:
+    """Return the model of a workload with observations and actions of fixed size.
+
+    Its policy makes one forward pass per step.
+
+    Args:
+        settings: of the run.
+        workload: what the run does.
+        group: the ranks that learn it together.
+        device: where this rank learns.
+        algorithms: those that the workload has beside the core's, by `algorithm.name`.
+
+    Raises:
+        ConfigurationError: settings do not fit together.
+    """
+    observation, action = load(workload.spaces)(settings.environment)
+    settings = settings.model_copy(update={"policy": settings.algorithm.policy_section(settings.policy)})
+    policies = [_build(workload, settings, observation, action) for _ in range(2)]
+    algorithm = make(
+        policies[0].to(device),
+        settings.algorithm,
+        seed=settings.seed,
+        hardware=hardware_of(settings.learner, group),
+        own=algorithms,
+    )
+    probe = make_probe(observation, policies[1], settings.seed)
+    target = target_of(settings, workload)
+    extra = (*_mask_rules(settings, action), *state_rules(policies[1].state_space))
+    spaces, state = (observation, action), policies[1].state_space
+    return model_of(settings, algorithm, policies[1], spaces, probe, device, target, extra, state)
+
+
+def _mask_rules(settings: Settings, action: Space) -> tuple[TensorRule, ...]:
+    key = settings.environment.mask_key
+    rules = mask_rules(action) if key else ()
+    if key and not rules:
+        raise ConfigurationError(
+            f"environment.mask_key={key!r}: the actions {action} are no choices of one of n, which alone "
+            "take a mask; leave it empty"
+        )
+    return rules
+
+
+def _build(workload: Workload, settings: Settings, observation: Space, action: Space) -> Policy:
+    _check_state(settings)
+    try:
+        policy: Policy = load(workload.policy)(observation, action, settings.policy, settings.seed)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(f"environment.id={settings.environment.id!r}: {error}") from error
+    policy.seed_actions(settings.seed)
+    return policy
+
+
+def _check_state(settings: Settings) -> None:
+    policy, length = settings.policy, settings.actor.unroll_length
+    if policy.burn_in and policy.recurrent == "none":
+        raise ConfigurationError(
+            f"policy.burn_in={policy.burn_in}: policy.recurrent='none' has no state to refresh; set it to 0"
+        )
+    if policy.burn_in >= length:
+        raise ConfigurationError(
+            f"policy.burn_in={policy.burn_in}: nothing is left to learn from of actor.unroll_length={length} "
+            "steps; lower the one or raise the other"
+        )

@@ -16,41 +16,21 @@ import torch
 from torch import Tensor
 
 from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
-from penstock.learner.algorithms.algorithm import AlgorithmState
-from penstock.learner.algorithms.on_policy import on_policy
-from penstock.learner.algorithms.on_policy.on_policy import GradientRecord, OnPolicy, Prepared
-from penstock.learner.algorithms.on_policy.reward_scale import Scaled
-from penstock.learner.algorithms.shared.advantage import Advantages, Unrolls, gae, vtrace
-from penstock.learner.algorithms.shared.loss import (
-    Sloped,
-    Surrogate,
-    clip_fraction,
-    coupled,
-    decoupled,
-    divergence,
-    policy_gradient,
-    policy_loss,
-    value_loss,
-    weighted,
-)
-from penstock.learner.algorithms.shared.rank_group import MinibatchSplit, RankRows
-from penstock.learner.algorithms.shared.rows import Rows, Sequences, Steps
-from penstock.learner.algorithms.shared.schedule import Hardware, ScheduleValues, factor, steered, warmup
+from penstock.learner.algorithms import losses, on_policy
+from penstock.learner.algorithms.algorithm import AlgorithmState, Hardware
+from penstock.learner.algorithms.losses import Advantages, Objective, ScheduleValues, Surrogate, Unrolls
+from penstock.learner.algorithms.on_policy import GradientRecord, OnPolicy, Prepared, Scaled
+from penstock.learner.algorithms.rows import Rows, Sequences, Steps
 from penstock.learner.batch import Batch
-from penstock.policy.distributions import Numbers
+from penstock.learner.ranks.group import RankRows
 from penstock.policy.networks import Measured
 from penstock.policy.policy import Policy
 
 METRICS = (
     *on_policy.METRICS,
-    "kl_proximal",
-    "clip_fraction",
-    "clip_range",
-    "epochs",
-    "sample_reuse",
-    "masked_fraction",
-)
-"""Beside those of `update_metrics`: `kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of
+    "kl_proximal", "clip_fraction", "clip_range", "epochs", "sample_reuse", "masked_fraction",
+)  # fmt: skip
+"""Beside those of every `OnPolicy`: `kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of
 the last epoch. `sample_reuse`: passes over a step, on average over the batch. `masked_fraction`: share of the
 valid steps that were too old."""
 
@@ -69,62 +49,50 @@ class PPO(OnPolicy[PPOSection]):
     def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
         section = self.section
         if section.advantage == "gae":
-            return gae(*unrolls, discount=section.discount, gae_lambda=section.gae_lambda)
-        return vtrace(
-            *unrolls,
-            log_ratios,
-            discount=section.discount,
-            gae_lambda=section.gae_lambda,
-            rho_clip=section.rho_clip,
-            c_clip=section.c_clip,
-        )
+            return losses.gae(*unrolls, discount=section.discount, gae_lambda=section.gae_lambda)
+        return _vtrace(section, unrolls, log_ratios)
 
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         if self.section.objective == "coupled":
-            return coupled(behaviour, advantage)
-        return decoupled(behaviour, proximal, advantage, self.section.behaviour_weight_cap)
+            return losses.coupled(behaviour, advantage)
+        return losses.decoupled(behaviour, proximal, advantage, self.section.behaviour_weight_cap)
 
-    def _policy_loss(self, log_prob: Numbers, rows: Rows, scheduled: ScheduleValues) -> Sloped:
-        assert scheduled.clip_range is not None
-        return policy_loss(
-            log_prob,
-            rows.anchor,
-            rows.weighted_advantage,
-            scheduled.clip_range,
-            self.section.dual_clip,
-            rows.total,
+    def _objective(self, scheduled: ScheduleValues) -> Objective:
+        return replace(
+            super()._objective(scheduled),
+            clip_range=scheduled.clip_range,
+            dual_clip=self.section.dual_clip,
+            value_clip=self.section.value_clip,
         )
-
-    def _value_loss(self, value: Numbers, rows: Rows) -> Sloped:
-        return value_loss(value, rows.target, rows.old_value, self.section.value_clip, rows.total)
 
     # ---- the epochs
 
     def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> GradientRecord:
-        record, rows, rank_rows = GradientRecord(), prepared.rows, prepared.rank_rows
+        rows, record = prepared.rows, GradientRecord(prepared.rows, prepared.rank_rows)
         passes, count = 0, self.minibatches(batch, prepared.steps)
         for epoch in range(self.section.epochs):
             if epoch == self.section.lagging_epochs:
                 rows, rank_rows = self._fresh(batch, prepared)
                 if not rank_rows.total:
                     break
-            order = torch.randperm(rank_rows.total, generator=self._permutations)
-            record.split = split = rank_rows.split(order, count)
-            record.rows = rows.select(split.index)
-            record.log_prob = self._gradient_steps.each(record.rows, split.sizes, scheduled, record)
+                record.rank_rows = rank_rows
+            order = torch.randperm(record.rank_rows.total, generator=self._permutations)
+            index, sizes = record.rank_rows.split(order, count)
+            record.rows = rows.select(index)
+            self._gradient_steps(sizes, scheduled, record)
             passes += 1
-            if self._moved_far(record.rows, record.log_prob, split):
+            if self._moved_far(record):
                 break
         record.numbers = {"epochs": float(passes), "sample_reuse": record.used / prepared.steps}
         return record
 
-    def _moved_far(self, rows: Steps, log_prob: list[Tensor], split: MinibatchSplit) -> bool:
+    def _moved_far(self, record: GradientRecord) -> bool:
         """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
         target = self.section.target_kl
         if target is None:
             return False
-        proximal, now = split.gather(torch.stack([rows.proximal, torch.cat(log_prob)]))
-        return bool(divergence(proximal, now) > _KL_TOLERANCE * target)
+        both = torch.stack([record.rows.proximal, torch.cat(record.log_prob)])
+        return bool(losses.divergence(*record.rank_rows.gather(both)) > _KL_TOLERANCE * target)
 
     # ---- steps that lag behind
 
@@ -150,8 +118,8 @@ class PPO(OnPolicy[PPOSection]):
         section, scheduled = self.section, super()._schedule(progress)
         learning_rate = scheduled.learning_rate
         if section.adaptive_kl is not None:
-            learning_rate = self._steered_learning_rate * warmup(self._updates, section.warmup_updates)
-        clip_range = section.clip_range * factor(section.clip_schedule, progress)
+            learning_rate = self._steered_learning_rate * losses.warmup(self._updates, section.warmup_updates)
+        clip_range = section.clip_range * losses.factor(section.clip_schedule, progress)
         return replace(scheduled, learning_rate=learning_rate, clip_range=clip_range)
 
     def _watch(
@@ -159,8 +127,8 @@ class PPO(OnPolicy[PPOSection]):
     ) -> dict[str, Tensor]:
         assert scheduled.clip_range is not None
         return {
-            "kl_proximal": divergence(rows.proximal, log_prob),
-            "clip_fraction": clip_fraction(log_prob, rows.anchor, scheduled.clip_range),
+            "kl_proximal": losses.divergence(rows.proximal, log_prob),
+            "clip_fraction": losses.clip_fraction(log_prob, rows.anchor, scheduled.clip_range),
             "masked_fraction": 1.0 - self._trained_fraction(batch),
         }
 
@@ -177,7 +145,7 @@ class PPO(OnPolicy[PPOSection]):
     ) -> None:
         section = self.section
         if section.adaptive_kl is not None and self._updates >= section.warmup_updates:
-            self._steered_learning_rate = steered(
+            self._steered_learning_rate = losses.steered(
                 self._steered_learning_rate,
                 metrics["kl_proximal"],
                 section.adaptive_kl,
@@ -196,44 +164,35 @@ class PPO(OnPolicy[PPOSection]):
         self._steered_learning_rate = float(state.numbers["steered_rate"])
 
 
-# ---- REINFORCE with a learned baseline (Williams 1992), one gradient step on each batch, nothing clipped.
-
-
 class Reinforce(OnPolicy[ReinforceSection]):
-    """The plain policy gradient."""
+    """The plain policy gradient with a learned baseline (Williams 1992): one gradient step on each batch."""
 
     def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
         section = self.section
         # A_t = Σ (γλ)^k δ_{t+k} telescopes to G_t − V_t at λ = 1.
         gae_lambda = 1.0 if section.advantage == "monte-carlo" else section.gae_lambda
-        return gae(*unrolls, discount=section.discount, gae_lambda=gae_lambda)
+        return losses.gae(*unrolls, discount=section.discount, gae_lambda=gae_lambda)
 
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
-        return coupled(behaviour, advantage)
-
-    def _policy_loss(self, log_prob: Numbers, rows: Rows, scheduled: ScheduleValues) -> Sloped:
-        return policy_gradient(log_prob, rows.weighted_advantage, rows.total)
-
-
-# ---- IMPALA
+        return losses.coupled(behaviour, advantage)
 
 
 class Impala(OnPolicy[ImpalaSection]):
-    """V-trace corrects for experience of older policies, where PPO holds on to a trust region."""
+    """IMPALA (Espeholt et al. 2018): V-trace corrects for experience of older policies."""
 
     def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
-        section = self.section
-        return vtrace(
-            *unrolls,
-            log_ratios,
-            discount=section.discount,
-            gae_lambda=section.gae_lambda,
-            rho_clip=section.rho_clip,
-            c_clip=section.c_clip,
-        )
+        return _vtrace(self.section, unrolls, log_ratios)
 
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
-        return weighted(behaviour, proximal, advantage, self.section.rho_clip)
+        return losses.weighted(behaviour, proximal, advantage, self.section.rho_clip)
 
-    def _policy_loss(self, log_prob: Numbers, rows: Rows, scheduled: ScheduleValues) -> Sloped:
-        return policy_gradient(log_prob, rows.weighted_advantage, rows.total)
+
+def _vtrace(section: PPOSection | ImpalaSection, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
+    return losses.vtrace(
+        *unrolls,
+        log_ratios,
+        discount=section.discount,
+        gae_lambda=section.gae_lambda,
+        rho_clip=section.rho_clip,
+        c_clip=section.c_clip,
+    )

@@ -1,6 +1,10 @@
-"""Steps of a batch as the losses read them: flat, without those that are not experience."""
+"""Steps of a batch as the losses read them: flat, without those that are not experience.
 
-from collections.abc import Iterator, Mapping, Sequence
+`Rows` stand alone; `Sequences` are whole columns of a recurrent policy. Behind them is what reads a batch of
+trajectories as its policy sees it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,61 +12,56 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.learner.batch import send
-from penstock.policy.distributions import Numbers
+from penstock.learner.algorithms.losses import Unrolls, carries, next_values
+from penstock.learner.batch import Batch, send
+from penstock.learner.ranks.group import RankGroup
+from penstock.policy.memory import SeenTrajectory
 from penstock.policy.networks import Inputs
-from penstock.policy.recurrent import unroll
+from penstock.policy.normaliser import Moments
+from penstock.policy.policy import Policy
+from penstock.policy.recurrent import Trajectory, unroll
 
-# ---- Steps as losses read them: six numbers each, in columns of a tensor or of an array.
 
-
+@dataclass(frozen=True, slots=True)
 class Steps:
-    """n valid steps. columns: [6, n], by these names."""
+    """n valid steps as losses read them. columns: [6, n], by the names of the properties."""
 
-    __slots__ = ()
-    columns: Numbers
+    columns: Tensor
 
     @property
     def steps(self) -> int:
-        """Return how many steps there are (n)."""
-        return int(self.columns.shape[1])
+        """Return n."""
+        return self.columns.shape[1]
 
     @property
-    def anchor(self) -> Numbers:
+    def anchor(self) -> Tensor:
         """Return the log-probability that the ratio is taken to, [n]."""
         return self.columns[0]
 
     @property
-    def weighted_advantage(self) -> Numbers:
+    def weighted_advantage(self) -> Tensor:
         """Return advantage times behaviour weight, [n]."""
         return self.columns[1]
 
     @property
-    def target(self) -> Numbers:
+    def target(self) -> Tensor:
         """Return the value that the critic is drawn to, [n]."""
         return self.columns[2]
 
     @property
-    def old_value(self) -> Numbers:
+    def old_value(self) -> Tensor:
         """Return V at the start of the batch, [n]."""
         return self.columns[3]
 
     @property
-    def behaviour(self) -> Numbers:
-        """Return log μ(a|s) under the behaviour policy, [n]."""
+    def behaviour(self) -> Tensor:
+        """Return log μ(a|s), [n]."""
         return self.columns[4]
 
     @property
-    def proximal(self) -> Numbers:
-        """Return log π_prox(a|s) under the proximal policy, [n]."""
+    def proximal(self) -> Tensor:
+        """Return log π_prox(a|s), [n]."""
         return self.columns[5]
-
-
-@dataclass(frozen=True, slots=True)
-class AllRankSteps(Steps):
-    """Holds the steps of all ranks together, after an epoch. columns: [6, n], as of `Steps`."""
-
-    columns: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +69,11 @@ class Rows(Steps):
     """Steps that stand alone, or of one minibatch.
 
     inputs: they give [n] outputs.   action: by path, [n, *shape].
-    whole: rows of all ranks in the minibatch, where these may be one rank's share of them.
+    whole: rows of all ranks in the minibatch, where these may be one rank's share.
     """
 
     inputs: Inputs
-    action: dict[str, Numbers]
-    columns: Numbers
+    action: dict[str, Tensor]
     whole: int | None = None
 
     @property
@@ -95,27 +93,20 @@ class Rows(Steps):
         """Return the rows at an int64 index [m] on the CPU, copied."""
         index = send(index, self.columns.device)
         action = {path: values.index_select(0, index) for path, values in self.action.items()}
-        return Rows(self.inputs.select(index), action, self.columns.index_select(1, index))
-
-    def in_arrays(self) -> "Rows":
-        """Return these rows, which lie on the CPU, with actions and columns as arrays of the same memory."""
-        action = {path: values.numpy() for path, values in self.action.items()}
-        return replace(self, action=action, columns=self.columns.numpy())
+        return Rows(self.columns.index_select(1, index), self.inputs.select(index), action)
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator["Rows"]:
         """Yield minibatches of the n rows in order, as views, [m] rows each.
 
-        sizes: of each, rows of this rank and of all (`rank_group.MinibatchSplit`).
+        sizes: of each, rows of this rank and of all (`RankRows.split`).
         """
         start = 0
         for own, total in sizes:
             end = start + own
             action = {path: values[start:end] for path, values in self.action.items()}
-            yield Rows(self.inputs.narrow(start, own), action, self.columns[:, start:end], total)
+            yield Rows(self.columns[:, start:end], self.inputs.narrow(start, own), action, total)
             start = end
 
-
-# ---- Steps of a recurrent policy.
 
 Index = NDArray[np.int64]
 
@@ -132,7 +123,6 @@ class Sequences(Steps):
 
     inputs: Inputs
     action: dict[str, Tensor]
-    columns: Tensor
     starts: NDArray[np.bool_]
     state: Mapping[str, Tensor]
     step: Index
@@ -176,7 +166,7 @@ class Sequences(Steps):
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator[Rows]:
         """Yield minibatches of the B columns in order, [n] steps each.
 
-        sizes: of each, columns of this rank, which is the only one (`rank_group.MinibatchSplit`).
+        sizes: of each, columns of this rank, which is the only one (`RankRows.split`).
         """
         ends = np.concatenate([[0], np.cumsum(self.counts)])
         first = 0
@@ -184,7 +174,7 @@ class Sequences(Steps):
             end = first + own
             rows = slice(int(ends[first]), int(ends[end]))
             action = {path: values[rows] for path, values in self.action.items()}
-            yield Rows(self._inputs(first, end, rows), action, self.columns[:, rows])
+            yield Rows(self.columns[:, rows], self._inputs(first, end, rows), action)
             first = end
 
     def _inputs(self, first: int, end: int, rows: slice) -> Inputs:
@@ -203,8 +193,7 @@ class Sequences(Steps):
 
     def _by_time(self, flat: Tensor) -> Tensor:
         """[T·B, ...] as [T, B, ...]."""
-        result: Tensor = flat.unflatten(0, self.starts.shape)
-        return result
+        return flat.view(*self.starts.shape, *flat.shape[1:])
 
     def _columns_of(self, flat: Tensor, order: Tensor) -> Tensor:
         return self._by_time(flat).index_select(1, order).flatten(0, 1)
@@ -217,10 +206,93 @@ def _place(step: Index, counts: Index) -> Index:
 
 
 def in_columns(kept: Tensor) -> tuple[Tensor, Index, Index]:
-    """Return where kept [T, B] is True, column by column.
-
-    The tuple holds flat index int64 [n], row of each [n], count of each column.
-    """
+    """Return flat index and row [n] of where kept [T, B] is True, column by column, and each one's count."""
     column, step = kept.t().cpu().numpy().nonzero()
     index = torch.from_numpy(step * kept.shape[1] + column).to(kept.device)
     return index, step, np.bincount(column, minlength=kept.shape[1])
+
+
+# ---- A batch as its policy sees it.
+
+
+def see(policy: Policy, batch: Batch) -> SeenTrajectory:
+    """Inputs of every observation of a batch, each with what the policy remembers before it."""
+    if batch.begins is None:
+        lasts = policy.read(batch.final_observation) if len(batch.final_slot) else None
+        return SeenTrajectory(batch.observation, policy.read(batch.observation), lasts)
+    return policy.look(trajectory_of(batch))
+
+
+def trajectory_of(batch: Batch) -> Trajectory:
+    """Return a batch of a policy that remembers."""
+    assert batch.begins is not None, "a policy that remembers sends where episodes begin"
+    return Trajectory(
+        observation=batch.observation,
+        state=batch.state,
+        begins=batch.begins,
+        ends=batch.terminated | batch.truncated,
+        final_observation=batch.final_observation,
+        final_slot=batch.final_slot,
+        final_step=batch.final_step,
+    )
+
+
+def values_of(
+    policy: Policy, look: SeenTrajectory, value: Tensor, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Return V of every observation, [T+1, B], and of the last ones, [K].
+
+    value: of `look.inputs`. shape: (T, B).
+    """
+    steps, columns = shape
+    behind = (steps + 1) * columns
+    finals = value[behind:] if look.lasts is None else policy.value_of(look.lasts)
+    return value[:behind].view(steps + 1, columns), finals
+
+
+def sequences_of(
+    policy: Policy,
+    trained: Tensor,
+    look: SeenTrajectory,
+    action: Mapping[str, Tensor],
+    columns: Callable[[Tensor], Tensor],
+) -> tuple[Sequences, Tensor]:
+    """Return all columns of a recurrent policy's batch, and which of its T·B steps carry loss, int64 [n].
+
+    trained: bool [T, B]; of these the steps behind the burn-in carry loss. action: by path, [T·B, *shape].
+    columns: given that index, those of `Steps`, [6, n].
+    """
+    assert look.starts is not None
+    assert look.inputs.time is not None
+    kept = trained.clone()
+    kept[: policy.memory.burn_in] = False
+    index, step, counts = in_columns(kept)
+    inputs = look.inputs.narrow(0, trained.numel())
+    if inputs.forbidden is not None:
+        inputs = replace(inputs, forbidden=inputs.forbidden[index])
+    sequences = Sequences(
+        inputs=inputs,
+        action={path: rows[index] for path, rows in action.items()},
+        columns=columns(index),
+        starts=look.starts[: len(trained)],
+        state=look.inputs.time.state,
+        step=step,
+        counts=counts,
+        burn_in=policy.memory.burn_in,
+    )
+    return sequences, index
+
+
+def unrolls_of(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) -> Unrolls:
+    """Return what estimators take. rewards: [T, B]. values: [T+1, B]. finals: [K]."""
+    following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
+    carried = carries(batch.terminated, batch.truncated, batch.valid)
+    return Unrolls(rewards, values[:-1], following, carried, batch.valid)
+
+
+def observed_by(policy: Policy, look: SeenTrajectory, batch: Batch, group: RankGroup) -> Moments | None:
+    """Moments of the observations of valid steps, of all ranks; None for a policy without a normaliser."""
+    if policy.normaliser is None:
+        return None
+    reals = policy.reader.raw_reals(look.observation, torch.float64)
+    return group.moments(policy.normaliser.observe(reals[: batch.valid.numel()][batch.valid.flatten()]))
