@@ -6,13 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ToolCall:
-    """What an assistant wants to have called. id: of this call. arguments: a JSON object, as text."""
+    """A call of a tool. arguments: a JSON object as text, compared as the value that it is.
+
+    Clients that parse arguments write them anew, with other blanks and escapes, when they send a call back.
+    """
 
     id: str
     name: str
     arguments: str
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ToolCall) or (self.id, self.name) != (other.id, other.name):
+            return False
+        if self.arguments == other.arguments:
+            return True
+        try:
+            return bool(json.loads(self.arguments) == json.loads(other.arguments))
+        except (ValueError, RecursionError):
+            return False
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.name))
 
 
 @dataclass(frozen=True, slots=True)

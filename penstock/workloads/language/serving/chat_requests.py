@@ -27,15 +27,15 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _TextPart(_Part):
-    type: Literal["text"]
-    text: str
-
-
 class _SentBack(BaseModel):
     """A part of a message, in which clients leave or add fields, such as `index` of a streamed call."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+class _TextPart(_SentBack):
+    type: Literal["text"]
+    text: str
 
 
 class _Function(_SentBack):

@@ -114,7 +114,17 @@ def with_more(message: Any) -> Any:
     return said
 
 
-@pytest.mark.parametrize("sent_back", [as_it_is, without_null, with_more])
+def written_anew(message: Any) -> Any:
+    """With arguments that a client has parsed, and content in parts with what it adds to them."""
+    said = message.model_dump()
+    for call in said["tool_calls"] or ():
+        arguments = json.loads(call["function"]["arguments"])
+        call["function"]["arguments"] = json.dumps(arguments, separators=(",", ":"), indent=1)
+    text: dict[str, Any] = {"type": "text", "text": said["content"] or "", "annotations": []}
+    return said | {"content": [text | {"cache_control": None}]}
+
+
+@pytest.mark.parametrize("sent_back", [as_it_is, without_null, with_more, written_anew])
 @pytest.mark.parametrize("ask", [whole, streamed, put_together])
 def test_a_conversation_with_two_tool_calls_is_learned_from(
     client: Any, stand: TextStand, ask: Any, sent_back: Any
