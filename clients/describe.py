@@ -15,8 +15,9 @@ from penstock.config.workload import find, installed, load
 from penstock.gateway.application import make_app
 from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.envelope import Doors
-from penstock.gateway.frame.route_access import Parts, describe
+from penstock.gateway.frame.route_access import Parts
 from penstock.gateway.process import Places, open_accounts, open_registry
+from penstock.gateway.routes.description_routes import describe
 from penstock.gateway.sites.site import RunAddresses, Upstream
 from penstock.rpc.auth import Credentials
 
