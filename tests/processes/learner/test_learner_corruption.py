@@ -1,7 +1,7 @@
 """Checkpoints that rot: a flipped bit or a cut end at any place is found, and the one before is taken.
 
 The checkpoints are those of the shipped algorithm, with optimiser, normaliser and generators. Each damage
-hits the newest one; the rule that a resuming learner follows (`penstock.learner.checkpoint.resume.choose`)
+hits the newest one; the rule that a resuming learner follows (`penstock.learner.checkpoint.checkpointer.choose`)
 must begin from the second.
 """
 
