@@ -1,8 +1,8 @@
 """Checkpoints that rot: a flipped bit or a cut end at any place is found, and the one before is taken.
 
 The checkpoints are those of the shipped algorithm, with optimiser, normaliser and generators. Each damage
-hits the newest one; the rule that a resuming learner follows (`choose` of the checkpointer) must begin from the
-second.
+hits the newest one; the rule that a resuming learner follows (`choose` of the checkpointer) must begin
+from the second.
 """
 
 import random
