@@ -123,6 +123,17 @@ def test_a_server_answers_within_its_limit(tmp_path: Path) -> None:
             server.wait()
 
 
+def test_numpy_computes_on_one_thread_whatever_the_environment_says() -> None:
+    code = (
+        "import os, penstock.launch.cli.app\nimport numpy as np\n"
+        "np.ones((512, 512)) @ np.ones((512, 512))\nprint(len(os.listdir('/proc/self/task')))"
+    )
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "6"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "1\n"
+
+
 def makers() -> Iterator[tuple[str, str]]:
     """Files that make threads which keep no limit, and what they make them with.
 
