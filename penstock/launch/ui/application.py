@@ -36,9 +36,9 @@ from penstock.gateway.routes.job_routes import (
     Withdrawal,
 )
 from penstock.launch.gateway.run_steering import RunSteering
+from penstock.launch.ui.admission import PARAMETER, Admission
 from penstock.launch.ui.catalogue import Catalogue, UnknownRun
 from penstock.launch.ui.run_starter import CannotStart, RunStarter, settings_schema
-from penstock.launch.ui.server import PARAMETER, Admission
 
 # ---- What the person does: start a training, steer a run, decide about its versions.
 

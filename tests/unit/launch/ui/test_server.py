@@ -27,9 +27,10 @@ from tests.support.storage.ready_tables import with_registry
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
 from penstock.gateway.frame.envelope import Doors  # noqa: E402
+from penstock.launch.ui.admission import Admission  # noqa: E402
 from penstock.launch.ui.application import make_app  # noqa: E402 - where FastAPI is
 from penstock.launch.ui.catalogue import Catalogue  # noqa: E402
-from penstock.launch.ui.server import Admission, Page  # noqa: E402
+from penstock.launch.ui.server import Page  # noqa: E402
 
 
 def client(folder: Path, *, any_host: bool = False, host: str = "127.0.0.1") -> Any:
