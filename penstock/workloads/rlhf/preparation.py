@@ -319,7 +319,8 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
 
 
 def _train(order: "Order", progress: Progress) -> float:
-    from penstock.workloads.language.reward.training import StepWatch, train  # noqa: PLC0415 - loads torch
+    from penstock.workloads.language.reward.fitting import StepWatch  # noqa: PLC0415
+    from penstock.workloads.language.reward.training import train  # noqa: PLC0415 - loads torch
 
     watch = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S)
     train(order, progress.stop, [watch])

@@ -8,8 +8,10 @@ import torch
 
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.reward import network as networks
 from penstock.workloads.language.reward import reward_model
-from penstock.workloads.language.reward.reward_model import Card, Network
+from penstock.workloads.language.reward.network import Network
+from penstock.workloads.language.reward.reward_model import Card
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
@@ -42,7 +44,7 @@ def make_base(folder: Path, *, steps: int = 10, texts: int = 64, spread: float =
 def disturbed(base: Path, *, lora: bool = True) -> tuple[Network, Encoder]:
     """A network and what encodes for it; nothing was learned."""
     tokenizer = load_tokenizer(str(base))
-    network = reward_model.build(str(base), RewardTraining(lora=lora, rank=4), tokenizer.pad_token_id)
+    network = networks.build(str(base), RewardTraining(lora=lora, rank=4), tokenizer.pad_token_id)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in network.parameters():
@@ -55,7 +57,7 @@ def make_reward_model(base: Path, folder: Path, *, lora: bool = True) -> list[fl
     """Save it; the scores of `samples()` that it gave before."""
     network, encoder = disturbed(base, lora=lora)
     rows = [encoder.encode(one.prompt, one.response) for one in samples()]
-    scores = reward_model.score_rows(network, rows)
+    scores = networks.score_rows(network, rows)
     checks = tuple(zip(map(tuple, rows[:4]), scores, strict=False))
     card = Card(base=str(base), max_tokens=MAX_TOKENS, mean=0.25, std=2.0, checks=checks, trained={})
     reward_model.save(network, encoder.tokenizer, card, folder)

@@ -19,11 +19,11 @@ from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from peft import PeftConfig, PeftModel
+from transformers import AutoConfig
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.loading import LOADING, check_adapter, place_of, unreadable
+from penstock.workloads.language.loading import check_adapter
 from penstock.workloads.language.prompt import Prompt
 from penstock.workloads.language.reward.heads import (
     PREFERRED,
@@ -36,6 +36,7 @@ from penstock.workloads.language.reward.heads import (
 )
 from penstock.workloads.language.reward.items import encode
 from penstock.workloads.language.reward.measures import HeadsMeasures
+from penstock.workloads.language.reward.network import Network, classifier, output_rows, score_rows
 from penstock.workloads.language.reward.reward_source import (
     BadReward,
     BadSample,
@@ -45,104 +46,12 @@ from penstock.workloads.language.reward.reward_source import (
     checked,
 )
 from penstock.workloads.language.settings import RewardTraining
-from penstock.workloads.language.tokenizer import Encoder, load_tokenizer, pad
+from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 
 CARD: Final = "reward.json"
 HEADS_CARD: Final = "heads.json"
-BATCH_TOKENS: Final = 16_384
-"""Most token places, padding too, of one forward pass: bounds its memory."""
-HEADS: Final = ("score", "classifier")
-"""What transformers calls the head of a model for classification."""
-CHECKED: Final = 4
 TOLERANCE: Final = 1e-3
 """How far the scores of the examples to check may differ on another machine."""
-
-Network = Any
-"""A transformers.PreTrainedModel or peft.PeftModel, which come without types."""
-
-
-def build(base: str, settings: RewardTraining, pad_id: int, *, outputs: int = 1) -> Network:
-    """A network with a new head in float32, with a new adapter for LoRA. outputs: numbers of the head."""
-    torch.manual_seed(settings.seed)
-    network = _classifier(base, num_labels=outputs, pad_token_id=pad_id, problem_type="regression")
-    if not settings.lora:
-        return network
-    heads = [name for name in HEADS if hasattr(network, name)]
-    if not heads:
-        raise ConfigurationError(
-            f"model={base}: {type(network).__name__} has none of the heads {', '.join(HEADS)}"
-        )
-    return get_peft_model(
-        network,
-        LoraConfig(
-            task_type=TaskType.SEQ_CLS,
-            r=settings.rank,
-            lora_alpha=settings.alpha,
-            lora_dropout=settings.dropout,
-            target_modules="all-linear",
-            modules_to_save=heads,
-        ),
-    )
-
-
-def _classifier(base: str, **said: Any) -> Network:
-    place = place_of("model", base)
-    try:
-        with LOADING:
-            return AutoModelForSequenceClassification.from_pretrained(
-                place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **said
-            )
-    except (OSError, ValueError) as error:
-        raise unreadable("model", base, "cannot be read as a model for classification", error) from error
-
-
-def max_tokens_of(network: Network, wanted: int) -> int:
-    """`wanted`, or what the network's positions allow."""
-    known = getattr(network.config.get_text_config(), "max_position_embeddings", None)
-    return wanted if not known else min(wanted, known)
-
-
-def score_rows(
-    network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
-) -> list[float]:
-    """Scores of rows of token ids in their order: the first number of the head."""
-    return [given[0] for given in output_rows(network, rows, batch_tokens)]
-
-
-def output_rows(
-    network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
-) -> list[list[float]]:
-    """All numbers of the head for rows of token ids in their order, in batches of rows of similar length."""
-    training = network.training
-    network.eval()
-    outputs: list[list[float]] = [[] for _ in rows]
-    by_length = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    try:
-        with torch.inference_mode():
-            for batch in _batches(by_length, rows, batch_tokens):
-                ids, mask = pad(
-                    [rows[index] for index in batch], network.config.get_text_config().pad_token_id
-                )
-                logits = network(
-                    input_ids=ids.to(network.device), attention_mask=mask.to(network.device)
-                ).logits
-                for index, given in zip(batch, logits.float().cpu().tolist(), strict=True):
-                    outputs[index] = given
-    finally:
-        network.train(training)
-    return outputs
-
-
-def _batches(order: Sequence[int], rows: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
-    """Consecutive parts of `order` whose padded size stays below the limit; a longer row is a batch alone."""
-    batches: list[list[int]] = []
-    for index in order:
-        # Sorted by length: the newest row is the longest of its batch.
-        if batches and (len(batches[-1]) + 1) * len(rows[index]) <= batch_tokens:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +161,7 @@ def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) 
     Raises ConfigurationError.
     """
     if not (folder / "adapter_config.json").exists():
-        return _classifier(str(folder))
+        return classifier(str(folder))
     check_adapter(folder)
     place = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
     try:
@@ -260,7 +169,7 @@ def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) 
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{folder}: its settings cannot be read: {error}") from error
     try:
-        network = _classifier(place, config=config)
+        network = classifier(place, config=config)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{folder}: the base model of its adapter: {error}; say where it is with --base"
@@ -387,7 +296,7 @@ class HeadsModel(SavedModel):
         rows: new ones together with earlier ones that it is to remember; what is left out is forgotten.
         Raises ValueError where no row can be used, Interrupted once `stop` is set.
         """
-        from penstock.workloads.language.reward.training import checks_of, fit  # noqa: PLC0415 - a Trainer
+        from penstock.workloads.language.reward.fitting import checks_of, fit  # noqa: PLC0415 - a Trainer
 
         chosen = settings or RewardTraining.model_validate(self.card.trained["settings"])
         found = to_opinions(((f"row {number}", row) for number, row in enumerate(rows, 1)), self.card.heads)
@@ -406,7 +315,7 @@ class HeadsModel(SavedModel):
 
     def measured(self, place: str, part: str | None = None) -> HeadsMeasures:
         """Return the measures over all feedback of a place; raises ConfigurationError."""
-        from penstock.workloads.language.reward.training import judge  # noqa: PLC0415 - a Trainer
+        from penstock.workloads.language.reward.fitting import judge  # noqa: PLC0415 - a Trainer
 
         found = read_opinions(place, self.card.heads, part)
         items = encode(found.examples, self.encoder, found.bad, self.card.heads)

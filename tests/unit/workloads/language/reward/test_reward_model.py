@@ -14,8 +14,10 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language import tiny_models
+from penstock.workloads.language.reward import network as networks
 from penstock.workloads.language.reward import reward_model
-from penstock.workloads.language.reward.reward_model import Network, RewardModel
+from penstock.workloads.language.reward.network import Network
+from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.reward.reward_source import (
     BadSample,
     Sample,
@@ -90,7 +92,7 @@ def exactly(model: RewardModel, chosen: Sequence[Sample] = SAMPLES) -> list[floa
     model.network.register_forward_hook(lambda _module, _given, out: scores.extend(out.logits[:, 0].tolist()))
     rows = [model.encode(sample) for sample in chosen]
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    reward_model.score_rows(model.network, rows)
+    networks.score_rows(model.network, rows)
     return [score for _, score in sorted(zip(order, scores, strict=True))]
 
 
@@ -109,10 +111,10 @@ def test_batches_stay_below_their_size_and_hold_every_row_once(base: Path) -> No
     network.get_input_embeddings().register_forward_hook(
         lambda _module, arguments, _out: widths.append(arguments[0].numel())
     )
-    few = reward_model.score_rows(network, rows, batch_tokens=40)
+    few = networks.score_rows(network, rows, batch_tokens=40)
     assert len(widths) > 5
     assert max(widths) <= 40
-    assert few == pytest.approx(reward_model.score_rows(network, rows), abs=1e-5)
+    assert few == pytest.approx(networks.score_rows(network, rows), abs=1e-5)
 
 
 def test_token_ids_are_read_as_they_were_sampled(base: Path, tmp_path: Path) -> None:

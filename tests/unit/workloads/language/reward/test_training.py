@@ -18,10 +18,11 @@ from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.language.feedback.examples import parse_scale
 from penstock.workloads.language.feedback.feedback_places import Source
-from penstock.workloads.language.reward import training
+from penstock.workloads.language.reward import fitting
+from penstock.workloads.language.reward.fitting import loss_of
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.reward.reward_source import Sample
-from penstock.workloads.language.reward.training import Order, loss_of, train
+from penstock.workloads.language.reward.training import Order, train
 from penstock.workloads.language.settings import RewardTraining, training_settings
 from penstock.workloads.rlhf.sentiment import Sentiment
 
@@ -83,9 +84,9 @@ def test_a_mix_of_scores_and_pairs_is_learned_and_written_whole(base: Path, tmp_
 def test_scores_to_check_are_those_of_full_precision(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = training._arguments
+    plain = fitting._arguments
     monkeypatch.setattr(
-        training, "_arguments", lambda *given, **named: replace(plain(*given, **named), bf16=True)
+        fitting, "_arguments", lambda *given, **named: replace(plain(*given, **named), bf16=True)
     )
     out = tmp_path / "out"
     train(order(base, feedback(tmp_path, scored=40, pairs=0), out, learning_rate=0.05), NEVER)
@@ -134,13 +135,13 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
     source = feedback(tmp_path, scored=40, pairs=20)
     train(order(base, source, tmp_path / "whole"), NEVER)
     stop = threading.Event()
-    progress = training._Progress
-    monkeypatch.setattr(training, "_Progress", lambda: _StopAt(stop, 3))
+    progress = fitting._Progress
+    monkeypatch.setattr(fitting, "_Progress", lambda: _StopAt(stop, 3))
     parted = order(base, source, tmp_path / "parted")
     with pytest.raises(Interrupted):
         train(parted, stop)
     assert not (tmp_path / "parted" / "reward.json").exists()
-    monkeypatch.setattr(training, "_Progress", progress)
+    monkeypatch.setattr(fitting, "_Progress", progress)
 
     with pytest.raises(ConfigurationError, match="go on with --resume"):
         train(parted, NEVER)
