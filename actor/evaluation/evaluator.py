@@ -7,6 +7,7 @@ the version again. With `evaluation.base` the policy is played once before it ho
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,7 +161,7 @@ def make_runner(
     return EnvironmentRunner(run.read(specification, settings.actor), episodes)
 
 
-class Runner:
+class Runner(ABC):
     """Base of what plays evaluations (see `EvaluationRunner`) in waves of episodes."""
 
     def __init__(self, of: Run, local: LocalPolicy) -> None:
@@ -181,15 +182,15 @@ class Runner:
         self.begin(episodes, seed)
         return in_waves(episodes, lambda first: self.wave(first, episodes - first, how))
 
+    @abstractmethod
     def begin(self, episodes: int, seed: int) -> None:
         """Draw from here on as after this seed, for so many episodes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
         """Play the next episodes, from number `first` on, of which `most` count; None when stopped first."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Let go of everything."""
 
 

@@ -3,6 +3,7 @@
 import re
 import threading
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
@@ -71,7 +72,7 @@ def make_generator(
     return EnvironmentGenerator(run.read(specification, settings.actor), health)
 
 
-class Generator:
+class Generator(ABC):
     """Base of what makes fragments with a policy that it holds (see `loop.FragmentGenerator`).
 
     A subclass makes its `local` policy, and says how a session begins, what is unrolled and how it is cut.
@@ -95,17 +96,17 @@ class Generator:
         if self.local.publication.version:
             self.local.answer_probe(session)
 
+    @abstractmethod
     def restart(self, seed: int, seeds: list[int]) -> None:
         """Begin a session. seed: of what is drawn. seeds: one per slot, of what is begun with."""
-        raise NotImplementedError
 
     def follow(self, session: Session) -> None:
         """Apply newer weights and answer the probe with them."""
         self.local.follow(session)
 
+    @abstractmethod
     def unroll(self, is_over: Callable[[], bool]) -> None:
         """Make at least one step, until a fragment is full or `is_over`."""
-        raise NotImplementedError
 
     @property
     def collected(self) -> int:
@@ -124,11 +125,11 @@ class Generator:
             )
         )
 
+    @abstractmethod
     def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
         """Return what was collected as a fragment with this header."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Let go of everything."""
 
 
