@@ -463,7 +463,7 @@ class Learner:
             self._failed.note(log_batch, update, self.algorithm.updates)
         return update
 
-    # ---- what became of each batch
+    # ---- the outcome of each batch
 
     def _book(self, log_batch: LogBatch, update: Update | None, updates: int) -> None:
         """Book a batch that was consumed. updates: made before it."""

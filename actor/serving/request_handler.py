@@ -246,7 +246,7 @@ class RequestHandler:
             self._take_step(step, Answered(arm=arm, action=taken, answer=None, fallback=""))
 
     def _take_step(self, step: _Step, said: Answered | Exception) -> None:
-        """Take the step, or leave the episode as it was; whoever waits for the reply gets it."""
+        """Take the step, or leave the episode as it was; every waiting call gets the reply."""
         episode = step.episode
         try:
             reply: bytes | Exception = self._step(step, said) if isinstance(said, Answered) else said

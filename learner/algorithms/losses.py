@@ -326,7 +326,7 @@ def value_loss(
 # ---- What to watch.
 
 _MOST_TOLD = 60.0
-"""Log-ratios above this are told as this: the exponential of 88.8 leaves the range of float32."""
+"""Log-ratios above this are reported as this: the exponential of 88.8 leaves the range of float32."""
 
 
 def divergence(before: Tensor, after: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The policy server's line to a live run: its sessions, the learner's newest weights, and the outbox.
 
 A thread of its own opens a session, and the next when the broker has ended one; meanwhile the server goes on
-answering. When the run has ended it looks now and then whether somebody has resumed it.
+answering. When the run has ended it polls until the run is resumed.
 """
 
 import asyncio

@@ -219,7 +219,7 @@ def is_safe(url: str) -> bool:
 
 class _NoRedirect(HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow none: it would carry what is said to somebody else."""
+        """Follow none: it would carry the request to another server."""
 
 
 _OPENER: Final = build_opener(_NoRedirect, ProxyHandler())

@@ -80,7 +80,7 @@ class DryRunTurns:
     ) -> AsyncIterator[None]:
         """Have the turn inside the block; raises NoTurn.
 
-        goes_on: whether there is still somebody who waits for it.
+        goes_on: whether a caller still waits for it.
         """
         ticket = self._ask(project, subject)
         try:

@@ -73,7 +73,7 @@ def start(
 
 
 def goes_on(folder: Path) -> bool | None:
-    """Return whether the job of a folder goes on, whoever started it; None where none was ever started."""
+    """Return whether the job of a folder goes on, None where none was ever started."""
     try:
         with open_regular(folder / LOCK_FILE) as lock:
             return not try_lock(lock, fcntl.LOCK_SH)

@@ -213,7 +213,7 @@ def _ending(summary: dict[str, Any]) -> str:
 
 def is_run(folder: Path) -> bool:
     if not os.access(folder, os.R_OK | os.X_OK):
-        return False  # somebody else's
+        return False  # of another user
     return (folder / CONFIG_FILE).is_file() and any((folder / sign).exists() for sign in _SIGNS)
 
 

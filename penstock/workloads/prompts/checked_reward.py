@@ -139,7 +139,7 @@ class CheckedReward:
         self._turn = Lock()
 
     def of(self, start: str, before: str, after: str) -> float:
-        """Return the reward of a step; raises NeedsPerson where somebody has to look first."""
+        """Return the reward of a step; raises NeedsPerson where a person must look first."""
         if before == after:
             return 0.0
         with self._turn:

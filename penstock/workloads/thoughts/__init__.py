@@ -1,4 +1,4 @@
-"""Thoughts: a model learns to think before it answers, and is told when its thoughts are theatre."""
+"""Thoughts: a model learns to think before it answers, and a validation finds thoughts that are theatre."""
 
 from penstock.config.workload import Workload
 

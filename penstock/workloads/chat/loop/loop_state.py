@@ -50,7 +50,7 @@ class Outcome(StrEnum):
     WITHDRAWN = "withdrawn"
     UNPROVED = "unproved"  # nothing was proved of the canary in time, so it was withdrawn
     UNLEARNED = "unlearned"  # the reward model is no better than chance, so nothing was trained on it
-    ABANDONED = "abandoned"  # somebody gave it up
+    ABANDONED = "abandoned"  # an operator gave it up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ def questions() -> tuple[Question, ...]:
 
 
 def liked(taste: Taste) -> Array:
-    """Return the chance that somebody likes each candidate, [PROMPTS, CANDIDATES]."""
+    """Return the chance that a person likes each candidate, [PROMPTS, CANDIDATES]."""
     return np.array([taste.thumb_chance(one.features) for one in questions()])
 
 

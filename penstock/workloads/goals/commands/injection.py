@@ -80,7 +80,7 @@ def main(
 
 
 def once(folder: Path, *, wanted: str | None, forbidden: str | None, as_json: bool) -> int:
-    """Switch carrying out, else forbid a goal, else print what became of the goals of a folder."""
+    """Switch carrying out, else forbid a goal, else print the outcomes of a folder's goals."""
     if wanted is not None:
         if wanted not in ("on", "off"):
             raise ConfigurationError(f"--switch {wanted}: say on or off")

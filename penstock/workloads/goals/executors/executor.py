@@ -53,7 +53,7 @@ class Executor(Protocol):
         """Let go of what is held."""
 
 
-# ---- What a policy sees of a host: its readings, and what became of the goals before.
+# ---- What a policy sees of a host: its readings, and the outcomes of earlier goals.
 
 NUMBERS: Final = 10
 _RECENT: Final = 10

@@ -1,4 +1,4 @@
-"""The lines of an injector's files: goals, what became of them, vetoes, switches; and what it says of itself.
+"""The lines of an injector's files: goals, their outcomes, vetoes, switches; and its own status.
 
 injected: it is carried out, or was. processed: its outcome is known, and what learns has been told.
 """

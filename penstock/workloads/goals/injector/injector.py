@@ -195,7 +195,7 @@ class Drifted(Exception):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Injector:
-    """Proposes goals, carries out those that may be, and tells what became of them.
+    """Proposes goals, carries out those that may be, and reports their outcomes.
 
     random: of ε. pause: waits so many seconds, at most until it is to end. drift_since: outcomes before it,
     Unix time in seconds, are not looked at for drift.
@@ -340,7 +340,7 @@ class Injector:
     # ------------------------------------------------------------ what became of it
 
     def _book(self, goal: Injection, outcome: Outcome | None, earned: float | None) -> None:
-        """Note what became of a goal. outcome: None where that is unknown, since it was interrupted."""
+        """Record the outcome of a goal. outcome: None where that is unknown, since it was interrupted."""
         self.journal.add_outcome(
             Feedback(
                 goal_id=goal.goal_id, goal=goal.goal, success=None if outcome is None else outcome.success,
