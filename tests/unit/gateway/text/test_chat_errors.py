@@ -39,7 +39,7 @@ def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
     socket = tmp_path / "text.sock"
     with (
         served_text(make_model(tmp_path / "model"), socket, max_buffered_bytes=ONE_CALL_HELD),
-        agents_api(socket, deadline_s=1.0) as base_url,
+        agents_api(socket, deadline_s=8.0) as base_url,
     ):
         completions = agent(base_url).chat.completions
         with pytest.raises(openai.BadRequestError, match=r"n=16: .*serving\.max_buffered_bytes"):
