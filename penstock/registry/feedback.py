@@ -42,7 +42,11 @@ def add(
     caller: str = "",
     request_keys: Sequence[str | None] | None = None,
 ) -> None:
-    """Store rewards (episode id, step, amount) of a caller."""
+    """Store rewards (episode id, step, amount) that arrived too late for training, all or none.
+
+    caller: who reports them; the oldest of a caller's rewards give way to its newest. request_keys: under
+    which each is stored once for its policy. Raises ValueError, NotAllowed for a key of another reward.
+    """
     now, digest = datetime.now(UTC), _digest(caller)
     for reward in rewards:
         _check(*reward)
@@ -57,6 +61,7 @@ def add(
 
 
 def delete_of(session: Session, project: str, caller: str) -> int:
+    """Delete every late reward that a caller reported for policies `PROJECT/…`; returns how many."""
     of_project = FeedbackRow.policy.startswith(f"{project}/", autoescape=True)
     own = of_project & (FeedbackRow.caller == _digest(caller))
     count = session.scalar(select(func.count()).select_from(FeedbackRow).where(own)) or 0
@@ -64,7 +69,8 @@ def delete_of(session: Session, project: str, caller: str) -> int:
     return count
 
 
-def read(session: Session, policy: str, after: int, limit: int) -> tuple[Feedback, ...]:
+def read(session: Session, policy: str, after: int = 0, limit: int = 1000) -> tuple[Feedback, ...]:
+    """Return late rewards of a policy behind number `after`, oldest first, at most `limit`."""
     wanted = select(FeedbackRow).where(FeedbackRow.policy == policy, FeedbackRow.number > after)
     rows = session.scalars(wanted.order_by(FeedbackRow.number).limit(limit))
     return tuple(Feedback(row.number, row.episode, row.step, row.amount, row.time) for row in rows)

@@ -148,7 +148,10 @@ class RatedConversation:
 def add(
     session: Session, policy: str, new: Sequence[Rating], bounds: RatingBounds | None = None
 ) -> tuple[KeptRating, ...]:
-    """Store ratings of responses of a policy, and return them."""
+    """Store ratings of responses of a policy, all or none; each `request_key` counts once.
+
+    bounds: of the ratings' projects. Raises NotAllowed for a key of another rating, NoRoom.
+    """
     now, added = datetime.now(UTC), list[RatingRow]()
     kept = tuple(_record(_stored(session, policy, rating, now, added)) for rating in new)
     count(session, added, bounds)
@@ -156,6 +159,7 @@ def add(
 
 
 def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int]]:
+    """Return the numbers of a rater's ratings in a project, by policy."""
     found = dict[str, list[int]]()
     for policy, number in session.execute(
         select(RatingRow.policy, RatingRow.number).where(*_own(project, rater))
@@ -165,6 +169,7 @@ def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int
 
 
 def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
+    """Delete every rating of a rater in a project, and return the numbers that they had, by policy."""
     found = numbers_of(session, project, rater)
     counted = select(func.count(), func.coalesce(func.sum(RatingRow.text_bytes), 0))
     number, text_bytes = session.execute(counted.where(*_own(project, rater))).one()
@@ -174,9 +179,9 @@ def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
 
 
 def tally(
-    session: Session, policy: str, key: str, above: float, without: str | None = None
+    session: Session, policy: str, key: str, *, above: float, without: str | None = None
 ) -> tuple[Tally, ...]:
-    """Return how many conversations of each version were rated in an aspect, and how many of them well.
+    """Return how many conversations of each version were rated in an aspect, and how many above a score.
 
     What counts of a conversation is its newest score; a rating without one is a conversation of its own.
     Versions come lowest first; ratings that name no version, and those of the source `without`, are left out.
@@ -192,7 +197,7 @@ def tally(
 
 
 def rated_conversations(
-    session: Session, policy: str, key: str, above: float, without: str | None = None
+    session: Session, policy: str, key: str, *, above: float, without: str | None = None
 ) -> tuple[RatedConversation, ...]:
     """Return the conversations that were rated in an aspect, whichever versions they had, by their names."""
     row = RatingRow
@@ -206,9 +211,17 @@ def rated_conversations(
 
 
 def read(
-    session: Session, policy: str | None, after: int, limit: int, most_chars: int | None = None
+    session: Session,
+    policy: str | None = None,
+    after: int = 0,
+    limit: int = 1000,
+    *,
+    most_chars: int | None = None,
 ) -> tuple[KeptRating, ...]:
-    """Return ratings behind number `after`, oldest first, at most `limit`; of all policies when None."""
+    """Return ratings behind number `after`, oldest first, of all policies when None, at most `limit`.
+
+    most_chars: of their texts together, beyond which no further one is returned; the first always is.
+    """
     wanted = select(RatingRow).where(RatingRow.number > after)
     if policy is not None:
         wanted = wanted.where(RatingRow.policy == policy)

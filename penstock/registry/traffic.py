@@ -39,7 +39,7 @@ _TAKEN: Final = frozenset({"active", "canary", "latest", "pinned", "previous"})
 
 
 def name(session: Session, policy: str, version: int, label: str) -> None:
-    """Give a registered version a name; the same again changes nothing."""
+    """Give a version a name that it keeps for good; NotAllowed for one that another version has."""
     models.find(session, policy, version)
     if not _FORM.fullmatch(label) or label in _TAKEN:
         raise ValueError(
@@ -55,6 +55,7 @@ def name(session: Session, policy: str, version: int, label: str) -> None:
 
 
 def labels(session: Session, policy: str) -> Mapping[str, int]:
+    """Return the numbers of versions by their names, those of the newest versions."""
     newest = (
         select(LabelRow).where(LabelRow.policy == policy).order_by(LabelRow.version.desc(), LabelRow.label)
     )
@@ -62,18 +63,23 @@ def labels(session: Session, policy: str) -> Mapping[str, int]:
 
 
 def labelled(session: Session, policy: str, label: str) -> int:
+    """Return the number of the version that has a name; raises UnknownVersion."""
     row = session.get(LabelRow, (policy, label))
     if row is None:
         raise UnknownVersion(f"no version of policy={policy!r} is called {label!r}")
     return row.version
 
 
+def current(session: Session, policy: str) -> Traffic:
+    return models.traffic_record(policy, session.get(TrafficRow, policy))
+
+
 def arms(session: Session, policy: str) -> Arms:
-    """Return traffic and arms, from one view of the database."""
+    """Return traffic and arms as they are together at one moment, for `routing`."""
     held = models.pinned(session, policy)
     by_status = {row.status: row.version for row in held}
     return Arms(
-        traffic=models.traffic_record(policy, session.get(TrafficRow, policy)),
+        traffic=current(session, policy),
         active=by_status.get(Status.ACTIVE),
         canary=by_status.get(Status.CANARY),
         pinned=frozenset(row.version for row in held),
@@ -81,8 +87,12 @@ def arms(session: Session, policy: str) -> Arms:
     )
 
 
-def set_traffic(session: Session, wanted: Traffic, *, reason: str, by: str) -> Traffic:
-    """Replace the traffic and return the new one. Raises Conflict, NotAllowed."""
+def set_traffic(session: Session, wanted: Traffic, reason: str, *, by: str) -> Traffic:
+    """Replace the traffic that was read, with `replace(registry.traffic(policy), canary_share=0.1)`.
+
+    Raises Conflict where it was changed since, NotAllowed for a share without a canary or a version that
+    is not held.
+    """
     row = models.traffic_row(session, wanted.policy)
     if _settings(models.traffic_record(wanted.policy, row)) == _settings(wanted):
         return models.traffic_record(wanted.policy, row)
@@ -107,7 +117,7 @@ def check_canary_share(session: Session, policy: str, to: Status, share: float |
         return
     if to is not Status.CANARY:
         raise ValueError(f"canary_share={share}: only with to='canary', not {to.value!r}")
-    latest = models.traffic_record(policy, session.get(TrafficRow, policy)).latest_share
+    latest = current(session, policy).latest_share
     _check_judged(Traffic(policy=policy, canary_share=share, latest_share=latest))
 
 
@@ -155,7 +165,11 @@ def _settings(traffic: Traffic) -> dict[str, Any]:
 def judge(
     session: Session, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]
 ) -> TrialState | None:
-    """Return the state of a trial after what was seen, judged for all servers."""
+    """Return the state of a canary's trial after what one server has seen, judged for all of them.
+
+    None where another trial, or none, is on by now. Who finds WITHDRAW calls `rollback`. seen: returns of
+    clients and windows of answers, in order.
+    """
     if Trial.of(arms(session, policy)) != trial:
         return None
     row = session.get(TrialRow, policy)
@@ -177,6 +191,7 @@ def judge(
 
 
 def look(session: Session, policy: str) -> tuple[Trial | None, TrialState | None]:
+    """Return the trial of a canary that is on, and what all servers have found so far; or None."""
     trial = Trial.of(arms(session, policy))
     row = session.get(TrialRow, policy)
     return trial, None if trial is None else _state_of(row, trial)

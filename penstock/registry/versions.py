@@ -12,12 +12,14 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from penstock.registry import models
-from penstock.registry.models import EventRow, RangeRow, TrafficRow, VersionRow
+from penstock.registry.models import EventRow, RangeRow, TrafficRow, VersionRow, version_record
 from penstock.registry.records import (
+    MAX_EVENTS,
     MAX_PINNED,
     Action,
     DifferentBytes,
     Evaluation,
+    Event,
     NewVersion,
     NotAllowed,
     Origin,
@@ -49,7 +51,7 @@ class RolledBack:
 
 
 def reserve(session: Session, policy: str, run: str) -> int:
-    """Return the lowest number of a run's range; the same again for the same run."""
+    """Reserve RANGE numbers for the versions of a run; returns the lowest, the same again for the run."""
     known = session.get(RangeRow, (policy, run))
     if known is not None:
         return known.first
@@ -61,47 +63,55 @@ def reserve(session: Session, policy: str, run: str) -> int:
     return first
 
 
-def register(session: Session, new: NewVersion, *, by: str, make_room: bool) -> VersionRow:
-    """Add a candidate and return its row, or the row that exists when the version is registered already."""
+def register(session: Session, new: NewVersion, *, by: str, make_room: bool = False) -> PolicyVersion:
+    """Register a version as candidate; returns the existing record when it is registered already.
+
+    make_room: retire the least valuable candidate or rolled back version when MAX_PINNED are kept.
+    Raises DifferentBytes where the number is taken, TooManyPinned, Conflict.
+    """
     known = _same(session, new)
     if known is not None:
-        return known
+        return version_record(known)
     _check_room(session, new, by=by, make_room=make_room)
     row = models.version_row(new)
     session.add(row)
     detail = {"origin": new.origin.value, "sha256": new.sha256}
     models.audit(session, new.policy, new.version, Action.REGISTERED, by=by, reason=new.reason, detail=detail)
     session.flush()
-    return row
+    return version_record(row)
 
 
 def record_evaluation(
     session: Session, policy: str, version: int, evaluation: Evaluation, *, by: str
-) -> VersionRow:
-    """Record the evaluation of a version; the same result again is recorded once."""
+) -> PolicyVersion:
+    """Record the evaluation of a version in place of the one before; the same again is recorded once."""
     row, result = models.find(session, policy, version), asdict(evaluation)
     if row.evaluation != result:
         row.evaluation, row.changed = result, models.now()
         models.audit(session, policy, version, Action.EVALUATED, by=by, reason="", detail=result)
-    return row
+    return version_record(row)
 
 
 def promote(
     session: Session,
     policy: str,
     version: int,
-    to: Status,
-    *,
     reason: str,
+    *,
     by: str,
-    canary_share: float | None,
-) -> VersionRow:
-    """Make a version canary or active. One that is there already stays, unaudited."""
+    to: Status = Status.ACTIVE,
+    canary_share: float | None = None,
+) -> PolicyVersion:
+    """Make a version canary or active, unaudited where it is that; the old active one becomes the standby.
+
+    canary_share: share of clients in [0, 1] that the canary gets; None: unchanged. Raises UnknownVersion,
+    NotAllowed where its status does not admit the change, Conflict.
+    """
     row = models.find(session, policy, version)
     check_canary_share(session, policy, to, canary_share)
     before = row.status
     if before is to:
-        return row
+        return version_record(row)
     _check_promotable(row, to)
     check_text("reason", reason)
     traffic = models.traffic_row(session, policy)
@@ -116,23 +126,23 @@ def promote(
         traffic.canary_share = canary_share
     models.raise_revision(traffic)
     _audit(session, row, Action.PROMOTED, before, by=by, reason=reason)
-    return row
+    return version_record(row)
 
 
-def rollback(session: Session, policy: str, version: int | None, *, reason: str, by: str) -> RolledBack:
-    """Withdraw a version, None: the canary, or the active version for the one before it.
+def rollback(
+    session: Session, policy: str, reason: str, *, by: str, version: int | None = None
+) -> RolledBack:
+    """Withdraw the canary, or the active version in favour of its standby: no client gets it any more.
 
-    Withdrawing a version again changes nothing and is not audited, so that of two callers only the first
-    acts.
+    version: None: the canary if there is one, else the active version. A caller that has judged a version
+    must name it: withdrawing it again changes nothing and is not audited, so that of two callers only the
+    first acts. Raises UnknownVersion, Conflict, NotAllowed where it is neither canary nor active or has no
+    standby.
     """
     row = _serving(session, policy) if version is None else models.find(session, policy, version)
     if row.status is not Status.ROLLED_BACK:
         _withdraw(session, row, reason=reason, by=by)
-    active = models.with_status(session, policy, Status.ACTIVE)
-    return RolledBack(
-        withdrawn=models.version_record(row),
-        active=None if active is None else models.version_record(active),
-    )
+    return RolledBack(withdrawn=version_record(row), active=active(session, policy))
 
 
 def _withdraw(session: Session, row: VersionRow, *, reason: str, by: str) -> None:
@@ -156,33 +166,41 @@ def _withdraw(session: Session, row: VersionRow, *, reason: str, by: str) -> Non
     _audit(session, row, Action.ROLLED_BACK, before, by=by, reason=reason)
 
 
-def awaiting_number(session: Session, policy: str) -> VersionRow | None:
-    """Return the active version where a rollback restored it: its content has no new number yet."""
-    active = models.with_status(session, policy, Status.ACTIVE)
-    if active is None:
+def awaiting_number(session: Session, policy: str) -> PolicyVersion | None:
+    """Return the active version where a rollback made it active again and its content has no new number.
+
+    A process that may draw version numbers publishes the content again and calls `record_rollback`.
+    """
+    row = models.with_status(session, policy, Status.ACTIVE)
+    if row is None:
         return None
-    own = (EventRow.version == active.version) & EventRow.action.in_((Action.PROMOTED, Action.REGISTERED))
+    own = (EventRow.version == row.version) & EventRow.action.in_((Action.PROMOTED, Action.REGISTERED))
     is_decision = (EventRow.policy == policy) & (own | (EventRow.action == Action.ROLLED_BACK))
     for event in session.scalars(select(EventRow).where(is_decision).order_by(EventRow.number.desc())):
         if event.action is not Action.ROLLED_BACK:
             return None
         if event.detail["from"] == Status.ACTIVE.value:
-            return active
+            return version_record(row)
     return None
 
 
 def record_rollback(
     session: Session,
     policy: str,
+    *,
     version: int,
     restores: int,
-    *,
     reason: str,
     by: str,
-    sha256: str | None,
-    size_bytes: int | None,
-) -> VersionRow:
-    """Add a copy of `restores` under the number `version`; it takes over where `restores` is active."""
+    sha256: str | None = None,
+    size_bytes: int | None = None,
+) -> PolicyVersion:
+    """Register `version`, published with the content of the pinned version `restores`.
+
+    It becomes active where `restores` is, which is then retired; otherwise it is a candidate. sha256,
+    size_bytes: of the new bytes where they differ from the old ones. Raises UnknownVersion,
+    DifferentBytes, Conflict, NotAllowed where `restores` is not pinned.
+    """
     original = models.find(session, policy, restores)
     copy = replace(
         models.registered_as(original),
@@ -195,7 +213,7 @@ def record_rollback(
     )
     known = _same(session, copy)
     if known is not None:
-        return known
+        return version_record(known)
     if original.status is Status.RETIRED and not original.standby:
         raise NotAllowed(
             f"version={restores} of policy={policy!r} is retired, its weights are not held: "
@@ -212,14 +230,14 @@ def record_rollback(
         models.raise_revision(models.traffic_row(session, policy))
     detail = {"restores": restores, "status": row.status.value}
     models.audit(session, policy, version, Action.REGISTERED, by=by, reason=reason, detail=detail)
-    return row
+    return version_record(row)
 
 
-def retire(session: Session, policy: str, version: int, *, reason: str, by: str) -> VersionRow:
-    """Release a version's weights; not while it is active or traffic names it."""
+def retire(session: Session, policy: str, version: int, reason: str, *, by: str) -> PolicyVersion:
+    """Release a version's weights, also of the standby; not while it is active or traffic names it."""
     row = models.find(session, policy, version)
     if row.status is Status.RETIRED and not row.standby:
-        return row
+        return version_record(row)
     if row.status is Status.ACTIVE:
         raise NotAllowed(
             f"version={row.version} of policy={row.policy!r} is active: promote another version first"
@@ -236,7 +254,55 @@ def retire(session: Session, policy: str, version: int, *, reason: str, by: str)
     if before is Status.CANARY:
         _leave_traffic(traffic, version, was_canary=True)
     _audit(session, row, Action.RETIRED, before, by=by, reason=reason)
-    return row
+    return version_record(row)
+
+
+def get(session: Session, policy: str, version: int) -> PolicyVersion:
+    """Return a version; raises UnknownVersion."""
+    return version_record(models.find(session, policy, version))
+
+
+def every(session: Session, policy: str, status: Status | None = None) -> tuple[PolicyVersion, ...]:
+    """Return a policy's versions, oldest first; `status`: only those with it."""
+    wanted = select(VersionRow).where(VersionRow.policy == policy).order_by(VersionRow.version)
+    if status is not None:
+        wanted = wanted.where(VersionRow.status == status)
+    return tuple(map(version_record, session.scalars(wanted)))
+
+
+def policies(session: Session) -> tuple[str, ...]:
+    """Return the names of the policies that have versions, sorted."""
+    return tuple(session.scalars(select(VersionRow.policy).distinct().order_by(VersionRow.policy)))
+
+
+def pinned(session: Session, policy: str) -> tuple[PolicyVersion, ...]:
+    """Return the versions whose weights must be held, at most MAX_PINNED, oldest first."""
+    return tuple(map(version_record, models.pinned(session, policy)))
+
+
+def active(session: Session, policy: str) -> PolicyVersion | None:
+    return _record(models.with_status(session, policy, Status.ACTIVE))
+
+
+def canary(session: Session, policy: str) -> PolicyVersion | None:
+    return _record(models.with_status(session, policy, Status.CANARY))
+
+
+def standby(session: Session, policy: str) -> PolicyVersion | None:
+    """Return the version that a rollback of the active one makes active again, or None."""
+    return _record(models.standby(session, policy))
+
+
+def events(session: Session, policy: str, limit: int = 100) -> tuple[Event, ...]:
+    """Return the newest events of a policy, newest first; raises ValueError for a limit out of range."""
+    if not 1 <= limit <= MAX_EVENTS:
+        raise ValueError(f"limit={limit}: must be between 1 and {MAX_EVENTS}")
+    wanted = select(EventRow).where(EventRow.policy == policy).order_by(EventRow.number.desc())
+    return tuple(map(models.event_record, session.scalars(wanted.limit(limit))))
+
+
+def _record(row: VersionRow | None) -> PolicyVersion | None:
+    return None if row is None else version_record(row)
 
 
 def _serving(session: Session, policy: str) -> VersionRow:
@@ -272,7 +338,7 @@ def _check_room(session: Session, new: NewVersion, *, by: str, make_room: bool) 
         )
     for row in spare[: len(held) - MAX_PINNED + 1]:
         reason = f"made room for version {new.version}"
-        retire(session, row.policy, row.version, reason=reason, by=by)
+        retire(session, row.policy, row.version, reason, by=by)
 
 
 def _spare(session: Session, policy: str, held: list[VersionRow]) -> list[VersionRow]:

@@ -538,10 +538,9 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_behind(
 import sys, time
 from penstock.registry import versions
 from penstock.registry.database import Database
-from penstock.registry.records import Status
 
 def promote(session):
-    versions.promote(session, "default", 1, Status.ACTIVE, reason="x", by="x", canary_share=None)
+    versions.promote(session, "default", 1, "x", by="x")
     session.flush()
     print("written", flush=True)
     time.sleep(600)
