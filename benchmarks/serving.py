@@ -165,7 +165,7 @@ BY_TORCH: Final = PolicySection(hidden_sizes=(1024,) * 6, hidden_norm="batch")
 
 def make_policy(section: PolicySection = SMALL) -> Any:
     """Return a policy of CartPole's shapes; 64-64 unless `section` says otherwise."""
-    from penstock.policy.build import build as build_policy
+    from penstock.policy.policy import build as build_policy
 
     return build_policy(SHAPE.box, Discrete(2), section, 1)
 
@@ -255,8 +255,9 @@ def _learner(redis_url: str) -> Iterator[None]:
 async def _echo(address: str) -> None:
     """Serve until killed: bare, with a forward pass and a draw for each message, and as a stream."""
     from penstock.actor.serving.server_process import STREAMS_PER_CONNECTION
-    from penstock.rpc.server import build_server
+    from penstock.config.settings import BrokerSection
     from penstock.runtime.health import Health, announce, serve_http
+    from penstock.runtime.server_frame import build_server
 
     policy, observation = make_policy(), {"observation": np.zeros((1, 4), np.float32)}
 
@@ -271,7 +272,7 @@ async def _echo(address: str) -> None:
         async for _ in requests:
             yield REPLY
 
-    front = build_server((), streams_per_connection=STREAMS_PER_CONNECTION)
+    front = build_server((), BrokerSection(), streams_per_connection=STREAMS_PER_CONNECTION)
     handlers = {
         "Unary": grpc.unary_unary_rpc_method_handler(unary),
         "Forward": grpc.unary_unary_rpc_method_handler(forward),

@@ -37,9 +37,10 @@ from penstock.learner.feed.payloads import check_meaning
 from penstock.learner.ledger import Ledger, Origin
 from penstock.learner.recorder import Recorder, Staleness
 from penstock.policy import weights
-from penstock.policy.build import build as build_policy
 from penstock.policy.policy import Policy
-from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
+from penstock.policy.policy import build as build_policy
+from penstock.protocol.conformance import check
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
 from penstock.protocol.schema import Axes, FragmentSchema, fragment_schema
 from penstock.protocol.spaces import Box, Discrete
 from penstock.protocol.tensor import DTYPES, Array

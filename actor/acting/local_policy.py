@@ -13,7 +13,7 @@ from typing import Final
 from penstock.actor.link.session import Session, Weights
 from penstock.policy.acting.acting_policy import ActingPolicy
 from penstock.policy.acting.drawing import ExplorationSlots
-from penstock.protocol.header import FragmentHeader, Slot, WeightSpan
+from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.protocol.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import FragmentSchema

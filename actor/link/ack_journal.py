@@ -16,8 +16,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from penstock.config.settings import ConfigurationError
-from penstock.protocol.fragment import Beginning, Fragment, beginnings
-from penstock.protocol.header import read_payload
+from penstock.protocol.fragment import Beginning, Fragment, beginnings, read_payload
 from penstock.protocol.limits import check_id
 from penstock.runtime.exit import Fatal
 

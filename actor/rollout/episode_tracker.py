@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.protocol.header import Slot
+from penstock.protocol.fragment import Slot
 from penstock.protocol.messages import Episode
 
 

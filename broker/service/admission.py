@@ -20,7 +20,7 @@ from penstock.broker.log.replies import AppendItem
 from penstock.broker.log.store import StoreUnavailable
 from penstock.protocol import append, conformance
 from penstock.protocol.append import SentFragment
-from penstock.protocol.header import FragmentHeader, header_from_proto
+from penstock.protocol.fragment import FragmentHeader, header_from_proto
 from penstock.protocol.limits import (
     APPEND_DEADLINE_S,
     CALL_DEADLINE_S,
@@ -147,8 +147,9 @@ def _check(session: int, message: SentFragment, specification: RunSpecification)
         raise ValueError(
             f"header.steps={header.steps}: the run's unroll length is {specification.unroll_length}"
         )
-    schema, run, bounds = specification.schema, specification.run, specification.bounds()
-    conformance.check(header, message.payload, schema, run, bounds)
+    conformance.check_header(header, specification.schema, specification.run)
+    conformance.check_table(header, len(message.payload), specification.schema)
+    conformance.check_content(header, message.payload, specification.bounds())
     encoded = message.header.SerializeToString()
     if len(encoded) > _header_room(header):
         raise ValueError(

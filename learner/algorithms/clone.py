@@ -36,9 +36,8 @@ from penstock.learner.algorithms.rows import (
 )
 from penstock.learner.batch import Batch
 from penstock.learner.ranks.group import RankGroup
-from penstock.policy.memory import SeenTrajectory
-from penstock.policy.networks import Measured, measure, thinned
-from penstock.policy.normaliser import Moments
+from penstock.policy.actor_critic import SeenTrajectory
+from penstock.policy.networks import Measured, Moments, measure, thinned
 from penstock.policy.policy import Policy
 
 METRICS = (

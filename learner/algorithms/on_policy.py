@@ -38,9 +38,8 @@ from penstock.learner.algorithms.rows import (
 )
 from penstock.learner.batch import Batch
 from penstock.learner.ranks.group import RankGroup, RankRows
-from penstock.policy.memory import SeenTrajectory
-from penstock.policy.networks import Inputs, Measured, measure, thinned
-from penstock.policy.normaliser import Moments, combine, moments
+from penstock.policy.actor_critic import SeenTrajectory
+from penstock.policy.networks import Inputs, Measured, Moments, combine, measure, moments, thinned
 from penstock.policy.policy import Policy
 
 METRICS: Final = (

@@ -15,9 +15,8 @@ from torch import Tensor
 from penstock.learner.algorithms.losses import Unrolls, carries, next_values
 from penstock.learner.batch import Batch, send
 from penstock.learner.ranks.group import RankGroup
-from penstock.policy.memory import SeenTrajectory
-from penstock.policy.networks import Inputs
-from penstock.policy.normaliser import Moments
+from penstock.policy.actor_critic import SeenTrajectory
+from penstock.policy.networks import Inputs, Moments
 from penstock.policy.policy import Policy
 from penstock.policy.recurrent import Trajectory, unroll
 

@@ -25,8 +25,7 @@ from penstock.learner.feed.recording import RecordedEvent
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import Drop, Origin
 from penstock.learner.probe import Quarantine
-from penstock.protocol.fragment import Fragment
-from penstock.protocol.header import FragmentHeader
+from penstock.protocol.fragment import Fragment, FragmentHeader
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint

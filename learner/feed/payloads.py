@@ -22,8 +22,9 @@ from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.batch import Loaded, Staged, Upload, assemble, nothing
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import DIGEST_BYTES
+from penstock.protocol import conformance
 from penstock.protocol import fragment as wire
-from penstock.protocol.header import FragmentHeader
+from penstock.protocol.fragment import FragmentHeader
 from penstock.protocol.schema import UNKNOWN, FragmentSchema, Range, Ranges
 from penstock.protocol.tensor import Array
 from penstock.runtime import metrics
@@ -291,7 +292,7 @@ class OwnPayloads:
     def _checked(self, header: FragmentHeader, payload: bytes) -> Loaded:
         """Return a fragment that can be trained on; raises ValueError that says why it cannot."""
         fragment = wire.Fragment(header, payload)
-        wire.check(fragment, self._schema, self._run_name)
+        conformance.check(fragment, self._schema, self._run_name)
         return header, check_meaning(header, fragment.arrays(), self._ranges)
 
     # ---- entries that an algorithm retained, read again when a learner resumes

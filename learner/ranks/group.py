@@ -16,7 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from penstock.learner.batch import send
-from penstock.policy.normaliser import Moments, combine
+from penstock.policy.networks import Moments, combine
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 

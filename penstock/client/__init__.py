@@ -32,8 +32,7 @@ from penstock.client.errors import (
     UnknownVersion,
     Unreachable,
 )
-from penstock.client.external import ExternalEnvironment
-from penstock.client.synchronous import Conversation, Episode, PolicyClient, TextClient
+from penstock.client.synchronous import Conversation, Episode, ExternalEnvironment, PolicyClient, TextClient
 from penstock.client.text_calls import Generation, TextAnswer, TextDescription, TextPart, Thought
 from penstock.client.values import (
     Action,

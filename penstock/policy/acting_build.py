@@ -9,13 +9,13 @@ from penstock.protocol.spaces import Space
 def build_acting(
     observation_space: Space, action_space: Space, section: PolicySection, seed: int
 ) -> ActingPolicy:
-    """Return a policy that acts with the weights of `penstock.policy.build.build`, once they are loaded.
+    """Return a policy that acts with the weights of `penstock.policy.policy.build`, once they are loaded.
 
     It is in numpy alone where that is enough: importing torch takes most of the start of a small actor, and
-    most of its memory. Arguments and errors are those of `penstock.policy.build.build`.
+    most of its memory. Arguments and errors are those of `penstock.policy.policy.build`.
     """
     if is_enough(observation_space, section):
         return ArrayPolicy(observation_space, action_space, section, seed)
-    from penstock.policy.build import build  # noqa: PLC0415 - loads torch
+    from penstock.policy.policy import build  # noqa: PLC0415 - loads torch
 
     return build(observation_space, action_space, section, seed)

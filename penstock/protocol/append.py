@@ -20,8 +20,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
-from penstock.protocol.fragment import Fragment
-from penstock.protocol.header import header_bytes
+from penstock.protocol.fragment import Fragment, header_bytes
 from penstock.protocol.limits import (
     MAX_FIELDS,
     MAX_FRAGMENTS_PER_APPEND,

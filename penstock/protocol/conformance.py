@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.protocol.header import LZ4, RAW, FragmentHeader, TensorEntry, check_frame, read_entry
+from penstock.protocol.fragment import (
+    LZ4,
+    RAW,
+    Fragment,
+    FragmentHeader,
+    TensorEntry,
+    check_frame,
+    read_entry,
+)
 from penstock.protocol.limits import (
     MAX_ATTRIBUTES_BYTES,
     MAX_MESSAGE_BYTES,
@@ -29,16 +37,12 @@ TRUTH_TENSORS = ("terminated", "truncated", "valid")
 
 
 def check(
-    header: FragmentHeader,
-    payload: bytes | memoryview,
-    schema: FragmentSchema,
-    run: str,
-    bounds: Mapping[str, float] = UNBOUNDED,
+    fragment: Fragment, schema: FragmentSchema, run: str, bounds: Mapping[str, float] = UNBOUNDED
 ) -> None:
     """Raise ValueError that names field, value and remedy unless a fragment of `run` follows the schema."""
-    check_header(header, schema, run)
-    check_table(header, len(payload), schema)
-    check_content(header, payload, bounds)
+    check_header(fragment.header, schema, run)
+    check_table(fragment.header, len(fragment.payload), schema)
+    check_content(fragment.header, fragment.payload, bounds)
 
 
 def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.config.settings import EnvironmentSection, PolicySection
 from penstock.policy import weights
-from penstock.policy.build import build
+from penstock.policy.policy import build
 from penstock.workloads.control.environment import spaces
 from tests.support.run import small_run
 

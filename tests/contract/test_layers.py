@@ -56,7 +56,7 @@ def test_imports_run_one_way() -> None:
             {"torch", "gymnasium", "redis", "penstock.broker", "penstock.learner"},
         ),
         ("import penstock.learner.entry", {"penstock.actor"}),
-        ("import penstock.runtime.lifecycle, penstock.rpc.server", {"torch", "redis"}),
+        ("import penstock.runtime.lifecycle, penstock.runtime.server_frame", {"torch", "redis"}),
     ],
 )
 def test_a_process_loads_no_more_than_its_role_needs(

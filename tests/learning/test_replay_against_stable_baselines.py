@@ -22,7 +22,7 @@ from penstock.learner.algorithms.off_policy.dqn import DQN
 from penstock.learner.algorithms.off_policy.replay.memory import Sample
 from penstock.learner.algorithms.off_policy.replay.transitions import Transitions
 from penstock.learner.algorithms.off_policy.sac import SAC
-from penstock.policy.build import build
+from penstock.policy.policy import build
 from penstock.protocol.spaces import Box, Discrete
 from tests.support.experience.experience import box
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from penstock.config.settings import PolicySection
 from penstock.policy import weights
 from penstock.policy.acting.array_policy import ArrayPolicy, is_enough
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple, leaves, sample
 
 ROWS: Final = 9

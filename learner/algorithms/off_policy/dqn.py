@@ -7,7 +7,7 @@ A gradient step (Mnih et al. 2015, algorithm 1, for a sample of transitions s, a
     δ  = Q(s, a) − y
     L  = mean w · huber(δ)              w: importance weights of prioritised replay, else 1
 
-Dueling streams are the policy's (`penstock.policy.build.QPolicy`).
+Dueling streams are the policy's (`penstock.policy.policy.QPolicy`).
 """
 
 from collections.abc import Mapping

@@ -37,8 +37,7 @@ from penstock.learner.algorithms.off_policy.replay.transitions import Steps, fra
 from penstock.learner.algorithms.optimiser import Backup, FlatAdam, Trained, flatten, taken_over, under
 from penstock.learner.algorithms.rows import trajectory_of
 from penstock.learner.batch import Batch
-from penstock.policy.networks import BatchNorm
-from penstock.policy.normaliser import Moments
+from penstock.policy.networks import BatchNorm, Moments
 from penstock.policy.policy import Policy
 from penstock.runtime import metrics as figures
 

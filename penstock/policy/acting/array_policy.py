@@ -136,7 +136,7 @@ ACTIVATIONS: Final[dict[str, Activation]] = {"tanh": _tanh, "relu": _relu, "elu"
 
 
 class NumpyNormaliser:
-    """Computes (x − mean)/√var, clipped, rounded at the same places as `penstock.policy.normaliser`.
+    """Computes (x − mean)/√var, clipped, rounded at the same places as `penstock.policy.networks`.
 
     mean, variance: float64 [D]; read at every call, so that what is written into them is used.
     """

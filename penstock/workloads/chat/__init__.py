@@ -17,7 +17,7 @@ WORKLOAD = Workload(
     },
     target="penstock.workloads.control.environment:target",
     defaults="penstock.workloads.chat:for_environment",
-    policy="penstock.policy.build:build",
+    policy="penstock.policy.policy:build",
     acting="penstock.policy.acting_build:build_acting",
     model="penstock.workloads.plugin.learning:make_step_model",
     generator="penstock.workloads.plugin.acting:make_step_generator",

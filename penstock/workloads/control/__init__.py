@@ -10,7 +10,7 @@ WORKLOAD = Workload(
     environments=dict.fromkeys(
         ("Catch-v0", "Courier-v0", "Recall-v0", "Menu-v0"), "penstock.workloads.control.tasks"
     ),
-    policy="penstock.policy.build:build",
+    policy="penstock.policy.policy:build",
     acting="penstock.policy.acting_build:build_acting",
     defaults="penstock.workloads.control.defaults:for_environment",
     target="penstock.workloads.control.environment:target",

@@ -7,7 +7,7 @@ import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]  # missing in the stubs
 
 from penstock.rpc.channel import CHANNEL_OPTIONS
-from penstock.rpc.server import SERVER_OPTIONS
+from penstock.runtime.server_frame import SERVER_OPTIONS
 from tests.support.network.network_run import append, network_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.storage.redis_server import RedisServer

@@ -17,9 +17,9 @@ from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.config.settings import PolicySection
 from penstock.learner.batch import Batch, assemble
 from penstock.learner.feed.payloads import check_meaning
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
-from penstock.protocol.fragment import Fragment, check
+from penstock.policy.policy import Policy, build
+from penstock.protocol.conformance import check
+from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import fragment_schema
 from penstock.workloads.control.environment import to_space

@@ -10,8 +10,7 @@ import torch
 from penstock.config.settings import PolicySection
 from penstock.learner.algorithms.algorithm import AlgorithmState
 from penstock.learner.batch import Batch, assemble
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.protocol.spaces import Box, Discrete, Space
 from penstock.protocol.tensor import Array

@@ -1,8 +1,7 @@
 """Fragments as the messages of the protocol; the services read and write their bytes without these."""
 
 from penstock.protocol.append import SentFragment
-from penstock.protocol.fragment import Fragment
-from penstock.protocol.header import header_from_proto, header_to_proto
+from penstock.protocol.fragment import Fragment, header_from_proto, header_to_proto
 from penstock.v1 import fragment_pb2 as pb
 
 

@@ -7,8 +7,7 @@ import torch
 
 from penstock.config.settings import DQNSection, PolicySection, SACSection
 from penstock.learner.batch import Batch, assemble
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan
 from penstock.protocol.spaces import Box, Discrete
 from penstock.protocol.tensor import Array

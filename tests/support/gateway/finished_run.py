@@ -6,7 +6,7 @@ from typing import Final
 from penstock.config.settings import PolicySection
 from penstock.learner.publish.final_policy import write_specification
 from penstock.policy import weights
-from penstock.policy.build import build
+from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry

@@ -26,8 +26,7 @@ from penstock.config.settings import LearnerSection, PolicySection
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.probe import Quarantine, make_probe
 from penstock.learner.publish.publisher import PendingPublication, Publisher, PublishInterval
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.policy.weights import snapshot
 from penstock.protocol.limits import MIB
 from penstock.protocol.messages import Role

@@ -18,8 +18,7 @@ from torch import nn
 from penstock.client import PolicyClient
 from penstock.config.settings import ActorSection, PolicySection
 from penstock.learner.publish.final_policy import write_specification
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode, sha256
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete

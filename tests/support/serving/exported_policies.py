@@ -6,9 +6,8 @@ import numpy as np
 import torch
 
 from penstock.config.settings import PolicySection
-from penstock.policy.build import build
 from penstock.policy.networks import BatchNorm
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.schema import choices
 from penstock.protocol.spaces import (
     Box,

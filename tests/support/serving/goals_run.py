@@ -10,8 +10,7 @@ import torch
 
 from penstock.config.settings import ActorSection, PolicySection
 from penstock.launch.run.supervised_service import penstock
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete
 from penstock.protocol.specification import Probe, RunSpecification

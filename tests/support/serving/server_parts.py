@@ -22,10 +22,10 @@ from penstock.actor.serving.request_handler import RequestHandler
 from penstock.actor.specification.policy_maker import policy_maker
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
 from penstock.learner.feed.payloads import check_meaning
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
-from penstock.protocol.fragment import Fragment, check
+from penstock.protocol.conformance import check
+from penstock.protocol.fragment import Fragment
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete, Space, flatten

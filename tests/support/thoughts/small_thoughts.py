@@ -8,8 +8,8 @@ import torch
 
 from penstock.config.sections import PolicySection
 from penstock.learner.batch import Batch, assemble
-from penstock.protocol.fragment import FragmentHeader, WeightSpan, build, check
-from penstock.protocol.header import Slot
+from penstock.protocol.conformance import check
+from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan, build
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.workloads.language.conversation.live_conversation import Column, SampledTurn, column_tensors

@@ -12,8 +12,7 @@ from penstock.broker.log.replies import ProbeAnswer
 from penstock.config.settings import PolicySection
 from penstock.learner.probe import ROWS, Quarantine, make_probe
 from penstock.policy import weights
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, leaves
 
 FAR = np.array([4.8, np.inf, 3.4e38], np.float32)

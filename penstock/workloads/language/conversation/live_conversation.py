@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.config.settings import ConfigurationError
-from penstock.protocol.fragment import Fragment
-from penstock.protocol.header import WeightSpan
+from penstock.protocol.fragment import Fragment, WeightSpan
 from penstock.protocol.messages import Episode
 from penstock.protocol.schema import FragmentSchema
 from penstock.workloads.language.conversation.chat_encoder import ChatEncoder, NotContinued, Tools

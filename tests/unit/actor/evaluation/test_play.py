@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 from penstock.actor.acting.stepper import Stepper
 from penstock.actor.evaluation.evaluator import Played, Playing, in_waves, play_wave
 from penstock.config.settings import PolicySection
-from penstock.policy.build import build
+from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete
 from tests.support.experience.counting_environments import LENGTHS, OBSERVATION, vector
 

@@ -15,11 +15,12 @@ from penstock.broker.service.admission import (
     build_boundary,
     check_number,
 )
+from penstock.config.settings import BrokerSection
 from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_MESSAGE_BYTES, MAX_NUMBER
 from penstock.rpc.auth import Credentials
 from penstock.rpc.boundary import Absent, Malformed, read_request
 from penstock.rpc.channel import open_async_channel
-from penstock.rpc.server import bind, build_server
+from penstock.runtime.server_frame import bind, build_server
 from penstock.v1 import control_pb2, control_pb2_grpc
 from penstock.v1 import experience_pb2 as experience
 
@@ -46,7 +47,7 @@ class Faulty(control_pb2_grpc.ControlServiceServicer):
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     """A channel to a server with a Faulty behind a Boundary."""
-    front = build_server(["penstock.v1.ControlService"], interceptors=[build_boundary()])
+    front = build_server(["penstock.v1.ControlService"], BrokerSection(), interceptors=[build_boundary()])
     control_pb2_grpc.add_ControlServiceServicer_to_server(
         Faulty(),  # type: ignore[abstract]  # the other methods stay as they are generated
         front.server,

@@ -145,7 +145,7 @@ def test_a_conversation_with_two_tool_calls_is_learned_from(
     assert (result["total_return"], result["turns"], result["late"]) == (1.0, 3, False)
     (fragment,) = stand.fragments()
     assert fragment.header.weights[0].version == 1
-    from penstock.protocol.header import read_payload
+    from penstock.protocol.fragment import read_payload
 
     tensors = read_payload(fragment.header, fragment.payload)
     assert tensors["action"][tensors["valid"]].tolist() == ids

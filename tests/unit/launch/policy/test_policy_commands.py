@@ -13,7 +13,7 @@ from penstock.config.settings import PolicySection
 from penstock.launch.cli.app import app
 from penstock.learner.publish.final_policy import write_specification
 from penstock.policy import weights
-from penstock.policy.build import build
+from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
 from penstock.registry.registry import Registry

@@ -17,7 +17,7 @@ from penstock.learner.batch import Batch
 from penstock.learner.feed.log_feed import FeedEnded, LogBatch
 from penstock.learner.feed.recorded_feed import RecordedFeed, Recording
 from penstock.learner.feed.recording import RecordingWriter
-from penstock.policy.build import build
+from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete
 from tests.support.run.small_run import CHARGE, OBSERVATION, specification
 from tests.unit.learner.feed.recorded import LARGE, batch, numbered, write

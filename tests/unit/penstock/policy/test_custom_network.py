@@ -10,8 +10,7 @@ import torch
 from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.learner.probe import Quarantine, make_probe
 from penstock.policy import weights
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Dict, Discrete, Space, Tuple
 from tests.support.experience.experience import box
 from tests.unit.penstock.policy.test_policy import MIXED, image, observations

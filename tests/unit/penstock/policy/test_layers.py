@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock.policy.networks import BatchNorm, Dropout, dropouts, measure, thinned
-from penstock.policy.normaliser import moments
+from penstock.policy.networks import BatchNorm, Dropout, dropouts, measure, moments, thinned
 
 CPU = torch.device("cpu")
 

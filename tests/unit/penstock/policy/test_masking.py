@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.config.settings import PolicySection
-from penstock.policy.build import build
 from penstock.policy.networks import masked
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.schema import mask_rules
 from penstock.protocol.spaces import Discrete, MultiDiscrete, Space, Tuple
 from tests.support.experience.experience import box

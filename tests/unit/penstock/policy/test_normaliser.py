@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from penstock.policy.acting.array_policy import NumpyNormaliser
-from penstock.policy.normaliser import Normaliser, moments
+from penstock.policy.networks import Normaliser, moments
 
 
 def rows(count: int = 1000) -> torch.Tensor:

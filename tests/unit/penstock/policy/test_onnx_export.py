@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from penstock.config.settings import PolicySection
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Box, Discrete, leaves
 from tests.support.serving.exported_policies import CASES, VECTOR, deterministic, masks, observations, trained
 

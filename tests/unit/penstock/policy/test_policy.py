@@ -10,8 +10,7 @@ import torch
 from penstock.config.settings import PolicySection
 from penstock.policy import weights
 from penstock.policy.acting.acting_policy import Step
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves
 from penstock.protocol.tensor import Array
 from tests.support.experience.experience import box, small_policy
@@ -110,7 +109,7 @@ def test_numpy_and_torch_forwards_agree_after_a_merge() -> None:
     policy = make("normalised")
     rows = 3.0 + 2.0 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     before = policy.act({"observation": rows.numpy()}, deterministic=True)
-    from penstock.policy.normaliser import moments
+    from penstock.policy.networks import moments
 
     assert policy.normaliser is not None
     policy.normaliser.merge(moments(rows))

@@ -13,7 +13,6 @@ from torch import distributions as torch_distributions
 
 from penstock.config.settings import PolicySection
 from penstock.policy.acting.drawing import ExplorationSlots
-from penstock.policy.build import build
 from penstock.policy.distributions import (
     ActionHead,
     Bernoulli,
@@ -24,7 +23,7 @@ from penstock.policy.distributions import (
     MultiCategorical,
     SquashedGaussian,
 )
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from tests.support.experience.experience import box
 

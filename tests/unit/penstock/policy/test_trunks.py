@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from penstock.config.settings import PolicySection
-from penstock.policy.build import build
 from penstock.policy.networks import ImageEncoder, ResidualBlock
+from penstock.policy.policy import build
 from penstock.protocol.spaces import Dict, Discrete
 from tests.support.experience.experience import box
 from tests.unit.penstock.policy.test_policy import image

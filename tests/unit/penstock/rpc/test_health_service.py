@@ -4,7 +4,7 @@ import asyncio
 
 from grpc_health.v1 import health_pb2 as pb
 
-from penstock.rpc.server import HealthServicer, Status
+from penstock.runtime.server_frame import HealthServicer, Status
 
 
 async def test_no_call_waits_for_a_watcher_that_reads_nothing() -> None:

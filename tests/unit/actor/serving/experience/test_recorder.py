@@ -21,8 +21,7 @@ from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.actor.serving.experience.recorder import ARRAY_BYTES, STEP_BYTES
 from penstock.config.sections import RewardWrapper
 from penstock.learner.feed.payloads import check_meaning
-from penstock.protocol.fragment import Fragment
-from penstock.protocol.header import Slot
+from penstock.protocol.fragment import Fragment, Slot
 from penstock.protocol.messages import Episode, Publication
 from penstock.protocol.refusal import Refused
 from penstock.protocol.schema import Ranges

@@ -15,9 +15,8 @@ from penstock.learner.algorithms.optimiser import FlatAdam, Network
 from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.algorithms.rows import Rows
 from penstock.policy.actor_critic import Outputs
-from penstock.policy.build import build
 from penstock.policy.networks import Inputs, masked
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Discrete, Space
 from tests.support.experience.experience import box, small_policy
 from tests.unit.penstock.policy.test_distributions import HEADS, parameters

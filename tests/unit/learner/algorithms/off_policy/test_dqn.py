@@ -13,7 +13,7 @@ from penstock.learner.algorithms.off_policy.dqn import DQN, epsilon, huber
 from penstock.learner.algorithms.off_policy.replay.transitions import fragments, transitions
 from penstock.learner.algorithms.rows import see
 from penstock.learner.batch import Batch
-from penstock.policy.build import build
+from penstock.policy.policy import build
 from penstock.protocol.spaces import MultiDiscrete
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import ACTION, ACTIONS, OBSERVATION, Actor, entry_of

@@ -9,7 +9,7 @@ import torch
 from penstock.config.settings import ConfigurationError, PolicySection, SACSection
 from penstock.learner.algorithms.algorithm import Algorithm, Settles
 from penstock.learner.algorithms.off_policy.sac import SAC
-from penstock.policy.build import build
+from penstock.policy.policy import build
 from penstock.protocol.spaces import Dict, Discrete
 from tests.support.experience.experience import box
 from tests.support.experience.replay_worlds import one_shot, soft_policy

@@ -12,8 +12,7 @@ from penstock.policy import weights
 from penstock.policy.acting.array_policy import ArrayPolicy, is_enough
 from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.acting_build import build_acting
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves, sample
 from penstock.protocol.tensor import Array
 

@@ -8,9 +8,8 @@ import torch
 
 from penstock.config.settings import DQNSection, PolicySection
 from penstock.policy.acting.drawing import ExplorationSlots
-from penstock.policy.build import QPolicy, build
 from penstock.policy.distributions import EpsilonGreedy
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, QPolicy, build
 from penstock.protocol.spaces import Discrete
 from tests.support.experience.experience import box
 

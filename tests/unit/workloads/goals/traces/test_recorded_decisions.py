@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from penstock.config.settings import PolicySection
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.publish.final_policy import FinalPolicy, write_final, write_specification
-from penstock.policy.build import build
-from penstock.policy.policy import Policy
+from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
 from penstock.workloads.goals.commands.trace_commands import trace_commands
 from penstock.workloads.goals.traces.judged_policy import learned

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.header import read_payload
+from penstock.protocol.fragment import read_payload
 from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
 from penstock.workloads.language.prompt import Message
