@@ -1,15 +1,20 @@
-"""A service in the foreground: its settings and logs around what it does."""
+"""Commands of Typer: their options, a service in the foreground, and how each ends."""
 
+import functools
+import inspect
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.flags import Flag
 from penstock.runtime.exit import EXIT_FAILED, EXIT_USAGE, Fatal
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the configuration; may be repeated."),
 ]
+RepeatedAssignments = Annotated[tuple[str, ...], *Assignments.__metadata__]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file (TOML).")]
 EndpointFile = Annotated[
     Path | None, typer.Option("--endpoints", help="Write pid, ports and address to this file when serving.")
@@ -34,6 +40,20 @@ Trust = Annotated[
     typer.Option("--trust", help="Import what a folder names although it was not made here."),
 ]
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """Where a command that calls a service has its configuration from."""
+
+    config: ConfigFile = None
+    assignments: Assignments = None
+    insecure: Insecure = False
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """All that was assigned: `SECTION.KEY=VALUE` over the configuration."""
+        return assigned(self.assignments, insecure=self.insecure)
 
 
 def finite(number: float | None) -> float | None:
@@ -102,6 +122,102 @@ def _check_endpoints(file: Path | None) -> None:
         raise ConfigurationError(f"--endpoints {file}: {file.parent} is no folder; make it, or name another")
     if file.is_dir():
         raise ConfigurationError(f"--endpoints {file}: is a folder; name a file")
+
+
+# ---- Commands as functions that return their exit code. Options that belong together are one value: a frozen
+# dataclass whose fields declare them.
+
+Command = Callable[..., Any]
+
+
+def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
+    """Make a function that returns its exit code a command of a group.
+
+    A parameter that is a dataclass stands for the options of its fields (`unfolded`). settings: of Typer.
+    """
+
+    def decorate(function: Callable[..., int]) -> Command:
+        whole = unfolded(function)
+
+        @functools.wraps(whole)
+        def called(**said: Any) -> None:
+            finish(lambda: whole(**said))
+
+        group.command(name, **settings)(called)
+        return function
+
+    return decorate
+
+
+def unfolded(function: Command) -> Command:
+    """Give a function, for each parameter that is a dataclass, the options that its fields declare.
+
+    A field has a `Flag` or an option of Typer, or is such a dataclass. One whose default is () may be
+    repeated. Arguments of the command line come first, those of fields before the function's own.
+    """
+    own = inspect.signature(function, eval_str=True).parameters
+    kinds = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
+    parameters = [
+        part.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, one in own.items()
+        for part in (_parts(kinds[name]) if name in kinds else [one])
+    ]
+    parameters.sort(key=lambda one: 1 + (one.name in own) if _is_argument(one) else 3)
+
+    @functools.wraps(function)
+    def called(**said: Any) -> Any:
+        taken = {name: _taken(kind, said) for name, kind in kinds.items()}
+        return function(**taken, **said)
+
+    vars(called)["__signature__"] = inspect.Signature(parameters)
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called
+
+
+def _declared(kind: Any) -> Iterator[tuple[Field[Any], Any]]:
+    """Yield the fields that declare options, or are such a dataclass, with their annotations."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        if is_dataclass(hints[field.name]) or _notes(hints[field.name]):
+            yield field, hints[field.name]
+
+
+def _parts(kind: Any) -> Iterator[inspect.Parameter]:
+    for field, hint in _declared(kind):
+        if is_dataclass(hint):
+            yield from _parts(hint)
+            continue
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        (said,), value = _notes(hint), hint.__origin__
+        note = _of_typer(said) if isinstance(said, Flag) else said
+        if default == ():
+            default, value = None, list[get_args(value)[0]] | None  # type: ignore[misc]
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value, note]
+        )
+
+
+def _is_argument(one: inspect.Parameter) -> bool:
+    return any(isinstance(note, ArgumentInfo) for note in _notes(one.annotation))
+
+
+def _of_typer(flag: Flag) -> Any:
+    if not flag.name:
+        return typer.Argument(metavar=flag.metavar, help=flag.help)
+    return typer.Option(flag.name, metavar=flag.metavar, help=flag.help, min=flag.least)
+
+
+def _taken(kind: Any, said: dict[str, Any]) -> Any:
+    """Return an instance of `kind` from its values, which leave `said`."""
+    values = {}
+    for field, hint in _declared(kind):
+        value = _taken(hint, said) if is_dataclass(hint) else said.pop(field.name)
+        values[field.name] = tuple(value or ()) if field.default == () else value
+    return kind(**values)
+
+
+def _notes(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__metadata__", ())
 
 
 # ---- How a command ends: its exit code, and its cause as the last line on stderr.

@@ -16,7 +16,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from penstock.broker.log import line
 from penstock.broker.log.line import Line, Piece, answer
-from penstock.launch.commands.certificates import Order, main
+from penstock.launch.commands.certificates import main
+from penstock.launch.commands.request import Order
 from penstock.rpc.identity import TlsFiles
 from tests.support.run.small_run import RUN
 from tests.support.storage.guarded_redis import USERS

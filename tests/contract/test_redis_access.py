@@ -245,7 +245,8 @@ async def test_a_whole_run_goes_over_tls(tls_server: GuardedRedis) -> None:
 async def test_who_has_no_certificate_or_trusts_another_authority_is_not_served(
     tls_server: GuardedRedis, tmp_path: Path
 ) -> None:
-    from penstock.launch.commands.certificates import Order, main
+    from penstock.launch.commands.certificates import main
+    from penstock.launch.commands.request import Order
     from penstock.rpc.identity import TlsFiles
 
     main(Order(folder=tmp_path / "other", run=RUN))

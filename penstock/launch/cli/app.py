@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from contextlib import closing
-from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.launch.cli.plugin_commands import WithPluginCommands
-from penstock.launch.commands.request import Request
-from penstock.launch.commands.service_commands import actor, broker, learner, redis, serve, with_flags_of
+from penstock.launch.commands.request import Order, Play, Request
+from penstock.launch.commands.service_commands import actor, broker, learner, redis, serve
 from penstock.launch.control.control_commands import control_commands
 from penstock.launch.gateway.gateway_commands import gateway_commands
 from penstock.launch.jobs.job_commands import job_commands
@@ -26,13 +25,12 @@ from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.foreground import (
     AsJson,
     Assignments,
-    ConfigFile,
-    Insecure,
+    Configured,
     Runs,
     Trust,
-    assigned,
-    finish,
+    command,
     finite,
+    unfolded,
 )
 
 # Before numpy is imported: for matrices as small as a policy's its own threads only spin, whatever the user's
@@ -49,11 +47,9 @@ app = typer.Typer(
 )
 
 
-@app.command()
-@with_flags_of(Request)
+@command(app)
 def train(
-    options: Request,
-    assignments: Assignments = None,
+    request: Request,
     ui: Annotated[
         bool, typer.Option("--ui", help="Serve a page on a free port of loopback that shows the run.")
     ] = False,
@@ -71,23 +67,18 @@ def train(
             help="Print the run's predicted minutes and peak memory, from a short run of it.",
         ),
     ] = False,
-) -> None:
+) -> int:
     """Train a policy: actors, broker, Redis and learner on this machine."""
-    request = replace(options, assignments=tuple(assignments or ()))
+    if print_config or dry_run:
+        return _looked_at(request, advanced=advanced, dry_run=dry_run, ui=ui, as_json=as_json)
+    from penstock.launch.run.fork_server import ForkServer
 
-    def body() -> int:
-        if print_config or dry_run:
-            return _looked_at(request, advanced=advanced, dry_run=dry_run, ui=ui, as_json=as_json)
-        from penstock.launch.run.fork_server import ForkServer
+    # It imports what the services need while this process imports what a plan needs.
+    with closing(ForkServer()) as fork_server:
+        from penstock.launch.commands.train import train as run
+        from penstock.launch.run.plan import make_plan
 
-        # It imports what the services need while this process imports what a plan needs.
-        with closing(ForkServer()) as fork_server:
-            from penstock.launch.commands.train import train as run
-            from penstock.launch.run.plan import make_plan
-
-            return run(make_plan(request), fork_server, as_json=as_json, ui=ui)
-
-    finish(body)
+        return run(make_plan(request), fork_server, as_json=as_json, ui=ui)
 
 
 def _looked_at(request: Request, *, advanced: bool, dry_run: bool, ui: bool, as_json: bool) -> int:
@@ -100,14 +91,14 @@ def _looked_at(request: Request, *, advanced: bool, dry_run: bool, ui: bool, as_
 
         sys.stdout.write(shown(plan.settings, advanced=advanced))
         return 0
-    from penstock.launch.commands import dry_run as command
+    from penstock.launch.commands.dry_run import check, main
 
-    command.check(plan, recording=request.recording is not None, ui=ui)
-    return command.main(plan, as_json=as_json)
+    check(plan, recording=request.recording is not None, ui=ui)
+    return main(plan, as_json=as_json)
 
 
-for command in (redis, broker, actor, learner, serve):
-    app.command()(command)
+for service in (redis, broker, actor, learner, serve):
+    app.command()(unfolded(service))
 
 app.add_typer(policy_commands, name="policy")
 app.add_typer(control_commands, name="control")
@@ -115,7 +106,7 @@ app.add_typer(gateway_commands, name="gateway")
 app.add_typer(job_commands, name="jobs")
 
 
-@app.command()
+@command(app)
 def status(
     run: Annotated[Path | None, typer.Argument(help="Folder of a run on this machine.")] = None,
     broker_address: Annotated[
@@ -126,33 +117,19 @@ def status(
         float, typer.Option(min=0.5, max=3600, callback=finite, help="Seconds between two looks.")
     ] = 1.0,
     as_json: AsJson = False,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    insecure: Insecure = False,
-) -> None:
+    *,
+    configured: Configured,
+) -> int:
     """Show what a run is doing and what sets its pace, until Ctrl-C on a terminal, else once.
 
     Section `security` of the configuration names the files for TLS.
     """
+    from penstock.launch.inspection.status import main
 
-    def body() -> int:
-        from penstock.launch.inspection.status import main
-
-        said = assigned(assignments, insecure=insecure)
-        return main(
-            run,
-            broker_address,
-            config=config,
-            assignments=said,
-            as_json=as_json,
-            once=once,
-            interval_s=interval,
-        )
-
-    finish(body)
+    return main(run, broker_address, configured, as_json=as_json, once=once, interval_s=interval)
 
 
-@app.command()
+@command(app)
 def audit(
     run: Annotated[Path, typer.Argument(help="Folder of a run, going on or ended.")],
     journals: Annotated[
@@ -173,54 +150,30 @@ def audit(
     ] = None,
     as_json: AsJson = False,
     assignments: Assignments = None,
-) -> None:
+) -> int:
     """Say for every acknowledged fragment where it went.
 
     Exit 1 with a list when one is lost, doubled or unaccounted.
     """
+    from penstock.launch.audit.audit_command import main
 
-    def body() -> int:
-        from penstock.launch.audit.audit_command import main
-
-        said = tuple(assignments or ())
-        return main(run, redis=redis_url, journals=tuple(journals or ()), assignments=said, as_json=as_json)
-
-    finish(body)
+    said = tuple(assignments or ())
+    return main(run, redis=redis_url, journals=tuple(journals or ()), assignments=said, as_json=as_json)
 
 
-@app.command()
+@command(app)
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes; default: the run's setting.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=MAX_NUMBER, help="First seed; default: the run's setting.")
-    ] = None,
-    sampled: Annotated[
-        bool, typer.Option("--sampled", help="Sample actions instead of taking the mode.")
-    ] = False,
-    assignments: Assignments = None,
-    trust: Trust = False,
+    play: Play,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Play the final policy of a run on separate environments."""
+    from penstock.launch.commands.evaluate import main
 
-    def body() -> int:
-        from penstock.launch.commands.evaluate import main
-
-        return main(
-            run,
-            episodes=episodes,
-            seed=seed,
-            deterministic=not sampled,
-            assignments=assigned(assignments, insecure=False),
-            trust=trust,
-            as_json=as_json,
-        )
-
-    finish(body)
+    return main(run, play, as_json=as_json)
 
 
-@app.command()
+@command(app)
 def record(
     run: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the recording, a new one.")],
@@ -233,23 +186,17 @@ def record(
     ] = False,
     trust: Trust = False,
     as_json: AsJson = False,
-) -> None:
+) -> int:
     """Record the final policy of a run at play, for `penstock train --from`.
 
     For what a learner consumes: learner.record.
     """
+    from penstock.launch.commands.record import main
 
-    def body() -> int:
-        from penstock.launch.commands.record import main
-
-        return main(
-            run, out, steps=steps, seed=seed, deterministic=deterministic, trust=trust, as_json=as_json
-        )
-
-    finish(body)
+    return main(run, out, steps=steps, seed=seed, deterministic=deterministic, trust=trust, as_json=as_json)
 
 
-@app.command()
+@command(app)
 def plot(
     runs: Runs,
     output: Annotated[
@@ -260,40 +207,32 @@ def plot(
             help="PNG file; default: learning-curve.png in the run's folder, or here for several.",
         ),
     ] = None,
-) -> None:
+) -> int:
     """Draw return, rate and staleness of runs over environment steps into one picture."""
+    from penstock.launch.commands.plot import draw
 
-    def body() -> int:
-        from penstock.launch.commands.plot import draw
-
-        single = runs[0] if len(runs) == 1 else Path()
-        target = output or single / "learning-curve.png"
-        draw(runs, target)
-        sys.stdout.write(f"{target}\n")
-        return 0
-
-    finish(body)
+    single = runs[0] if len(runs) == 1 else Path()
+    target = output or single / "learning-curve.png"
+    draw(runs, target)
+    sys.stdout.write(f"{target}\n")
+    return 0
 
 
-@app.command()
+@command(app)
 def graph(
     run: Annotated[Path, typer.Argument(help="Folder of a run, going on or ended.")],
     once: Annotated[bool, typer.Option("--once", help="Draw once instead of going on.")] = False,
     interval: Annotated[
         float, typer.Option(min=0.5, max=3600, callback=finite, help="Seconds between two pictures.")
     ] = 1.0,
-) -> None:
+) -> int:
     """Draw the learning curve of a run in the terminal, until it ends."""
+    from penstock.launch.commands.plot import main
 
-    def body() -> int:
-        from penstock.launch.commands.plot import main
-
-        return main(run, once=once, interval_s=interval)
-
-    finish(body)
+    return main(run, once=once, interval_s=interval)
 
 
-@app.command()
+@command(app)
 def ui(
     runs: Annotated[Path, typer.Argument(help="Folder that holds runs, or one run's own.")] = Path("runs"),
     listen: Annotated[
@@ -303,59 +242,22 @@ def ui(
         bool,
         typer.Option("--insecure", help="Allow an address beyond loopback: all who reach it read all."),
     ] = False,
-) -> None:
+) -> int:
     """Serve a page of runs to one browser, which can also start, steer and stop them."""
+    from penstock.launch.ui.server import main
 
-    def body() -> int:
-        from penstock.launch.ui.server import main
-
-        return main(runs, listen, insecure=insecure)
-
-    finish(body)
+    return main(runs, listen, insecure=insecure)
 
 
-@app.command()
-def certificates(
-    folder: Annotated[Path, typer.Argument(help="Folder to write to.")],
-    run: Annotated[str, typer.Option(help="Name of the run whose processes they are for.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="Name or address by which broker and Redis are reached; may be repeated."),
-    ] = None,
-    actor: Annotated[
-        list[str] | None,
-        typer.Option(help="Also make a certificate that holds for this actor id; may be repeated."),
-    ] = None,
-    days: Annotated[float, typer.Option(callback=finite, help="How long they hold.")] = 90.0,
-    redis_users: Annotated[
-        Path | None,
-        typer.Option(help="ACL file (deploy/redis/users.acl) to give a password to each user of."),
-    ] = None,
-    password: Annotated[
-        list[str] | None,
-        typer.Option(help="Also make a password, NAME.password, once; may be repeated."),
-    ] = None,
-) -> None:
+@command(app)
+def certificates(order: Order) -> int:
     """Make an authority, certificates and tokens for a run; called again: new ones of the same authority."""
+    from penstock.launch.commands.certificates import main
 
-    def body() -> int:
-        from penstock.launch.commands.certificates import Order, main
-
-        order = Order(
-            folder=folder,
-            run=run,
-            hosts=tuple(host or ()),
-            actors=tuple(actor or ()),
-            days=days,
-            users=redis_users,
-            passwords=tuple(password or ()),
-        )
-        return main(order)
-
-    finish(body)
+    return main(order)
 
 
-@app.command()
+@command(app)
 def doctor(
     endpoint: Annotated[
         list[str] | None,
@@ -364,15 +266,11 @@ def doctor(
             help="Also ask this server of a model, as OpenAI's API is reached: http://HOST:PORT/v1.",
         ),
     ] = None,
-) -> None:
+) -> int:
     """Check that this machine can run Penstock."""
+    from penstock.launch.commands.doctor import main
 
-    def body() -> int:
-        from penstock.launch.commands.doctor import main
-
-        return main(tuple(endpoint or ()))
-
-    finish(body)
+    return main(tuple(endpoint or ()))
 
 
 def main() -> Any:

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from penstock.config.settings import ConfigurationError
+from penstock.launch.commands.request import Order
 from penstock.protocol.limits import check_id
 from penstock.rpc.auth import digest, line
 from penstock.rpc.identity import Identity, Party
@@ -36,19 +37,6 @@ LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 _SECRET_BYTES: Final = 32
 _BEFORE: Final = "# from the call before; the next one takes them back\n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What to make. `hosts`: names and addresses by which clients reach broker, policy server and Redis."""
-
-    folder: Path
-    run: str
-    hosts: tuple[str, ...] = ()
-    actors: tuple[str, ...] = ()
-    days: float = 90.0
-    users: Path | None = None
-    passwords: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

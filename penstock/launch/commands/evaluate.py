@@ -17,6 +17,7 @@ from penstock.actor.specification.run import evaluation_section
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
+from penstock.launch.commands.request import Play
 from penstock.launch.inspection.curve import shown
 from penstock.learner.publish.final_policy import FinalPolicy, read_final
 from penstock.runtime.exit import EXIT_OK
@@ -36,28 +37,14 @@ class Evaluation:
     deterministic: bool
 
 
-def main(
-    run: Path,
-    *,
-    episodes: int | None,
-    seed: int | None,
-    deterministic: bool,
-    assignments: tuple[str, ...],
-    trust: bool,
-    as_json: bool,
-) -> int:
-    """Evaluate and print.
-
-    trust: the run's folder although it was not made here. Raises ConfigurationError when it holds no final
-    policy.
-    """
+def main(run: Path, play: Play, *, as_json: bool) -> int:
+    """Evaluate and print. Raises ConfigurationError for a folder without a final policy."""
     try:
         final = read_final(run)
     except ValueError as error:
         raise ConfigurationError(f"{run}: {error}") from error
-    local = local_settings(run, assignments, trust=trust)
-    result = evaluate(final, local, episodes=episodes, seed=seed, deterministic=deterministic)
-    how = "deterministic" if deterministic else "sampled"
+    result = evaluate(final, local_settings(run, play.assignments, trust=play.trust), play)
+    how = "deterministic" if result.deterministic else "sampled"
     text = (
         f"{shown(result.mean)} ± {shown(result.std, result.mean)} over {result.episodes} {how} episodes of "
         f"version {result.version}, seeds from {result.seed}"
@@ -66,19 +53,16 @@ def main(
     return EXIT_OK
 
 
-def evaluate(
-    final: FinalPolicy, local: Settings, *, episodes: int | None, seed: int | None, deterministic: bool
-) -> Evaluation:
-    """Play `episodes` (the run's setting when None) from `seed` (likewise)."""
-    count = episodes or evaluation_section(final.specification).episodes
+def evaluate(final: FinalPolicy, local: Settings, play: Play) -> Evaluation:
+    count = play.episodes or evaluation_section(final.specification).episodes
     if not count:
         raise ConfigurationError("evaluation.episodes=0: the run is not evaluated; say --episodes N")
     make_runner = load(find(final.specification.workload).runner)
     runner: EvaluationRunner = make_runner(final.specification, local, count)
-    first = runner.evaluation.seed if seed is None else seed
+    first = runner.evaluation.seed if play.seed is None else play.seed
     runner.local.policy.load(final.blob)
     try:
-        played = runner.play(episodes=count, seed=first, deterministic=deterministic, stop=_NEVER)
+        played = runner.play(episodes=count, seed=first, deterministic=not play.sampled, stop=_NEVER)
     finally:
         runner.close()
     returns = np.array([episode.episode_return for episode in played or ()])
@@ -88,5 +72,5 @@ def evaluate(
         episodes=len(returns),
         version=final.version,
         seed=first,
-        deterministic=deterministic,
+        deterministic=not play.sampled,
     )

@@ -1,17 +1,21 @@
-"""The options of `penstock train`: what the user asked for, and the layer of settings that it is."""
+"""What is asked of `penstock train`, `evaluate` and `certificates`: their options, each stated once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
+
 from penstock.config.flags import Flag
 from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.protocol.limits import MAX_NUMBER
+from penstock.runtime.foreground import RepeatedAssignments, Trust, finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user asked for; None: not said. assignments: those of `--set`, in their order."""
+    """A run to train, and the layer of settings that its options are; None: not said."""
 
     what: Annotated[
         str | None,
@@ -55,7 +59,7 @@ class Request:
             help="With --resume: import what a folder names although it was not made here.",
         ),
     ] = False
-    assignments: tuple[str, ...] = ()
+    assignments: RepeatedAssignments = ()
 
     def layer(self) -> dict[str, Any]:
         """The settings that the options stand for, nested as TOML; without those that were not said."""
@@ -78,3 +82,49 @@ class Request:
 def _said(flags: Mapping[str, Any]) -> dict[str, Any]:
     nested = {key: _said(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
     return {key: value for key, value in nested.items() if value not in (None, {})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """How a run's final policy is played."""
+
+    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes; default: the run's setting.")] = None
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MAX_NUMBER, help="First seed; default: the run's setting.")
+    ] = None
+    sampled: Annotated[bool, typer.Option("--sampled", help="Sample actions instead of taking the mode.")] = (
+        False
+    )
+    assignments: RepeatedAssignments = ()
+    trust: Trust = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What certificates to make."""
+
+    folder: Annotated[Path, typer.Argument(help="Folder to write to.")]
+    run: Annotated[str, typer.Option(help="Name of the run whose processes they are for.")]
+    hosts: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--host", help="Name or address by which broker and Redis are reached; may be repeated."
+        ),
+    ] = ()
+    actors: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--actor", help="Also make a certificate that holds for this actor id; may be repeated."
+        ),
+    ] = ()
+    days: Annotated[float, typer.Option(callback=finite, help="How long they hold.")] = 90.0
+    users: Annotated[
+        Path | None,
+        typer.Option(
+            "--redis-users", help="ACL file (deploy/redis/users.acl) to give a password to each user of."
+        ),
+    ] = None
+    passwords: Annotated[
+        tuple[str, ...],
+        typer.Option("--password", help="Also make a password, NAME.password, once; may be repeated."),
+    ] = ()

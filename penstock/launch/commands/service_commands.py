@@ -1,18 +1,13 @@
 """The commands that serve in the foreground: exactly what `penstock train` and the manifests start."""
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.config.flags import Flag, flags_of
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.runtime.foreground import Assignments, ConfigFile, EndpointFile, Insecure, Trust, in_foreground
 
@@ -20,63 +15,6 @@ if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.protocol.messages import Role
     from penstock.runtime.lifecycle import Lifecycle
-
-
-# ---- Commands that take their options as one value: its fields declare the flags
-# (`penstock.config.flags`).
-
-Command = Callable[..., None]
-
-
-def with_flags_of(kind: type) -> Callable[[Command], Command]:
-    """Give a command of Typer the options that `kind` declares; its argument `options` is an instance of it.
-
-    kind: a frozen dataclass whose fields have defaults; a field that is such a dataclass adds its own flags.
-    """
-
-    def decorate(command: Command) -> Command:
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        kept = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own if one.name != "options"]
-
-        @functools.wraps(command)
-        def called(**said: Any) -> None:
-            command(options=_taken(kind, said), **said)
-
-        signature = inspect.Signature([*_parameters(kind), *kept])
-        vars(called)["__signature__"] = signature
-        called.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
-        return called
-
-    return decorate
-
-
-def _parameters(kind: type) -> Iterator[inspect.Parameter]:
-    kinds, flags = get_type_hints(kind), flags_of(kind)
-    for field in fields(kind):
-        if is_dataclass(kinds[field.name]):
-            yield from _parameters(kinds[field.name])
-        elif field.name in flags:
-            yield inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=_option(flags[field.name], field.default),
-                annotation=kinds[field.name],
-            )
-
-
-def _option(flag: Flag, default: Any) -> Any:
-    if not flag.name:
-        return typer.Argument(default, metavar=flag.metavar, help=flag.help)
-    return typer.Option(default, flag.name, metavar=flag.metavar, help=flag.help, min=flag.least)
-
-
-def _taken(kind: type, said: dict[str, Any]) -> Any:
-    """An instance of `kind` from its values, which leave `said`."""
-    kinds, flags = get_type_hints(kind), flags_of(kind)
-    inner = {
-        name: _taken(one, said) for name, one in kinds.items() if isinstance(one, type) and is_dataclass(one)
-    }
-    return kind(**inner, **{name: said.pop(name) for name in flags})
 
 
 SERVING_EXPERIMENTS: Final = "-event_engine_listener"
@@ -212,7 +150,6 @@ def serve(
     )
 
 
-@with_flags_of(ResumeOptions)
 def learner(
     options: ResumeOptions,
     redis_url: Annotated[

@@ -10,7 +10,8 @@ from penstock.config.run_folder import NoPlainFile
 from penstock.gateway.jobs import job_records
 from penstock.gateway.jobs.job_records import Action, CannotSteer, Order, TrafficChange, VersionFile
 from penstock.launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
-from penstock.launch.policy.policy_steering import Wish, rolled_back, wished
+from penstock.launch.policy.policy_commands import Wish
+from penstock.launch.policy.policy_steering import rolled_back, wished
 from penstock.launch.policy.policy_view import RegistryPolicy, find_place, opened, traffic_json, version_json
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry

@@ -23,6 +23,7 @@ from penstock.launch.inspection.processes import ENDPOINTS_FILE, is_going_on
 from penstock.launch.inspection.watch import RunSnapshot, Watch, ask, watch_folder
 from penstock.protocol.messages import RunState
 from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.foreground import Configured
 from penstock.v1 import control_pb2
 
 _MIB: Final = 1024 * 1024
@@ -35,33 +36,23 @@ _REFRESHES_PER_SECOND: Final = 4
 def main(
     run: Path | None,
     broker: str | None,
+    configured: Configured,
     *,
-    config: Path | None,
-    assignments: tuple[str, ...],
     as_json: bool,
     once: bool,
     interval_s: float,
 ) -> int:
     """Show a run until Ctrl-C or its end; once where `once` or `as_json` is given or stdout is no terminal.
 
-    Returns the exit code.
-
-    Args:
-        run: folder of the run; None with `broker`.
-        broker: address of a broker; None with `run`.
-        config: file with the TLS files of section `security`; default: that of the run in its folder.
-        assignments: `SECTION.KEY=VALUE` over that configuration.
-        as_json: print one JSON object.
-        once: print one table.
-        interval_s: seconds between two tables.
+    run: its folder, None for the newest, or with `broker`, the address of one.
     """
     if broker is not None:
-        reply = ask(broker, credentials(service_settings(config, assignments).security))
+        reply = ask(broker, credentials(service_settings(configured.config, configured.said).security))
         _print_json(_reply_json(reply)) if as_json else _print(_reply_parts(reply))
         return EXIT_OK
     folder = run or _newest_run()
     _check_going_on(folder)
-    watch = watch_folder(folder, config, assignments)
+    watch = watch_folder(folder, configured.config, configured.said)
     console = Console()
     if as_json or once or not console.is_terminal:
         look = _look_twice(watch)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError
+from penstock.launch.policy.policy_commands import Wish
 from penstock.launch.policy.policy_view import (
     RegistryPolicy,
     opened,
@@ -34,18 +35,6 @@ LEAP: Final = 2**20
 
 A run publishes fewer versions behind its newest registered one.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """The changes of the traffic; None: unchanged. pins: CLIENT=VERSION."""
-
-    canary_share: float | None = None
-    latest_share: float | None = None
-    shadow: int | None = None
-    pins: tuple[str, ...] = ()
-    unpins: tuple[str, ...] = ()
-    experiment: str | None = None
 
 
 def promote(

@@ -16,7 +16,8 @@ import pytest
 from grpc import StatusCode
 
 from penstock.actor.link.broker_client import BrokerClient, SessionReply
-from penstock.launch.commands.certificates import Order, main
+from penstock.launch.commands.certificates import main
+from penstock.launch.commands.request import Order
 from penstock.protocol.messages import Role
 from penstock.protocol.refusal import Reason
 from penstock.rpc.auth import ACCESS, AcceptedTokens, Credentials, digest

@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from penstock.launch.commands.certificates import Order
 from penstock.launch.commands.certificates import main as make_certificates
+from penstock.launch.commands.request import Order
 from penstock.rpc.auth import Credentials
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import BadReward

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from penstock.client import PolicyClient
-from penstock.launch.commands.certificates import Order
 from penstock.launch.commands.certificates import main as make_certificates
+from penstock.launch.commands.request import Order
 from penstock.rpc.auth import ACCESS, CLIENT, Credentials
 from penstock.rpc.channel import open_channel
 from penstock.v1 import policy_pb2 as pb

@@ -11,7 +11,8 @@ import grpc
 import redis
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.launch.commands.certificates import Order, authority_of, issue, main
+from penstock.launch.commands.certificates import authority_of, issue, main
+from penstock.launch.commands.request import Order
 from penstock.rpc.auth import Credentials, line
 from penstock.rpc.identity import Identity, Party
 from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run

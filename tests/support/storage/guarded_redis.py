@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import redis
 
-from penstock.launch.commands.certificates import Order, main
+from penstock.launch.commands.certificates import main
+from penstock.launch.commands.request import Order
 from penstock.rpc.identity import TlsFiles
 from tests.support.storage.redis_server import Binary, RedisServer, find_binaries
 

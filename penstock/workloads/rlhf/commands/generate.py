@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,7 +10,7 @@ import typer
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.foreground import AsJson, Assignments, Trust, assigned, finish
+from penstock.runtime.foreground import AsJson, Assignments, Trust
 from penstock.workloads.rlhf.commands.reward_commands import needs_rlhf
 
 _WORKLOAD: Final = "rlhf"
@@ -31,43 +30,8 @@ def generate(
     assignments: Assignments = None,
     trust: Trust = False,
     as_json: AsJson = False,
-) -> None:
-    """Have the final language model of a run answer."""
-
-    def body() -> int:
-        return main(
-            run,
-            prompt,
-            count=count,
-            tokens=tokens,
-            seed=seed,
-            deterministic=deterministic,
-            assignments=assigned(assignments, insecure=False),
-            trust=trust,
-            as_json=as_json,
-        )
-
-    finish(body)
-
-
-def main(
-    run: Path,
-    prompts: Sequence[str],
-    *,
-    count: int,
-    tokens: int | None,
-    seed: int,
-    deterministic: bool,
-    assignments: tuple[str, ...],
-    trust: bool,
-    as_json: bool,
 ) -> int:
-    """Print `count` responses to each prompt.
-
-    trust: the run's folder although it was not made here.
-
-    Raises ConfigurationError for a folder without such a policy.
-    """
+    """Have the final language model of a run answer."""
     from penstock.config.service_settings import local_settings
 
     with needs_rlhf():
@@ -85,8 +49,8 @@ def main(
     answers = answers_of(
         final.specification,
         final.blob,
-        local_settings(run, assignments, trust=trust).actor,
-        [prompt for prompt in prompts for _ in range(count)],
+        local_settings(run, tuple(assignments or ()), trust=trust).actor,
+        [one for one in prompt for _ in range(count)],
         tokens=tokens,
         seed=seed,
         deterministic=deterministic,

@@ -10,7 +10,7 @@ import typer
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_OK
-from penstock.runtime.foreground import finish
+from penstock.runtime.foreground import command
 from penstock.runtime.output_file import output_file
 from penstock.workloads.rlhf.commands.generate import generate
 from penstock.workloads.rlhf.commands.reward_commands import reward_commands
@@ -20,7 +20,7 @@ feedback_commands = typer.Typer(
     help="Feedback: out of a registry, a data set or a file.", no_args_is_help=True
 )
 rlhf_commands.add_typer(feedback_commands, name="feedback")
-rlhf_commands.command()(generate)
+command(rlhf_commands)(generate)
 rlhf_commands.add_typer(reward_commands, name="reward")
 
 
@@ -29,7 +29,7 @@ def _group() -> None:
     """Feedback: out of a registry, a data set or a file."""
 
 
-@feedback_commands.command()
+@command(feedback_commands)
 def export(
     place: Annotated[
         str, typer.Argument(help="A registry's URL, a dataset's folder, Parquet, or JSON lines.")
@@ -40,13 +40,8 @@ def export(
     part: Annotated[
         str | None, typer.Option("--part", help="Policy of a registry, or split of a dataset.")
     ] = None,
-) -> None:
+) -> int:
     """Write all rows as JSON lines, which every command that reads feedback takes."""
-    finish(lambda: main(place, output, part))
-
-
-def main(place: str, output: Path | None, part: str | None) -> int:
-    """Write the rows; what is none is counted, and named on stderr. Raises ConfigurationError, OSError."""
     from penstock.workloads.language.feedback.examples import BadRows
     from penstock.workloads.language.feedback.feedback_places import rows_of
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.commands.certificates import Order, main
+from penstock.launch.commands.certificates import main
+from penstock.launch.commands.request import Order
 from penstock.runtime.exit import EXIT_OK
 
 

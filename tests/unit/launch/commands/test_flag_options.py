@@ -9,8 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from penstock.config.flags import Flag, words
-from penstock.launch.commands.service_commands import with_flags_of
 from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.runtime.foreground import unfolded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ def taken(*said: str) -> tuple[int, list[tuple[Options, bool]]]:
     app, calls = typer.Typer(), list[tuple[Options, bool]]()
 
     @app.command()
-    @with_flags_of(Options)
+    @unfolded
     def command(options: Options, own: Annotated[bool, typer.Option("--own")] = False) -> None:
         calls.append((options, own))
 

@@ -9,7 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from penstock.launch.commands.certificates import Order, main
+from penstock.launch.commands.certificates import main
+from penstock.launch.commands.request import Order
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.commands.certificates import Order
 from penstock.launch.commands.certificates import main as certificates
+from penstock.launch.commands.request import Order
 from penstock.runtime import metrics
 from penstock.runtime import metrics as process_metrics
 

@@ -9,7 +9,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
 from penstock.workloads.language.feedback.feedback_places import rows_of
-from penstock.workloads.rlhf.commands.rlhf_commands import main
+from penstock.workloads.rlhf.commands.rlhf_commands import export
 from tests.support.storage.ready_tables import with_registry
 
 
@@ -25,7 +25,7 @@ def test_what_a_registry_has_of_a_policy_becomes_a_file(tmp_path: Path) -> None:
             ],
         )
         registry.add_ratings("alpha/other", [Rating(prompt="b", response="no", score=0.1)])
-    assert main(url, tmp_path / "f.jsonl", "alpha/my_agent") == 0
+    assert export(url, tmp_path / "f.jsonl", "alpha/my_agent") == 0
     written = [row for _, row in rows_of(str(tmp_path / "f.jsonl"))]
     assert written == [row for _, row in rows_of(url, "alpha/my_agent")]
     assert [row["prompt"] for row in written] == ["ä", turns]
@@ -34,7 +34,7 @@ def test_what_a_registry_has_of_a_policy_becomes_a_file(tmp_path: Path) -> None:
 def test_a_row_that_is_none_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text('{"prompt": "a", "score": 1}\n{"prompt"\n{"prompt": "b", "score": NaN}\n')
-    assert main(str(file), None, None) == 0
+    assert export(str(file), None, None) == 0
     said = capsys.readouterr()
     assert [json.loads(line) for line in said.out.splitlines()] == [{"prompt": "a", "score": 1}]
     assert "bad row: f.jsonl line 2: no JSON" in said.err
@@ -45,7 +45,7 @@ def test_what_is_read_is_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text("{}\n")
     with pytest.raises(ConfigurationError, match="is the file that is read"):
-        main(str(file), file, None)
+        export(str(file), file, None)
     with pytest.raises(ConfigurationError, match="no such file"):
-        main(str(tmp_path / "none.jsonl"), tmp_path / "out.jsonl", None)
+        export(str(tmp_path / "none.jsonl"), tmp_path / "out.jsonl", None)
     assert [one.name for one in tmp_path.iterdir()] == ["f.jsonl"]
