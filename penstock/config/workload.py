@@ -98,16 +98,13 @@ def entries(field: str) -> Iterator[tuple[str, str, str]]:
             yield workload, name, path
 
 
-__all__ = ["Services", "Workload", "find", "load"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """An installed workload.
 
     Every field but `name`, `default`, `places`, `unsent`, `environments`, `algorithms`, `commands` and
     `moved_commands` is a path for `load`. What the functions take and return is described in
-    `penstock.workloads.plugin`, which also has those of a workload that acts by one forward pass per step.
+    `penstock.workloads.plugin`; the defaults are those of a workload that acts by one forward pass per step.
     """
 
     name: str
@@ -115,17 +112,17 @@ class Workload:
     """(section: EnvironmentSection, count: int, seed: int) → gymnasium.vector.VectorEnv."""
     spaces: str
     """(section: EnvironmentSection) → (observation Space, action Space) of one environment."""
-    policy: str
+    policy: str = "penstock.policy.policy:build"
     """(observation Space, action Space, PolicySection, seed: int) → Policy: what is trained, and served."""
     defaults: str
     """(environment id: str, algorithm name: str) → dict, a layer for `settings.load`."""
     target: str
     """(section: EnvironmentSection) → mean return that counts as solved, or None."""
-    model: str
+    model: str = "penstock.workloads.plugin.learning:make_step_model"
     """(Settings, this record, learner Group, torch device) → learner Model."""
-    generator: str
+    generator: str = "penstock.workloads.plugin.acting:make_step_generator"
     """(RunSpecification, Settings of this process, Health) → what generates fragments in a rollout worker."""
-    runner: str
+    runner: str = "penstock.workloads.plugin.acting:make_step_runner"
     """(RunSpecification, Settings of this process, episodes: int or None) → what plays an evaluation."""
     acting: str = ""
     """As `policy`, → what rollouts and evaluations act with, once it has weights; "": what `policy` makes."""

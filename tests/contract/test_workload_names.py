@@ -29,7 +29,7 @@ TORCH_FREE = (
     "penstock.workloads.prompts",
     "penstock.workloads.prompts.optimise",
     "penstock.workloads.prompts.features",
-    "penstock.workloads.prompts.tasks.prompt_task",
+    "penstock.workloads.prompts.tasks",
     "penstock.workloads.rlhf",
     "penstock.workloads.plugin.fragments",
     "penstock.workloads.rlhf.commands.generate",

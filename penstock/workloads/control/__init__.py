@@ -10,11 +10,7 @@ WORKLOAD = Workload(
     environments=dict.fromkeys(
         ("Catch-v0", "Courier-v0", "Recall-v0", "Menu-v0"), "penstock.workloads.control.tasks"
     ),
-    policy="penstock.policy.policy:build",
     acting="penstock.policy.acting_build:build_acting",
     defaults="penstock.workloads.control.defaults:for_environment",
     target="penstock.workloads.control.environment:target",
-    model="penstock.workloads.plugin.learning:make_step_model",
-    generator="penstock.workloads.plugin.acting:make_step_generator",
-    runner="penstock.workloads.plugin.acting:make_step_runner",
 )

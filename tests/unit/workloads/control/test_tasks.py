@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import penstock.workloads.control.tasks  # noqa: F401 - registers them
-from penstock.workloads.control.tasks.courier import STEP_COST
+from penstock.workloads.control.tasks import STEP_COST
 
 
 def played(environment: gymnasium.Env[Any, Any], act: Any, episodes: int) -> list[float]:

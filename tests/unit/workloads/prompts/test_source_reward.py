@@ -7,7 +7,7 @@ from penstock.workloads.language.reward.reward_source import BadReward
 from penstock.workloads.prompts.categories import TOKEN_PRICE
 from penstock.workloads.prompts.checked_reward import SourceReward, source_reward
 from penstock.workloads.prompts.features import mutate
-from penstock.workloads.prompts.tasks.prompt_task import PromptTask
+from penstock.workloads.prompts.tasks import PromptTask
 
 PROMPT = "Write a poem."
 ASKED: list[str] = []

@@ -7,7 +7,7 @@ from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.prompts.task_parts import PromptSource, parts_of
-from penstock.workloads.prompts.tasks.prompt_task import LENGTH, PromptTask
+from penstock.workloads.prompts.tasks import LENGTH, PromptTask
 
 
 def test_it_is_an_environment_as_gymnasium_wants_it() -> None:

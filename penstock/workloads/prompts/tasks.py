@@ -1,4 +1,4 @@
-"""`Prompts-v0`: five mutations in a row make a prompt better, or worse."""
+"""`Prompts-v0`, as a run names it: five mutations in a row make a prompt better, or worse."""
 
 import math
 from typing import Any, Final
@@ -12,6 +12,8 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.prompts.features import MUTATION_TYPES, mutate, offered
 from penstock.workloads.prompts.optimise import WIDTH
 from penstock.workloads.prompts.task_parts import parts_of
+
+gymnasium.register("Prompts-v0", f"{__name__}:PromptTask")
 
 LENGTH: Final = 5
 """Steps of an episode."""
