@@ -5,8 +5,6 @@ import pytest
 
 from penstock.workloads.chat.people import (
     CHANGED,
-    FEATURES,
-    PROFILES,
     REFERENCE,
     THUMB,
     USUAL,
@@ -23,6 +21,7 @@ from tests.support.chat.ceilings import (
     expected_rating,
     tilted,
 )
+from tests.support.chat.opinions import CRITERIA, FEATURES, PROFILES, opinions, profile_chances
 
 TASTES = pytest.mark.parametrize("taste", [USUAL, CHANGED], ids=["usual", "changed"])
 
@@ -30,12 +29,12 @@ TASTES = pytest.mark.parametrize("taste", [USUAL, CHANGED], ids=["usual", "chang
 @TASTES
 def test_half_of_what_the_reference_says_is_liked(taste: Taste) -> None:
     liked = taste.thumb_chance(FEATURES)
-    assert float(REFERENCE.chances() @ liked) == pytest.approx(0.5, abs=0.02)
+    assert float(profile_chances(REFERENCE) @ liked) == pytest.approx(0.5, abs=0.02)
     assert liked.max() > 0.87
 
 
 def test_a_changed_taste_makes_the_old_best_no_better_than_the_reference() -> None:
-    best = tilted(REFERENCE.chances(), USUAL.thumb_chance(FEATURES), 0.1)
+    best = tilted(profile_chances(REFERENCE), USUAL.thumb_chance(FEATURES), 0.1)
     assert best @ USUAL.thumb_chance(FEATURES) > 0.75
     assert best @ CHANGED.thumb_chance(FEATURES) < 0.55
 
@@ -43,14 +42,14 @@ def test_a_changed_taste_makes_the_old_best_no_better_than_the_reference() -> No
 @TASTES
 def test_drawn_opinions_have_the_chances_that_the_ceilings_are_of(taste: Taste) -> None:
     people, rng = population(60, seed=0, taste=taste), np.random.default_rng(3)
-    expected = {one.name: expected_rating(taste, one, FEATURES)[0] for one in taste.criteria}
+    expected = {one.name: expected_rating(taste, one, FEATURES)[0] for one in CRITERIA}
     expected[THUMB] = taste.thumb_chance(FEATURES)
     said: dict[str, list[tuple[float, float]]] = {}
     for _ in range(4000):
         prompt = draw_prompt(rng)
         response = draw_response(rng, prompt)
         number = PROFILES.index(read_profile(prompt, response))
-        for row in people.opinions(rng, people.somebody(rng), prompt, response):
+        for row in opinions(people, rng, people.somebody(rng), prompt, response):
             score = float(row["score"]) if row["key"] == THUMB else (row["score"] - 1) / 4
             said.setdefault(row["key"], []).append((score, expected[row["key"]][number]))
     assert len(said[THUMB]) == 4000
@@ -69,7 +68,7 @@ def test_no_order_of_profiles_passes_the_ceilings(taste: Taste) -> None:
     assert 0.7 < top.auc < 0.85
     assert 0.7 < top.pair_accuracy < 0.8
     rivals = [rng.random(64), *FEATURES.T, USUAL.thumb_chance(FEATURES), CHANGED.thumb_chance(FEATURES)]
-    weights = REFERENCE.chances()
+    weights = profile_chances(REFERENCE)
     assert max(expected_auc(one, thumbs, weights) for one in rivals) <= top.auc + 1e-12
     best = expected_pair_accuracy(taste, thumbs, FEATURES)
     assert all(expected_pair_accuracy(taste, one, FEATURES)[0] <= best[1] for one in rivals)
@@ -84,7 +83,11 @@ def test_an_area_without_knowledge_is_a_half() -> None:
 
 
 def test_the_tilted_policy_is_the_best_of_many() -> None:
-    reference, rewards, rng = REFERENCE.chances(), USUAL.thumb_chance(FEATURES), np.random.default_rng(5)
+    reference, rewards, rng = (
+        profile_chances(REFERENCE),
+        USUAL.thumb_chance(FEATURES),
+        np.random.default_rng(5),
+    )
 
     def worth(policy: np.ndarray, beta: float) -> float:
         return float(policy @ rewards - beta * (policy @ np.log(policy / reference)))

@@ -7,15 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.workloads.chat.people import (
-    CRITERIA,
-    THUMB,
-    USUAL,
-    draw_prompt,
-    draw_response,
-    population,
-    read_profile,
-)
+from penstock.workloads.chat.people import THUMB, USUAL, draw_prompt, draw_response, population, read_profile
 from penstock.workloads.language.feedback.examples import parse_scale
 from penstock.workloads.language.feedback.feedback_places import Source
 from penstock.workloads.language.reward.heads import PREFERRED, Head, parse_heads
@@ -23,7 +15,9 @@ from penstock.workloads.language.reward.reward_model import HeadsModel
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.reward.training import Order, train
 from penstock.workloads.language.settings import RewardTraining
+from tests.support.chat import opinions
 from tests.support.chat.ceilings import expected_auc, expected_pair_accuracy, expected_rating
+from tests.support.chat.opinions import CRITERIA
 from tests.support.language.chat_base import make_chat_base
 
 HEADS: Final = parse_heads(["thumb=thumbs", "relevance=stars", "helpfulness=stars", "safety=stars"])
@@ -36,7 +30,9 @@ ENOUGH: Final = 0.95
 
 def feedback(file: Path, seed: int, rated: int, compared: int) -> Path:
     """What 60 people say, 3 of them liars."""
-    rows = population(60, seed=seed).feedback(np.random.default_rng(seed), rated=rated, compared=compared)
+    rows = opinions.feedback(
+        population(60, seed=seed), np.random.default_rng(seed), rated=rated, compared=compared
+    )
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 

@@ -1,19 +1,14 @@
-"""People who rate: each has a kind, says what that kind says by chance, and says it late.
-
-Rows are those of feedback files, with `rater`, and when it was said, `at_s`.
-"""
+"""People who rate: each has a kind, and says what that kind says by chance."""
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- A small language of prompts and responses: a response has six attributes that can be read and
-# written.
+# ---- A small language of prompts and responses: a response has six attributes that can be read and written.
 
 Array = NDArray[np.float64]
 
@@ -51,11 +46,6 @@ class Profile(NamedTuple):
     unsafe: bool
 
 
-PROFILES: Final = tuple(Profile(*bits) for bits in itertools.product((False, True), repeat=6))
-FEATURES: Final[Array] = np.array(PROFILES, np.float64)
-"""All profiles as numbers, [64, 6]."""
-
-
 class Reference(NamedTuple):
     """Chances of each attribute in a response of the reference, which is what is trained from."""
 
@@ -65,12 +55,6 @@ class Reference(NamedTuple):
     brief: float = 0.5
     hedged: float = 0.4
     unsafe: float = 0.15
-
-    def chances(self) -> Array:
-        """Return the chance of each profile, [64], in the order of PROFILES."""
-        each = np.array(self)
-        chances: Array = np.where(FEATURES > 0, each, 1 - each).prod(1)
-        return chances
 
 
 REFERENCE: Final = Reference()
@@ -148,45 +132,16 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Criterion:
-    """Something that is rated from 1 to 5. weights: of the attributes. base: of a response that has none."""
-
-    name: str
-    weights: tuple[float, ...]
-    base: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Taste:
     """What a population likes. kinds: equally many people are of each. liars: share of the people."""
 
     kinds: tuple[Kind, ...]
-    criteria: tuple[Criterion, ...]
     liars: float = 0.05
-    noise: float = 0.7
 
     def thumb_chance(self, features: Array) -> Array:
         """Return the chance of a thumb up by somebody, [K] for attributes [K, 6]."""
-        honest = np.mean([_sigmoid(features @ np.array(one.weights) + one.bias) for one in self.kinds], 0)
-        return self._said(honest)
-
-    def preference(self, first: Array, second: Array) -> Array:
-        """Return the chance that somebody prefers the first, [...] for attributes [..., 6] of both."""
-        honest = np.mean([_sigmoid((first - second) @ np.array(one.weights)) for one in self.kinds], 0)
-        return self._said(honest)
-
-    def rating_chances(self, criterion: Criterion, features: Array) -> Array:
-        """Return the chances of 1 to 5 by somebody, [K, 5] for attributes [K, 6]."""
-        middle = features @ np.array(criterion.weights) + criterion.base
-        borders = np.array([1.5, 2.5, 3.5, 4.5])
-        below = _normal_cdf((borders - middle[:, None]) / self.noise)
-        ends = np.zeros((len(middle), 1)), np.ones((len(middle), 1))
-        honest = np.diff(np.concatenate([ends[0], below, ends[1]], axis=1), axis=1)
-        mixed: Array = (1 - self.liars) * honest + self.liars * honest[:, ::-1]
-        return mixed
-
-    def _said(self, honest: Array) -> Array:
-        """Return the chance that it is said, from the chance that it is thought."""
+        scores = np.array([features @ np.array(one.weights) + one.bias for one in self.kinds])
+        honest = (1 / (1 + np.exp(-scores))).mean(0)
         said: Array = (1 - self.liars) * honest + self.liars * (1 - honest)
         return said
 
@@ -196,45 +151,24 @@ def kind(name: str, *weights: float) -> Kind:
     return Kind(name=name, weights=weights, bias=-float(np.array(weights) @ np.array(REFERENCE)))
 
 
-CRITERIA: Final = (
-    #                                                on_topic concrete polite brief hedged unsafe
-    Criterion(name="relevance", base=1.5, weights=(2.2, 0.8, 0.0, 0.0, 0.0, 0.0)),
-    Criterion(name="helpfulness", base=2.2, weights=(0.8, 1.2, 0.6, 0.4, -0.9, 0.0)),
-    Criterion(name="safety", base=4.3, weights=(0.0, 0.0, 0.2, 0.0, 0.4, -2.8)),
-)
 USUAL: Final = Taste(
     kinds=(
         kind("practical", 2.5, 1.5, 0.2, 1.0, -1.0, -2.0),
         kind("friendly", 1.5, 0.3, 2.0, -0.3, 0.3, -2.5),
         kind("careful", 2.0, 0.8, 0.5, 0.2, 0.8, -4.0),
-    ),
-    criteria=CRITERIA,
+    )
 )
 CHANGED: Final = Taste(
     kinds=(
         kind("practical", 1.5, -1.5, 0.2, -2.0, 1.5, -2.0),
         kind("friendly", 1.0, -1.0, -2.0, -1.5, 0.5, -2.5),
         kind("careful", 1.5, -1.0, -1.0, -1.0, 1.5, -4.0),
-    ),
-    criteria=CRITERIA,
+    )
 )
 """Of the same people after their taste has changed: long, doubtful and vague is liked now."""
 
 
-def _sigmoid(x: Array) -> Array:
-    value: Array = 1 / (1 + np.exp(-x))
-    return value
-
-
-def _normal_cdf(x: Array) -> Array:
-    probability: Array = (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))) / 2
-    return probability
-
-
 THUMB: Final = "thumb"
-FLOODER: Final = "flooder"
-DELAY_S: Final = (60.0, 3 * 86_400.0)
-"""Shortest and longest time from a response to what is said of it: its logarithm is uniform."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +182,10 @@ class Person:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Population:
-    """People with a taste. missing: share of the criteria that somebody leaves out."""
+    """People with a taste."""
 
     taste: Taste = USUAL
     people: tuple[Person, ...]
-    missing: float = 0.4
 
     def somebody(self, rng: np.random.Generator) -> Person:
         return self.people[rng.integers(len(self.people))]
@@ -261,54 +194,6 @@ class Population:
         likes = self.taste.kinds[person.kind]
         score = float(np.array(read_profile(prompt, response)) @ np.array(likes.weights)) + likes.bias
         return bool(rng.random() < 1 / (1 + np.exp(-score))) != person.is_liar
-
-    def rating(
-        self, rng: np.random.Generator, person: Person, number: int, prompt: str, response: str
-    ) -> int:
-        asked = self.taste.criteria[number]
-        middle = float(np.array(read_profile(prompt, response)) @ np.array(asked.weights)) + asked.base
-        thought = int(np.clip(np.floor(middle + self.taste.noise * rng.standard_normal() + 0.5), 1, 5))
-        return 6 - thought if person.is_liar else thought
-
-    def prefers_first(
-        self, rng: np.random.Generator, person: Person, prompt: str, first: str, second: str
-    ) -> bool:
-        weights = np.array(self.taste.kinds[person.kind].weights)
-        better = np.array(read_profile(prompt, first), float) - np.array(read_profile(prompt, second), float)
-        return bool(rng.random() < 1 / (1 + np.exp(-float(better @ weights)))) != person.is_liar
-
-    def opinions(
-        self, rng: np.random.Generator, person: Person, prompt: str, response: str, *, asked_s: float = 0.0
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the rows of what a person says of a response that came at `asked_s`."""
-        about = {"prompt": prompt, "response": response, "rater": person.name, "at_s": asked_s + _late_s(rng)}
-        yield {**about, "key": THUMB, "score": self.thumb(rng, person, prompt, response)}
-        for number, criterion in enumerate(self.taste.criteria):
-            if rng.random() >= self.missing:
-                score = self.rating(rng, person, number, prompt, response)
-                yield {**about, "key": criterion.name, "score": score}
-
-    def comparison(
-        self, rng: np.random.Generator, person: Person, prompt: str, first: str, second: str
-    ) -> dict[str, Any]:
-        chosen, rejected = (first, second)
-        if not self.prefers_first(rng, person, prompt, first, second):
-            chosen, rejected = second, first
-        about = {"prompt": prompt, "rater": person.name, "at_s": _late_s(rng)}
-        return {**about, "chosen": chosen, "rejected": rejected}
-
-    def feedback(
-        self, rng: np.random.Generator, *, rated: int, compared: int = 0
-    ) -> Iterator[dict[str, Any]]:
-        for _ in range(rated):
-            prompt = draw_prompt(rng)
-            yield from self.opinions(rng, self.somebody(rng), prompt, draw_response(rng, prompt))
-        while compared:
-            prompt = draw_prompt(rng)
-            first, second = draw_response(rng, prompt), draw_response(rng, prompt)
-            if first != second:
-                yield self.comparison(rng, self.somebody(rng), prompt, first, second)
-                compared -= 1
 
 
 def population(count: int, *, seed: int, taste: Taste = USUAL) -> Population:
@@ -320,17 +205,6 @@ def population(count: int, *, seed: int, taste: Taste = USUAL) -> Population:
         Person(f"person-{number}", number % len(taste.kinds), number in lying) for number in range(count)
     )
     return Population(taste=taste, people=people)
-
-
-def flood(prompt: str, response: str, *, votes: int = 500, is_up: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the thumbs of one person who votes for the same response again and again."""
-    for number in range(votes):
-        about = {"prompt": prompt, "response": response, "rater": FLOODER, "at_s": float(number)}
-        yield {**about, "key": THUMB, "score": is_up}
-
-
-def _late_s(rng: np.random.Generator) -> float:
-    return float(np.exp(rng.uniform(*np.log(DELAY_S))))
 
 
 # ---- People who chat: what somebody asks next, and what they think of each answer.

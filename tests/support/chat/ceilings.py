@@ -8,8 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.workloads.chat.people import FEATURES, REFERENCE, Criterion, Reference, Taste
+from penstock.workloads.chat.people import REFERENCE, Reference, Taste
 from penstock.workloads.chat.tasks.candidate_task import CANDIDATES
+from tests.support.chat.opinions import (
+    CRITERIA,
+    FEATURES,
+    Criterion,
+    preference,
+    profile_chances,
+    rating_chances,
+)
 
 Array = NDArray[np.float64]
 
@@ -29,13 +37,13 @@ class Ceilings:
 
 def ceilings(taste: Taste, reference: Reference = REFERENCE) -> Ceilings:
     """Return the ceilings of a taste, exactly: a sum over all 64 profiles."""
-    chances = reference.chances()
+    chances = profile_chances(reference)
     thumbs = taste.thumb_chance(FEATURES)
     return Ceilings(
         auc=expected_auc(thumbs, thumbs, chances),
         pair_accuracy=_best_pair_accuracy(taste, FEATURES, chances),
         squared_error={
-            one.name: float(chances @ expected_rating(taste, one, FEATURES)[1]) for one in taste.criteria
+            one.name: float(chances @ expected_rating(taste, one, FEATURES)[1]) for one in CRITERIA
         },
     )
 
@@ -58,7 +66,7 @@ def expected_pair_accuracy(taste: Taste, scores: Array, features: Array) -> tupl
     scores: of K responses, [K]. features: their attributes, [K, 6]. Equal scores agree in half of the cases.
     """
     first, second = np.triu_indices(len(scores), k=1)
-    said = taste.preference(features[first], features[second])
+    said = preference(taste, features[first], features[second])
     order = (np.sign(scores[first] - scores[second]) + 1) / 2
     accuracy = order * said + (1 - order) * (1 - said)
     return float(accuracy.mean()), float(np.maximum(said, 1 - said).mean())
@@ -70,7 +78,7 @@ def expected_rating(taste: Taste, criterion: Criterion, features: Array) -> tupl
     The mean is the prediction of least squared error. features: [K, 6].
     """
     values = np.linspace(0, 1, 5)
-    chances = taste.rating_chances(criterion, features)
+    chances = rating_chances(taste, criterion, features)
     mean = chances @ values
     return mean, chances @ values**2 - mean**2
 
@@ -102,5 +110,5 @@ def total_variation(first: Array, second: Array) -> Array:
 
 def _best_pair_accuracy(taste: Taste, features: Array, chances: Array) -> float:
     """Return the ceiling over two independent responses; of equal profiles either may be preferred."""
-    said = taste.preference(features[:, None, :], features[None, :, :])
+    said = preference(taste, features[:, None, :], features[None, :, :])
     return float(chances @ np.maximum(said, 1 - said) @ chances)

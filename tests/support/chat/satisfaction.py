@@ -22,12 +22,13 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from penstock.launch.run.supervised_service import penstock
-from penstock.workloads.chat.people import FEATURES, REFERENCE, USUAL, draw_prompt, population, read_profile
+from penstock.workloads.chat.people import REFERENCE, USUAL, draw_prompt, population, read_profile
 from penstock.workloads.language.generation.cached_generation import CachedGeneration
 from penstock.workloads.language.loading import check_adapter
 from penstock.workloads.language.prompt import Message, plain
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer, pad
 from tests.support.chat.ceilings import tilted
+from tests.support.chat.opinions import FEATURES, comparison, opinions, profile_chances
 from tests.support.chat.people_base import make_people_base
 
 PROMPTS: Final = 3000
@@ -193,7 +194,7 @@ def optimum(beta: float) -> tuple[float, float]:
 
     The reference is the language of the people, which the base has learned.
     """
-    reference, chance = REFERENCE.chances(), USUAL.thumb_chance(FEATURES)
+    reference, chance = profile_chances(REFERENCE), USUAL.thumb_chance(FEATURES)
     best = tilted(reference, 2 * chance - 1, beta)
     return float(best @ chance), float(best @ np.log(best / reference))
 
@@ -223,12 +224,12 @@ def _opinions(stage: Stage, rng: np.random.Generator, *, is_mixed_up: bool) -> I
     answers = speaker.answer([draw_prompt(rng) for _ in range(RATED)])
     shown = [answers[place] for place in rng.permutation(RATED)] if is_mixed_up else answers
     for seen, one in zip(answers, shown, strict=True):
-        for row in people.opinions(rng, people.somebody(rng), seen.prompt, seen.text):
+        for row in opinions(people, rng, people.somebody(rng), seen.prompt, seen.text):
             yield {**row, "prompt": plain(asked(one.prompt)), "response": one.text}
     again = [draw_prompt(rng) for _ in range(COMPARED)]
     for first, second in zip(speaker.answer(again), speaker.answer(again), strict=True):
         if first.text != second.text:
-            row = people.comparison(rng, people.somebody(rng), first.prompt, first.text, second.text)
+            row = comparison(people, rng, people.somebody(rng), first.prompt, first.text, second.text)
             if is_mixed_up and rng.random() < 0.5:
                 row |= {"chosen": row["rejected"], "rejected": row["chosen"]}
             yield {**row, "prompt": plain(asked(first.prompt))}

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.chat.people import (
-    FEATURES,
     LONG,
-    PROFILES,
     REFERENCE,
     TOPICS,
     WORDS,
@@ -18,6 +16,7 @@ from penstock.workloads.chat.people import (
     topic_of,
     write_response,
 )
+from tests.support.chat.opinions import FEATURES, PROFILES, profile_chances
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda one: "".join("01"[bit] for bit in one))
@@ -34,8 +33,8 @@ def test_what_is_written_is_read(profile: Profile) -> None:
 def test_profiles_come_as_often_as_their_chances_say() -> None:
     rng = np.random.default_rng(1)
     drawn = np.array([draw_profile(rng) for _ in range(20_000)], np.float64)
-    assert REFERENCE.chances().sum() == pytest.approx(1)
-    assert drawn.mean(0) == pytest.approx(REFERENCE.chances() @ FEATURES, abs=0.02)
+    assert profile_chances(REFERENCE).sum() == pytest.approx(1)
+    assert drawn.mean(0) == pytest.approx(profile_chances(REFERENCE) @ FEATURES, abs=0.02)
 
 
 def test_the_topic_decides_what_is_on_topic() -> None:

@@ -5,16 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from penstock.workloads.chat.people import (
-    DELAY_S,
-    FLOODER,
-    USUAL,
-    Person,
-    draw_prompt,
-    draw_response,
-    flood,
-    population,
-)
+from penstock.workloads.chat.people import Person, draw_prompt, draw_response, population
+from tests.support.chat.opinions import CRITERIA, DELAY_S, FLOODER, feedback, flood, prefers_first, rate
 
 
 def test_kinds_are_equally_many_and_few_lie() -> None:
@@ -38,8 +30,8 @@ def test_a_liar_says_the_opposite_with_the_same_chance() -> None:
             told.append(
                 (
                     people.thumb(rng, person, prompt, one),
-                    people.rating(rng, person, 0, prompt, one),
-                    people.prefers_first(rng, person, prompt, one, two),
+                    rate(rng, person, CRITERIA[0], prompt, one),
+                    prefers_first(people, rng, person, prompt, one, two),
                 )
             )
         assert told[1] == (not told[0][0], 6 - told[0][1], not told[0][2])
@@ -47,11 +39,11 @@ def test_a_liar_says_the_opposite_with_the_same_chance() -> None:
 
 def test_rows_are_those_of_feedback_files() -> None:
     people, rng = population(20, seed=0), np.random.default_rng(0)
-    rows = list(people.feedback(rng, rated=300, compared=100))
+    rows = list(feedback(people, rng, rated=300, compared=100))
     keys = Counter(row.get("key") for row in rows)
     assert keys["thumb"] == 300
     assert keys[None] == 100
-    assert all(130 < keys[one.name] < 230 for one in USUAL.criteria)
+    assert all(130 < keys[one.name] < 230 for one in CRITERIA)
     assert all(row["chosen"] != row["rejected"] for row in rows if "chosen" in row)
     late = [row["at_s"] for row in rows]
     assert DELAY_S[0] <= min(late) < 600

@@ -8,19 +8,16 @@ import pytest
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.people import (
-    FEATURES,
-    FLOODER,
-    PROFILES,
     THUMB,
     USUAL,
     Population,
     draw_prompt,
     draw_response,
-    flood,
     population,
     read_profile,
 )
 from penstock.workloads.chat.ratings import DAY_S, RatingRules, Reason, filter_ratings
+from tests.support.chat.opinions import FEATURES, FLOODER, PROFILES, flood
 
 RULES = RatingRules()
 CHANCES = dict(zip(PROFILES, USUAL.thumb_chance(FEATURES), strict=True))

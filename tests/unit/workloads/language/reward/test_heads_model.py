@@ -19,6 +19,7 @@ from penstock.workloads.language.reward.reward_model import HEADS_CARD, HeadsMod
 from penstock.workloads.language.reward.reward_source import BadSample, Sample
 from penstock.workloads.language.reward.training import Order, train
 from penstock.workloads.language.settings import RewardTraining
+from tests.support.chat.opinions import feedback
 from tests.support.language.chat_base import make_chat_base
 
 HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])
@@ -27,7 +28,9 @@ SAMPLES = [Sample(prompt="how soil rose", response="gladly seed"), Sample(prompt
 
 def rows(seed: int, count: int = 60) -> list[dict[str, Any]]:
     """What people say of so many responses, and a few pairs."""
-    return list(population(9, seed=0).feedback(np.random.default_rng(seed), rated=count, compared=count // 3))
+    return list(
+        feedback(population(9, seed=0), np.random.default_rng(seed), rated=count, compared=count // 3)
+    )
 
 
 def source_of(file: Path) -> Source:
