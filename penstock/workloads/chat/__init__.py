@@ -17,12 +17,8 @@ WORKLOAD = Workload(
     },
     target="penstock.workloads.control.environment:target",
     defaults="penstock.workloads.chat:for_environment",
-    policy="penstock.policy.policy:build",
     acting="penstock.policy.acting_build:build_acting",
-    model="penstock.workloads.plugin.learning:make_step_model",
-    generator="penstock.workloads.plugin.acting:make_step_generator",
-    runner="penstock.workloads.plugin.acting:make_step_runner",
-    site="penstock.workloads.chat.http.chat_site:site",
+    site="penstock.workloads.chat.http.chat_routes:site",
     commands={"chat": "penstock.workloads.chat.commands.chat_commands:chat_commands"},
 )
 

@@ -18,10 +18,10 @@ from penstock.gateway.sites.site_process import Reach, guarded_app
 from penstock.registry.registry import Registry
 from penstock.rpc.auth import Credentials
 from penstock.workloads.chat import people
-from penstock.workloads.chat.http.chat_site import site
+from penstock.workloads.chat.http.chat_routes import site
 from penstock.workloads.chat.loop.loop_state import folder_of, member_heads, member_weights, with_members
 from penstock.workloads.chat.loop.loop_view import write_rows
-from penstock.workloads.chat.loop.served_judge import ServedJudge, judge_address, keep_judge
+from penstock.workloads.chat.loop.step_process import ServedJudge, judge_address, keep_judge
 from penstock.workloads.chat.people import population
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.feedback.examples import parse_scale
@@ -32,6 +32,7 @@ from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.reward.training import Order, train
 from penstock.workloads.language.settings import RewardTraining
+from tests.support.chat.opinions import feedback
 from tests.support.gateway.small_gateway import SmallGateway
 from tests.support.language.chat_words import chat_tokenizer
 from tests.support.language.text_address import served_text
@@ -96,7 +97,7 @@ def served_judge(folder: Path) -> Iterator[str]:
     """The address of a reward model with an ensemble, in a process of its own."""
     tokenizer = chat_tokenizer(*people.WORDS, *WORDS)
     tiny_models.save(tiny_models.build_model(tokenizer, seed=0), tokenizer, folder / "base")
-    said = population(9, seed=0).feedback(np.random.default_rng(0), rated=80, compared=0)
+    said = feedback(population(9, seed=0), np.random.default_rng(0), rated=80, compared=0)
     write_rows(folder / "said.jsonl", with_members(said))
     heads = ["thumb=thumbs", "relevance=stars"]
     members = member_heads(heads)

@@ -146,8 +146,8 @@ def weigh(
 
     def body() -> int:
         from penstock.runtime.exit import EXIT_OK
-        from penstock.workloads.chat.loop.served_judge import shown_weights
-        from penstock.workloads.chat.loop.served_judge import weigh as change
+        from penstock.workloads.chat.loop.loop_state import shown_weights
+        from penstock.workloads.chat.loop.loop_state import weigh as change
         from penstock.workloads.language.reward.heads import parse_weights
 
         every = change(_folder(run), parse_weights(weights), _why(reason), getpass.getuser())
@@ -222,7 +222,7 @@ def _why(reason: str) -> str:
 
 def _lines(told: dict[str, Any]) -> list[str]:
     from penstock.registry.canary import Verdict
-    from penstock.workloads.chat.loop.served_judge import shown_weights
+    from penstock.workloads.chat.loop.loop_state import shown_weights
 
     found, canaries = told["loop"], told["canaries"]
     trial = canaries["trial"]

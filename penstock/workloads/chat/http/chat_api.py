@@ -15,7 +15,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -41,30 +42,25 @@ from penstock.workloads.chat.http.chat_bodies import (
     rating_of,
 )
 from penstock.workloads.chat.loop.loop_state import disagreement, folder_of, told
-from penstock.workloads.chat.loop.served_judge import judge_address
+from penstock.workloads.chat.loop.step_process import judge_address
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import RewardError, Sample
 
-# ---- Which answers there were, in a file of SQLite: of which version, whether by the fallback, whether
-# blocked.
+# ---- Which answers there were, in a file of SQLite: of which version, whether by the fallback or blocked.
 
 FILE: Final = "chat.sqlite"
 INPUT: Final = "input "
 """Before what blocked a message, which was answered by nothing."""
-_TABLE: Final = """
+_TABLES: Final = """
 CREATE TABLE IF NOT EXISTS answers (
     conversation TEXT NOT NULL, turn INTEGER NOT NULL, version INTEGER NOT NULL, fallback INTEGER NOT NULL,
     blocked TEXT NOT NULL, at_s REAL NOT NULL
-)
-"""
-_ASKED: Final = """
+);
 CREATE TABLE IF NOT EXISTS asked (
     conversation TEXT NOT NULL, turn INTEGER NOT NULL, PRIMARY KEY (conversation, turn)
-)
-"""
-_PEOPLE: Final = """
-CREATE TABLE IF NOT EXISTS people (conversation TEXT PRIMARY KEY, person TEXT NOT NULL)
+);
+CREATE TABLE IF NOT EXISTS people (conversation TEXT PRIMARY KEY, person TEXT NOT NULL);
 """
 _RATED: Final = """
 CREATE TEMP TABLE rated (conversation TEXT PRIMARY KEY, rater TEXT NOT NULL, is_well INTEGER NOT NULL)
@@ -100,25 +96,25 @@ GROUP BY version ORDER BY version DESC
 _WAIT_S: Final = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class VersionCounts:
-    """Counts what came of a version. version 0: the model without an adapter.
+    """Counts what came of a version, in the order of `_COUNTED`. version 0: the model without an adapter.
 
     conversations: with an answer that nobody was asked about. blocked: answers, and messages to it, that did
     not pass the guard. asked: answers that somebody was asked about.
     """
 
     version: int
-    conversations: int
-    answers: int
-    fallbacks: int
-    blocked: int
+    conversations: int = 0
+    answers: int = 0
+    fallbacks: int = 0
+    blocked: int = 0
     asked: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TalkCounts:
-    """Counts conversations, rated or not, of a day or of a person.
+    """Counts conversations, rated or not, of a day or of a person, in the order of `_BY_DAY_AND_PERSON`.
 
     name: of the day, as 2026-11-27 in UTC, or of the person, as they rated. well: rated so.
     """
@@ -131,7 +127,6 @@ class TalkCounts:
 
 
 def hashed(person: str) -> str:
-    """Return what the book calls somebody."""
     return hashlib.sha256(person.encode()).hexdigest()
 
 
@@ -141,10 +136,8 @@ class AnswerBook:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._file = folder / FILE
-        with closing(self._open()) as opened, opened:
-            opened.execute(_TABLE)
-            opened.execute(_ASKED)
-            opened.execute(_PEOPLE)
+        with closing(self._open()) as opened:
+            opened.executescript(_TABLES)
 
     def note(
         self,
@@ -160,7 +153,7 @@ class AnswerBook:
         """Note an answer.
 
         blocked: by what it was blocked, or behind `INPUT` the message to it; "": it passed. person: who was
-        answered; "": not known. at_s: when, in Unix seconds; None: now.
+        answered; "": not known. at_s: Unix seconds; None: now.
         """
         row = (conversation, turn, version, fallback, blocked, time.time() if at_s is None else at_s)
         with closing(self._open()) as opened, opened:
@@ -186,18 +179,7 @@ class AnswerBook:
     def counts(self) -> list[VersionCounts]:
         """Return what came of each version, newest first."""
         with closing(self._open()) as opened:
-            rows = opened.execute(_COUNTED).fetchall()
-        return [
-            VersionCounts(
-                version=version,
-                conversations=talks,
-                answers=answers,
-                fallbacks=fallbacks,
-                blocked=blocked,
-                asked=asked,
-            )
-            for version, talks, answers, fallbacks, blocked, asked in rows
-        ]
+            return [VersionCounts(*row) for row in opened.execute(_COUNTED)]
 
     def by_day_and_person(
         self, rated: Iterable[RatedConversation], *, most_days: int, most_people: int
@@ -211,11 +193,8 @@ class AnswerBook:
             opened.execute(_RATED)
             opened.executemany("INSERT INTO rated VALUES (?, ?, ?)", rows)
             opened.commit()  # so that answers are noted meanwhile
-            found = opened.execute(_BY_DAY_AND_PERSON, (most_days, most_people)).fetchall()
-        return [
-            TalkCounts(by=by, name=name, conversations=talks, rated=rated, well=well)
-            for by, name, talks, rated, well in found
-        ]
+            found = opened.execute(_BY_DAY_AND_PERSON, (most_days, most_people))
+            return [TalkCounts(*row) for row in found]
 
     def blocked(self) -> dict[str, int]:
         """Return how often each rule, or the classifier, has blocked."""
@@ -227,8 +206,7 @@ class AnswerBook:
         return sqlite3.connect(self._file, timeout=_WAIT_S)
 
 
-# ---- Which answers somebody is asked to rate: those of which an ensemble of heads is least sure, one in
-# five.
+# ---- Which answers somebody is asked to rate: those of which an ensemble of heads is least sure.
 
 SHARE: Final = 0.2
 """Of the answers."""
@@ -333,26 +311,18 @@ ACCOUNT: Final = "user"
 """Before the number of somebody who has an account."""
 
 
-@dataclass(slots=True, eq=False)
 class ChatApi:
     """What the routes work with; used by one event loop. Raises ConfigurationError without a state folder."""
 
-    upstream: Upstream
-    most_talks: int = MOST_TALKS
-    book: AnswerBook = field(init=False)
-    _talks: "OrderedDict[str, TalkRecord]" = field(default_factory=OrderedDict)
-    _asked: MessageLimit = field(default_factory=MessageLimit)
-    _asking: Asking = field(default_factory=Asking)
-    _judge: Judge = field(init=False)
-    _served: ServedText = field(init=False)
-    _run: RunSettings | None = None
-
-    def __post_init__(self) -> None:
-        if self.upstream.state is None:
+    def __init__(self, upstream: Upstream, most_talks: int = MOST_TALKS) -> None:
+        if upstream.state is None:
             raise ConfigurationError("state: a chat counts what each version answered; name a folder for it")
-        self.book = AnswerBook(self.upstream.state)
-        self._judge = Judge(self._judge_address)
-        self._served = ServedText(self.upstream, moved=self._talks.clear)
+        self.upstream, self.most_talks = upstream, most_talks
+        self.book = AnswerBook(upstream.state)
+        self._talks = OrderedDict[str, TalkRecord]()
+        self._asked, self._asking, self._judge = MessageLimit(), Asking(), Judge(self._judge_address)
+        self._served = ServedText(upstream, moved=self._talks.clear)
+        self._run: RunSettings | None = None
 
     # ------------------------------------------------------------ the run
 
@@ -400,7 +370,6 @@ class ChatApi:
         return "" if run is None or run.folder is None else judge_address(folder_of(run.folder))
 
     async def close(self) -> None:
-        """Close the connections; the text server gives open conversations up after a while."""
         self._judge.close()
         await self._served.close()
 
@@ -416,8 +385,11 @@ class ChatApi:
         gone = [self._talks.pop(one.id) for one in own[:-MOST_OF_ONE]]  # nobody pushes out what others say
         while len(self._talks) > self.most_talks:
             gone.append(self._talks.popitem(last=False)[1])
-        for one in gone:
-            await self._let_go(one)
+        for one in gone:  # the text server has room for so many, of all people
+            try:
+                await self.end(one)
+            except ApiError as error:
+                log.info("a conversation was over already", extra={"why": str(error.detail)})
         return talk
 
     def find(self, person: str, conversation: str) -> TalkRecord:
@@ -442,7 +414,8 @@ class ChatApi:
         if text is None and newest is None:
             raise ApiError(409, "text: nothing was answered yet: say something", field="text")
         self._asked.count(talk.person)
-        before = list(newest.before) if text is None and newest else [*talk.messages, _user(text or "")]
+        said = {"role": "user", "content": text or ""}
+        before = list(newest.before) if text is None and newest else [*talk.messages, said]
         if text is not None:
             talk.settle()
         async with talk.busy:
@@ -465,7 +438,8 @@ class ChatApi:
                     continue
                 if BLOCKED in detail:
                     by = detail.partition(BLOCKED)[2].partition(";")[0]
-                    await self._note_blocked(talk, by)
+                    version = talk.newest.version if talk.newest else 0
+                    await self._note(talk, max(talk.turns, default=-1) + 1, version, blocked=f"{INPUT}{by}")
                 yield event("refused", {"detail": detail})
             except PolicyError as error:
                 yield event("refused", {"detail": str(of_run(error).detail)})
@@ -498,15 +472,7 @@ class ChatApi:
         number = talk.add(answer)
         blocked = "output" if one.finish == "content_filter" else ""
         is_fallback = given.fallback is not None
-        await asyncio.to_thread(
-            self.book.note,
-            talk.name,
-            given.turn,
-            given.version,
-            fallback=is_fallback,
-            blocked=blocked,
-            person=talk.person,
-        )
+        await self._note(talk, given.turn, given.version, fallback=is_fallback, blocked=blocked)
         answer.asked = first is None and await self._asks(talk, answer, shares)
         return event(
             "answer",
@@ -537,26 +503,11 @@ class ChatApi:
         await asyncio.to_thread(self.book.note_asked, talk.name, answer.turn)
         return True
 
-    async def _note_blocked(self, talk: TalkRecord, by: str) -> None:
-        newest = talk.newest
-        version = newest.version if newest else 0
-        turn = max(talk.turns, default=-1) + 1
-        await asyncio.to_thread(
-            self.book.note,
-            talk.name,
-            turn,
-            version,
-            fallback=False,
-            blocked=f"{INPUT}{by}",
-            person=talk.person,
-        )
-
-    async def _let_go(self, talk: TalkRecord) -> None:
-        """End a conversation that is forgotten here: the text server has room for so many, of all people."""
-        try:
-            await self.end(talk)
-        except ApiError as error:
-            log.info("a conversation was over already", extra={"why": str(error.detail)})
+    async def _note(
+        self, talk: TalkRecord, turn: int, version: int, *, blocked: str, fallback: bool = False
+    ) -> None:
+        note = partial(self.book.note, fallback=fallback, blocked=blocked, person=talk.person)
+        await asyncio.to_thread(note, talk.name, turn, version)
 
     async def end(self, talk: TalkRecord) -> None:
         """End a conversation: its turns go to the learner with their rewards. Raises ApiError."""
@@ -592,7 +543,6 @@ class ChatApi:
         return answer.learned and not late
 
     async def stars(self, talk: TalkRecord, body: Stars) -> None:
-        """Keep what somebody thinks of one side of an answer; raises ApiError."""
         answer = _answer_of(talk, body)
         await self._keep(rating_of(talk, answer, body, key=body.key, score=float(body.stars)))
 
@@ -651,10 +601,6 @@ def person_of(caller: str, me: str) -> str:
     if caller.startswith(f"{ACCOUNT}/"):
         return caller
     return f"{caller}/{me}" if caller else me
-
-
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 def _answer_of(talk: TalkRecord, body: OfTurn) -> Answered:

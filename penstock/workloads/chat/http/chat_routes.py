@@ -1,31 +1,60 @@
-"""The calls of the page: conversations, ratings, one's own data, the overview, and what is decided there."""
+"""The calls of the page, their application, and what the gateway is told of it."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 
 from penstock.client import TextDescription
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.api_errors import ApiError, add_handlers
+from penstock.gateway.frame.envelope import bare_app
 from penstock.gateway.frame.event_stream import ANSWER_S, EventStream, event
+from penstock.gateway.routes.console_routes import page_router
 from penstock.gateway.routes.satisfaction_routes import LEAST, THUMB, Satisfaction, satisfaction, share_of
-from penstock.gateway.sites.site import JsonRoute, RunSettings, answered, caller_of, is_editor
+from penstock.gateway.sites.site import (
+    JsonRoute,
+    Loop,
+    RunSettings,
+    Site,
+    Upstream,
+    answered,
+    caller_of,
+    is_editor,
+)
 from penstock.registry.ratings import RatedConversation, Tally
 from penstock.registry.records import Event, PolicyVersion, RegistryError, Unavailable, UnknownVersion
 from penstock.registry.registry import Registry
-from penstock.registry.routing import Arms
-from penstock.workloads.chat.http import chat_bodies
+from penstock.workloads.chat.commands.loop_commands import check_options
 from penstock.workloads.chat.http import chat_bodies as bodies
 from penstock.workloads.chat.http.chat_api import ACCOUNT, ChatApi, TalkCounts, VersionCounts, person_of
-from penstock.workloads.chat.loop import loop_state, served_judge
-from penstock.workloads.chat.loop.loop_state import folder_of
+from penstock.workloads.chat.loop import loop_state
+from penstock.workloads.chat.loop.loop_state import Change, folder_of
 from penstock.workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
-from penstock.workloads.chat.loop.served_judge import Change, read_weighed
+
+router = APIRouter(route_class=JsonRoute, tags=["chat"])
+
+
+async def api_of(request: Request, agent: Annotated[str, Query(max_length=64)] = "") -> ChatApi:
+    """Return what the routes work with. agent: whom it is about; "": the first. Raises ApiError 404."""
+    found = _apis(request).get(agent)
+    if found is None:
+        raise ApiError(404, f"agent={agent!r}: there is none of that name", field="agent")
+    return found
+
+
+def _apis(request: Request) -> dict[str, ChatApi]:
+    apis: dict[str, ChatApi] = request.app.state.apis
+    return apis
+
+
+Api = Annotated[ChatApi, Depends(api_of)]
+
 
 # ---- What those who look after a chat see: satisfaction by version, arms, fallbacks, decisions, the loop.
 
@@ -39,33 +68,33 @@ _SHOWN: Final = 6
 """Characters of a name that a browser made for itself: whoever has all of it reads what its person said."""
 
 
-async def overview(api: ChatApi) -> dict[str, Any]:
-    """Return it all; where the run does not answer, what is known without it. Raises ApiError."""
+@router.get("/api/chat/overview")
+async def overview(api: Api) -> dict[str, Any]:
+    """Return satisfaction by version, arms, fallbacks, what was blocked, decisions, and the loop.
+
+    Where the run does not answer, it is what is known without it.
+    """
     run = await api.run()
     counts = await asyncio.to_thread(api.book.counts)
     blocked = await asyncio.to_thread(api.book.blocked)
     try:
-        found = await asyncio.to_thread(_read, run, await api.policy())
+        tallies, kept = await asyncio.to_thread(_read, run, await api.policy())
     except ConfigurationError as error:
         raise ApiError(409, str(error)) from error  # a file of the loop that cannot be read
     described, why = await _described(api)
     return {
         "leastConversations": LEAST,
-        "versions": versions_of(counts, found.tallies, described),
+        "versions": versions_of(counts, tallies, described),
         "blocked": blocked,
         "learns": described.learns if described else None,
-        "active": found.arms.active,
-        "canary": found.arms.canary,
-        "canaryShare": found.arms.traffic.canary_share,
-        "canaries": found.canaries,
-        "loop": found.loop,
         "unreachable": why,
-        "decisions": _decisions(found.events, found.changes),
+        **kept,
     }
 
 
-async def satisfaction_by_day_and_person(api: ChatApi) -> dict[str, Any]:
-    """Return a row for each day, then for each person; raises ApiError for a run of unknown registry."""
+@router.get("/api/chat/satisfaction")
+async def satisfaction_by_day_and_person(api: Api) -> dict[str, Any]:
+    """Return satisfaction by day, then by person of those who have rated."""
     rated = await asyncio.to_thread(_rated, *await api.kept())
     found = await asyncio.to_thread(
         api.book.by_day_and_person, rated, most_days=MOST_DAYS, most_people=MOST_PEOPLE
@@ -75,9 +104,7 @@ async def satisfaction_by_day_and_person(api: ChatApi) -> dict[str, Any]:
 
 def _rated(url: str, policy: str) -> tuple[RatedConversation, ...]:
     with Registry.open(url, migrate=True) as opened:
-        return opened.rated_conversations(
-            policy, chat_bodies.THUMB, above=THUMB, without=chat_bodies.ASKED_SOURCE
-        )
+        return opened.rated_conversations(policy, bodies.THUMB, above=THUMB, without=bodies.ASKED_SOURCE)
 
 
 def _counted(one: TalkCounts) -> dict[str, Any]:
@@ -118,106 +145,70 @@ def versions_of(
     counts: Sequence[VersionCounts], tallies: Sequence[Tally], described: TextDescription | None
 ) -> list[dict[str, Any]]:
     """Return a row for each version, newest first; the fallback, version 0, comes last."""
-    arms = (
-        {one.version: [arm.name.lower() for arm in one.arms] for one in described.versions}
-        if described
-        else {}
-    )
+    served = described.versions if described else ()
+    arms = {one.version: [arm.name.lower() for arm in one.arms] for one in served}
     by_version = {one.version: one for one in counts}
-    told = {one.version: one.conversations for one in counts}
-    found = {one.version: one for one in satisfaction(told, tallies)}
+    told = dict.fromkeys(arms, 0) | {one.version: one.conversations for one in counts}
     return [
-        _row(version, found.get(version), by_version.get(version), arms.get(version, []))
-        for version in sorted(found.keys() | arms.keys(), reverse=True)
+        _row(one, by_version.get(one.version, VersionCounts(one.version)), arms.get(one.version, []))
+        for one in satisfaction(told, tallies)
     ]
 
 
-def _row(
-    version: int, said: Satisfaction | None, counted: VersionCounts | None, arms: list[str]
-) -> dict[str, Any]:
-    rated, talks = (said.rated, said.conversations) if said else (0, 0)
+def _row(said: Satisfaction, counted: VersionCounts, arms: list[str]) -> dict[str, Any]:
     return {
-        "version": version,
+        "version": said.version,
         "arms": arms,
-        "conversations": talks,
-        "rated": rated,
-        "ratingRate": rated / talks if talks else None,
-        "thumbsUp": said.thumbs_up if said else 0,
-        "satisfaction": said.share if said else None,
-        "low": said.low if said else None,
-        "high": said.high if said else None,
-        "answers": counted.answers if counted else 0,
-        "fallbacks": counted.fallbacks if counted else 0,
-        "blocked": counted.blocked if counted else 0,
-        "asked": counted.asked if counted else 0,
+        "conversations": said.conversations,
+        "rated": said.rated,
+        "ratingRate": said.rated / said.conversations if said.conversations else None,
+        "thumbsUp": said.thumbs_up,
+        "satisfaction": said.share,
+        "low": said.low,
+        "high": said.high,
+        "answers": counted.answers,
+        "fallbacks": counted.fallbacks,
+        "blocked": counted.blocked,
+        "asked": counted.asked,
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """What the registry, and the folder of the loop, say."""
-
-    tallies: tuple[Tally, ...]
-    events: tuple[Event, ...]
-    arms: Arms
-    canaries: dict[str, Any]
-    loop: dict[str, Any] | None
-    changes: tuple[Change, ...]
-
-
-def _read(run: RunSettings, policy: str) -> _Read:
+def _read(run: RunSettings, policy: str) -> tuple[Sequence[Tally], dict[str, Any]]:
+    """Return what the registry, and the folder of the loop, say: tallies, and parts of the answer."""
+    changes = () if run.folder is None else loop_state.read_weighed(folder_of(run.folder)).changes
     with Registry.open(run.registry, migrate=True) as opened:
-        return _Read(
-            tallies=opened.tally(policy, chat_bodies.THUMB, above=THUMB, without=chat_bodies.ASKED_SOURCE),
-            events=opened.events(policy, _EVENTS),
-            arms=opened.arms(policy),
-            canaries=look_at_canaries(opened, policy, run.false_alarm),
-            loop=None if run.folder is None else look_at_loop(run.folder, opened, policy),
-            changes=() if run.folder is None else read_weighed(folder_of(run.folder)).changes,
-        )
+        arms = opened.arms(policy)
+        return opened.tally(policy, bodies.THUMB, above=THUMB, without=bodies.ASKED_SOURCE), {
+            "active": arms.active,
+            "canary": arms.canary,
+            "canaryShare": arms.traffic.canary_share,
+            "canaries": look_at_canaries(opened, policy, run.false_alarm),
+            "loop": None if run.folder is None else look_at_loop(run.folder, opened, policy),
+            "decisions": _decisions(opened.events(policy, _EVENTS), changes),
+        }
 
 
 def _decisions(events: Sequence[Event], changes: Sequence[Change]) -> list[dict[str, Any]]:
     """Return what was decided of versions, and of weights, newest first."""
-    of_versions: list[dict[str, Any]] = [
-        {"version": one.version, "action": str(one.action), "weights": None, "time": one.time, **_why(one)}
-        for one in events
+    of_versions = [
+        _decision(one, one.time, version=one.version, action=str(one.action), weights=None) for one in events
     ]
-    of_weights: list[dict[str, Any]] = [
-        {
-            "version": None,
-            "action": "weighed",
-            "weights": dict(one.weights),
-            "time": datetime.fromtimestamp(one.at_s, UTC),
-            **_why(one),
-        }
+    of_weights = [
+        _decision(
+            one,
+            datetime.fromtimestamp(one.at_s, UTC),
+            version=None,
+            action="weighed",
+            weights=dict(one.weights),
+        )
         for one in changes
     ]
-    both = sorted((*of_versions, *of_weights), key=lambda one: one["time"], reverse=True)
-    return [{**one, "time": one["time"].isoformat()} for one in both[:_EVENTS]]
+    newest = sorted((*of_versions, *of_weights), key=itemgetter(0), reverse=True)[:_EVENTS]
+    return [{**told, "time": time.isoformat()} for time, told in newest]
 
 
-def _why(one: Event | Change) -> dict[str, str]:
-    return {"by": one.by, "reason": one.reason}
-
-
-router = APIRouter(route_class=JsonRoute, tags=["chat"])
-
-
-async def api_of(request: Request, agent: Annotated[str, Query(max_length=64)] = "") -> ChatApi:
-    """Return what the routes work with. agent: whom it is about; "": the first. Raises ApiError 404."""
-    found: ChatApi | None = _apis(request).get(agent)
-    if found is None:
-        raise ApiError(404, f"agent={agent!r}: there is none of that name", field="agent")
-    return found
-
-
-def _apis(request: Request) -> dict[str, ChatApi]:
-    apis: dict[str, ChatApi] = request.app.state.apis
-    return apis
-
-
-Api = Annotated[ChatApi, Depends(api_of)]
+def _decision(one: Event | Change, time: datetime, **told: Any) -> tuple[datetime, dict[str, Any]]:
+    return time, {**told, "by": one.by, "reason": one.reason}
 
 
 @router.get("/health")
@@ -306,18 +297,6 @@ async def forget(request: Request, body: bodies.Me) -> dict[str, Any]:
     return {"deleted": deleted}
 
 
-@router.get("/api/chat/overview")
-async def look(api: Api) -> dict[str, Any]:
-    """Return satisfaction by version, arms, fallbacks, what was blocked, decisions, and the loop."""
-    return await overview(api)
-
-
-@router.get("/api/chat/satisfaction")
-async def look_at_satisfaction(api: Api) -> dict[str, Any]:
-    """Return satisfaction by day, and by person of those who have rated."""
-    return await satisfaction_by_day_and_person(api)
-
-
 @router.post("/api/chat/promote")
 async def promote(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
     """Let a version answer everybody."""
@@ -345,7 +324,7 @@ async def weigh(request: Request, api: Api, body: bodies.Weigh) -> dict[str, Any
     folder = _loop_of(await api.run())
     try:
         weights = await asyncio.to_thread(
-            served_judge.weigh, folder, body.weights, body.reason, _name_of(request)
+            loop_state.weigh, folder, body.weights, body.reason, _name_of(request)
         )
     except ConfigurationError as error:
         raise ApiError(422, str(error), field="weights") from error
@@ -424,3 +403,52 @@ async def _behind(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:
     yield first
     async for one in events:
         yield one
+
+
+# ---- The application over one run, and what the gateway is told of it.
+
+_PACKAGE: Final = Path(__file__).resolve().parents[3]
+_OF_CONSOLE: Final = frozenset({"api.js", "console.css", "elements.js", "icon.svg"})
+_TALKING: Final = ("agents", "begin", "say", "thumb", "stars", "prefer", "correct", "end", "mine", "forget")
+
+
+def make_app(upstream: Upstream) -> FastAPI:
+    """Return the application over a run, and over those of further agents."""
+
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        apis = app.state.apis = {"": ChatApi(upstream)}
+        apis |= {name: ChatApi(one) for name, one in upstream.agents.items()}
+        yield
+        for one in apis.values():
+            await one.close()
+
+    app = bare_app("Penstock chat", life)
+    app.include_router(router)
+    static = Path(__file__).parent / "static"
+    app.include_router(page_router("/chat", static, "chat.html", _OF_CONSOLE))
+    add_handlers(app)
+    return app
+
+
+def site() -> Site:
+    """Return what the workload answers with under an address of its own.
+
+    Beyond loopback a viewer's token suffices to talk and to rate; the overview needs an editor's.
+    """
+    return Site(
+        recipe=_PACKAGE / "recipes" / "chat-tiny.toml",
+        settings=(),
+        make_app=make_app,
+        open_paths=("/health", "/chat"),
+        takes_agents=True,
+        page="/chat",
+        viewer_paths=frozenset(f"/api/chat/{name}" for name in _TALKING),
+        loop=Loop(
+            words=("chat", "loop", "run"),
+            # So that there is a version, the one that it begins with, against which canaries are judged.
+            settings=("learner.keep_every_updates=1000",),
+            options=("--reward=learning_rate=3e-3",),  # of the small model that the recipe makes
+            check=check_options,
+        ),
+    )

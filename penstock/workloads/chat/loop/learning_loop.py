@@ -43,9 +43,9 @@ from penstock.workloads.chat.loop.loop_state import (
     LoopState,
     Outcome,
     Step,
+    read_weighed,
     with_members,
 )
-from penstock.workloads.chat.loop.served_judge import ServedJudge, keep_judge, read_weighed
 from penstock.workloads.chat.loop.step_process import (
     BEGIN,
     BELIEVED,
@@ -54,6 +54,7 @@ from penstock.workloads.chat.loop.step_process import (
     PROMPTS,
     RECIPE,
     RUN,
+    ServedJudge,
     ServedRun,
     StepFailed,
     StepInterrupted,
@@ -61,6 +62,7 @@ from penstock.workloads.chat.loop.step_process import (
     forget_texts,
     has_checkpoint,
     is_done,
+    keep_judge,
     name_of,
     rated_heads,
     run_step,

@@ -1,13 +1,15 @@
-"""Where the loop stands and what is asked of it: `loop.json`, `paused.json`, `abandon.json` below RUN/loop.
+"""Where the loop stands and what is asked of it: `loop.json`, `paused.json` and others below RUN/loop.
 
 A step is noted before it begins, with the newest rating that its round learns from: a loop that is killed
 goes on with that step, and no two rounds learn from the same new labels.
 """
 
+import fcntl
 import json
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,13 +17,20 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.run_folder import make_private
 from penstock.config.settings import load, parse_assignment
 from penstock.registry.weight_files import replace_file
 from penstock.workloads.chat.loop.step_process import KNOWN
 from penstock.workloads.chat.ratings import RatingRules, Row
 from penstock.workloads.language.feedback.examples import place_of
 from penstock.workloads.language.prompt import identity, parse_prompt
-from penstock.workloads.language.reward.heads import PREFERRED, parse_heads, parse_weights, reward_weights
+from penstock.workloads.language.reward.heads import (
+    PREFERRED,
+    Head,
+    parse_heads,
+    parse_weights,
+    reward_weights,
+)
 from penstock.workloads.language.settings import training_settings
 
 FOLDER: Final = "loop"
@@ -345,3 +354,88 @@ class LoopOrder:
     def shown(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return found
+
+
+# ---- What each criterion counts in the reward of a loop, as people change it while the loop goes on.
+
+_WEIGHTS: Final = "weights.json"
+MOST_CHANGES: Final = 100
+"""Changes that are remembered; what they came to stands all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """That somebody has changed weights. by: who. at_s: when, in Unix seconds."""
+
+    weights: Mapping[str, float]
+    reason: str
+    by: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """What people have changed. standing: the weight of each head that anybody changed."""
+
+    standing: Mapping[str, float] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
+
+
+def read_weighed(folder: Path) -> Weighed:
+    """Return what people have changed of a loop's weights; ConfigurationError: it cannot be read."""
+    file = folder / _WEIGHTS
+    try:
+        found = json.loads(file.read_bytes())
+        standing = {str(name): float(one) for name, one in found["standing"].items()}
+        return Weighed(standing=standing, changes=tuple(Change(**one) for one in found["changes"]))
+    except FileNotFoundError:
+        return Weighed()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{file}: cannot be read ({error}); move it away, and the weights are those of --weight again"
+        ) from error
+
+
+def weigh(folder: Path, weights: Mapping[str, float], reason: str, by: str) -> dict[str, float]:
+    """Change weights of heads from the next reward model on; returns those of all heads by now."""
+    order = read_state(folder).order
+    with _held(folder):
+        before = read_weighed(folder)
+        heads, known = _known(order, before.standing)
+        every = reward_weights(heads, {**known, **weights})
+        change = Change(weights=dict(weights), reason=reason, by=by, at_s=time.time())
+        after = Weighed(
+            standing={**before.standing, **weights}, changes=(*before.changes, change)[-MOST_CHANGES:]
+        )
+        replace_file(folder / _WEIGHTS, json.dumps(asdict(after), allow_nan=False, indent=1).encode())
+    return every
+
+
+def standing_weights(order: Mapping[str, Any], weighed: Weighed) -> dict[str, float]:
+    """Return what every head counts by now; all 0 where those that count are of an earlier start."""
+    heads, known = _known(order, weighed.standing)
+    return {**{one.name: 1.0 for one in heads}, PREFERRED: 0.0, **known}
+
+
+def shown_weights(weights: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {one:g}" for name, one in weights.items())
+
+
+def _known(
+    order: Mapping[str, Any], standing: Mapping[str, float]
+) -> tuple[tuple[Head, ...], dict[str, float]]:
+    """Return the heads of a loop, and what was said of them: by its order, and above that by people."""
+    heads = parse_heads(order.get("heads") or [f"{name}={scale}" for name, scale in KNOWN.items()])
+    there = {*(one.name for one in heads), PREFERRED}
+    said = {**parse_weights(order.get("weights", ())), **standing}
+    # The loop may have had other heads when an earlier change was made.
+    return heads, {name: one for name, one in said.items() if name in there}
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """One change at a time, whichever process makes it."""
+    make_private(folder)
+    with (folder / "weights.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

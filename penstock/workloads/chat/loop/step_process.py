@@ -6,14 +6,15 @@ still on its way out: no two of them ever write into the folder of a round.
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import registry_with_password
@@ -22,8 +23,9 @@ from penstock.config.settings import Settings, load, parse_toml
 from penstock.config.trusted import check_own
 from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
-from penstock.registry.weight_files import read_kept, registry_url
+from penstock.registry.weight_files import read_kept, registry_url, replace_file
 from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.health import read_endpoint
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 LOG: Final = "steps.log"
@@ -188,6 +190,87 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+# ---- The newest reward model of a loop, kept and served beside it: `judge/`, `judge.json`, `judge.log`.
+# The process is begun again where it has ended, or where there is a newer model, and ends with the loop.
+
+log = logging.getLogger(__name__)
+
+_ENDPOINT: Final = "judge.json"
+_END_S: Final = 30.0
+
+
+def keep_judge(folder: Path, made: Path) -> None:
+    """Keep a round's reward model as the loop's newest, without what people wrote."""
+    new, old = folder / f".{JUDGE}-new", folder / f".{JUDGE}-old"
+    for path in (new, old):
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(made, new)
+    card: Mapping[str, Any] = json.loads((made / CARD).read_bytes())
+    trained = {"settings": card["trained"]["settings"]}
+    replace_file(new / CARD, json.dumps({**card, "checks": [], "trained": trained}).encode())
+    if (folder / JUDGE).exists():
+        (folder / JUDGE).rename(old)
+    new.rename(folder / JUDGE)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def judge_address(folder: Path) -> str:
+    """Return where the model of a loop answers; "" where it does not."""
+    found = read_endpoint(folder / _ENDPOINT)
+    return "" if found is None or not found.address else str(found.address)
+
+
+class ServedJudge:
+    """Its process while the block runs. folder: of the loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._child: subprocess.Popen[bytes] | None = None
+        self._serves = 0.0
+        self._pipe: tuple[int, int] | None = None
+
+    def __enter__(self) -> Self:
+        self._end()  # what a killed loop has left says nothing any more
+        self._pipe = os.pipe()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        for end in self._pipe or ():
+            os.close(end)
+
+    def look(self) -> None:
+        """Have the newest model served, where there is one; raises OSError."""
+        try:
+            newest = (self._folder / JUDGE / CARD).stat().st_mtime
+        except FileNotFoundError:
+            return
+        if self._child is not None and (self._serves != newest or self._child.poll() is not None):
+            self._end()
+        if self._child is None:
+            self._serves = newest
+            self._begin()
+
+    def _begin(self) -> None:
+        assert self._pipe is not None
+        words = ("rlhf", "reward", "serve", JUDGE, "--listen", "127.0.0.1:0", "--endpoints", _ENDPOINT)
+        with (self._folder / "judge.log").open("wb") as out:
+            self._child = start_command(words, self._folder, out, self._pipe[0])
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        (self._folder / _ENDPOINT).unlink(missing_ok=True)
+        if child is None:
+            return
+        child.terminate()
+        try:
+            child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            log.warning("the judge did not end in time, and is killed", extra={"seconds": _END_S})
+            child.kill()
+            child.wait()
 
 
 # ---- The run whose chat is made better: its settings, its registry, and the version that answers people.

@@ -17,9 +17,15 @@ from penstock.gateway.sites.site import Upstream
 from penstock.gateway.store.tables import Role
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
-from penstock.workloads.chat.http.chat_site import site
-from penstock.workloads.chat.loop.loop_state import LoopOrder, LoopState, Step, folder_of, write_state
-from penstock.workloads.chat.loop.served_judge import read_weighed
+from penstock.workloads.chat.http.chat_routes import site
+from penstock.workloads.chat.loop.loop_state import (
+    LoopOrder,
+    LoopState,
+    Step,
+    folder_of,
+    read_weighed,
+    write_state,
+)
 from tests.support.chat.chat_stand import beside, chat_app, served_judge, upstream_at, upstream_of
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 from tests.support.language.text_stand import make_model

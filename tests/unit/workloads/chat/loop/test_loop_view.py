@@ -10,9 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.workloads.chat.commands.loop_commands import loop_commands
-from penstock.workloads.chat.loop.loop_state import LoopOrder, LoopState, Outcome, Step, pause, write_state
+from penstock.workloads.chat.loop.loop_state import (
+    LoopOrder,
+    LoopState,
+    Outcome,
+    Step,
+    pause,
+    weigh,
+    write_state,
+)
 from penstock.workloads.chat.loop.loop_view import look_at_loop
-from penstock.workloads.chat.loop.served_judge import weigh
 from penstock.workloads.chat.loop.step_process import facts_of
 from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand
 

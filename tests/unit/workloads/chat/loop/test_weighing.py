@@ -9,8 +9,17 @@ from typer.testing import CliRunner
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.commands.loop_commands import loop_commands
-from penstock.workloads.chat.loop.loop_state import LoopOrder, LoopState, folder_of, read_pause, write_state
-from penstock.workloads.chat.loop.served_judge import MOST_CHANGES, read_weighed, standing_weights, weigh
+from penstock.workloads.chat.loop.loop_state import (
+    MOST_CHANGES,
+    LoopOrder,
+    LoopState,
+    folder_of,
+    read_pause,
+    read_weighed,
+    standing_weights,
+    weigh,
+    write_state,
+)
 from tests.support.chat.loop_stand import loop_stand
 
 ORDER = LoopOrder(weights=("thumb=2", "safety=3"))
