@@ -74,7 +74,7 @@ DO_NOT_COMPUTE: Final = {
     "actor/serving/experience/run_follower.py": "follows a run and sends fragments",
     "penstock/launch": "starts processes, watches them and shows what they say",
     "learner/recorder.py": "sends figures",
-    "penstock/workloads/goals/executors/commands.py": "reads what a command writes",
+    "penstock/workloads/goals/live_host.py": "reads what a command writes",
 }
 """Rooms whose processes may load torch: why threads of theirs need no limit."""
 

@@ -5,7 +5,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-from penstock.workloads.goals.host import ACTIONS, HEALTHY, STATES, GoalReward, SimulatedHost, host_model
+from penstock.workloads.goals.host import (
+    ACTIONS,
+    HEALTHY,
+    STATES,
+    GoalReward,
+    Outcome,
+    SimulatedHost,
+    host_model,
+)
 from tests.support.serving.goals_optimum import optimum
 
 EPISODES = 400
@@ -32,7 +40,7 @@ def test_it_agrees_with_a_search_through_all_futures() -> None:
         chance, took_s = model.success[action, state], model.took_s[action, state]
         total = 0.0
         for success, weight in ((True, chance), (False, 1 - chance)):
-            earned = reward.of(acted=action > 0, success=success, took_s=took_s)
+            earned = reward.of(Outcome(success=success, took_s=took_s) if action else None)
             mended = model.mended[action, state] if success else state
             after = sum(one * best(to, left - 1) for to, one in enumerate(model.arrivals[mended]) if one > 0)
             total += weight * (earned + after)
@@ -71,9 +79,9 @@ def play(policy: np.ndarray) -> tuple[float, float]:
             action = int(policy[step, STATES.index(host.state)])
             if action == 0:
                 host.idle()
-                earned += reward.of(acted=False, success=False, took_s=0)
+                earned += reward.of(None)
             else:
                 outcome = host.carry_out(ACTIONS[action])
-                earned += reward.of(acted=True, success=outcome.success, took_s=outcome.took_s)
+                earned += reward.of(outcome)
         returns.append(earned)
     return float(np.mean(returns)), float(np.std(returns) / np.sqrt(EPISODES))

@@ -7,6 +7,7 @@ Neglect breeds no faults that would pay when they are mended: where a level is f
 """
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple
@@ -14,10 +15,79 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.workloads.goals.executors.executor import Outcome, Readings
+# ---- What an executor, simulated or of a live host, says of its host and of what it has carried out.
 
-# ---- The goals of the simulated host, in the order of the actions of `Goals-v0`; action 0 is to do
-# nothing.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """Shares from 0 to 1 of a host, day and week included; `processes`: hundreds of them."""
+
+    cpu: float
+    memory: float
+    disk: float
+    processes: float
+    day: float
+    weekday: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a goal. took_s: seconds. output, error: at most what the executor keeps."""
+
+    success: bool
+    took_s: float
+    output: str = ""
+    error: str = ""
+
+
+# ---- What a policy sees of a host: its readings, and the outcomes of earlier goals.
+
+NUMBERS: Final = 10
+_RECENT: Final = 10
+_LONG_STEPS: Final = 50
+
+
+class History:
+    """The outcomes of an episode's goals, as numbers."""
+
+    def __init__(self, goals: tuple[str, ...]) -> None:
+        self._goals = goals
+        self.clear()
+
+    @property
+    def width(self) -> int:
+        return NUMBERS + len(self._goals)
+
+    def clear(self) -> None:
+        self._recent: deque[Outcome] = deque(maxlen=_RECENT)
+        self._since, self._last = 0, ""
+
+    def idle(self) -> None:
+        self._since += 1
+
+    def note(self, goal: str, outcome: Outcome) -> None:
+        self._recent.append(outcome)
+        self._since, self._last = 0, goal
+
+    def observation(self, readings: Readings) -> NDArray[np.float32]:
+        """Return what is seen, float32 [width], each number from 0 to about 1."""
+        count = len(self._recent) or 1
+        numbers = [
+            readings.cpu,
+            readings.memory,
+            readings.disk,
+            readings.processes,
+            sum(one.success for one in self._recent) / count,
+            min(sum(one.took_s for one in self._recent) / count / 5, 1.0),
+            sum(bool(one.error) for one in self._recent) / count,
+            min(self._since / _LONG_STEPS, 1.0),
+            readings.day,
+            readings.weekday,
+        ]
+        return np.array([*numbers, *(float(goal == self._last) for goal in self._goals)], np.float32)
+
+
+# ---- The goals of the simulated host, in the order of the actions of `Goals-v0`; 0 is to do nothing.
 
 NOTHING: Final = "nothing"
 GOALS: Final = (
@@ -33,8 +103,6 @@ GOALS: Final = (
     "write_report",
 )
 ACTIONS: Final = (NOTHING, *GOALS)
-
-
 CACHES: Final = 3
 LOGS: Final = 4
 LOADS: Final = 3
@@ -141,8 +209,7 @@ class SimulatedHost:
         model = host_model()
         self._model = model
         self._arrivals = model.arrivals.cumsum(1)
-        self._random = np.random.default_rng(0)
-        self._state, self._steps = STATES.index(HEALTHY), 0
+        self.reset(0)
 
     @property
     def state(self) -> HostState:
@@ -177,9 +244,6 @@ class SimulatedHost:
         self.idle()
         return Outcome(success=success, took_s=took_s, error="" if success else "there was nothing to mend")
 
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
-
 
 # ---- What a goal is worth: −0.01 for each step, +1 for success, −0.5 for failure, +0.2 for a fast success.
 
@@ -194,17 +258,10 @@ class GoalReward:
     fast: float = 0.2
     fast_s: float = 0.5
 
-    def of(self, *, acted: bool, success: bool, took_s: float) -> float:
-        """Return the reward of one step. acted: a goal was tried."""
-        if not acted:
+    def of(self, outcome: Outcome | None) -> float:
+        """Return the reward of one step. outcome: of the goal that was tried; None: none was."""
+        if outcome is None:
             return self.step
-        if not success:
+        if not outcome.success:
             return self.step + self.failure
-        return self.step + self.success + (self.fast if took_s < self.fast_s else 0.0)
-
-    def table(self, success: NDArray[np.float64], took_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return expected rewards [A, S]. success: probabilities, took_s: seconds, both [A, S]."""
-        well = self.success + self.fast * (took_s < self.fast_s)
-        rewards = self.step + success * well + (1 - success) * self.failure
-        rewards[0] = self.step
-        return rewards
+        return self.step + self.success + (self.fast if outcome.took_s < self.fast_s else 0.0)

@@ -1,11 +1,237 @@
-"""Runs whose goals are commands of a live host: an injector carries them out, actors only by `actors_act`."""
+"""Goals that are commands of a live host, and runs of them: an injector acts, actors only by `actors_act`.
 
+Each goal is an argument list, started without a shell, in a session of its own. At its limit, and when it has
+ended, all that it has started in that session is killed. Output beyond the bounded beginning is read and
+dropped, so that a talkative command neither blocks nor fills anything.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Annotated, Final
 
-from penstock.config.configuration_error import ConfigurationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.config.settings import EnvironmentSection, Progress, Rehearsal, Settings
 from penstock.config.workload import load
+from penstock.workloads.goals.host import NOTHING, Outcome, Readings, SimulatedHost
+
+# ---- The file of goals that are commands, checked when it is read.
+
+_SHELLS: Final = frozenset([
+    "sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox", "env", "xargs", "sudo", "su",
+])  # fmt: skip
+"""Programs that start whatever their arguments say, so that a list of programs would allow anything."""
+
+_Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GoalCommand(_Strict):
+    """A goal. safe: it may be tried now and then below an injector's threshold."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    command: Annotated[tuple[_Text, ...], Field(min_length=1, max_length=64)]
+    safe: bool = False
+
+
+class CommandFile(_Strict):
+    """What may be done, where, how long, and how much is kept of what it prints."""
+
+    folder: Path
+    allow: Annotated[tuple[str, ...], Field(min_length=1)]
+    limit_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    output_bytes: Annotated[int, Field(ge=0, le=2**20)] = 4096
+    goal: Annotated[tuple[GoalCommand, ...], Field(min_length=1, max_length=64)]
+
+
+def read_commands(path: Path) -> CommandFile:
+    """Return a checked file; raises ConfigurationError that names the entry and what would do."""
+    try:
+        told = CommandFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(f"{path}: {field}={str(first['input'])[:80]!r}: {first['msg']}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    for program in told.allow:
+        _check_program(path, program)
+    names = [goal.name for goal in told.goal]
+    for goal in told.goal:
+        if names.count(goal.name) > 1 or goal.name == NOTHING:
+            raise ConfigurationError(f"{path}: goal.name={goal.name!r}: is taken; choose another")
+        if goal.command[0] not in told.allow:
+            raise ConfigurationError(
+                f"{path}: goal {goal.name!r}: {goal.command[0]!r} is not among allow={list(told.allow)}"
+            )
+    _check_folder(path, told.folder)
+    return told
+
+
+def _check_program(path: Path, program: str) -> None:
+    real = Path(program)
+    if not real.is_absolute() or not real.is_file() or not os.access(real, os.X_OK):
+        raise ConfigurationError(
+            f"{path}: allow={program!r}: must be the whole path of a program that is there and can be started"
+        )
+    if real.name in _SHELLS or real.resolve().name in _SHELLS:
+        raise ConfigurationError(
+            f"{path}: allow={program!r}: starts whatever its arguments say; allow the program itself"
+        )
+
+
+def _check_folder(path: Path, folder: Path) -> None:
+    if not folder.is_absolute() or not folder.is_dir() or folder.resolve() == Path("/"):
+        raise ConfigurationError(
+            f"{path}: folder={str(folder)!r}: must be the whole path of a folder that is there, not the root"
+        )
+
+
+# ---- Readings of this machine, by psutil, which the extra `launch` brings.
+
+
+def read_host(folder: Path) -> Readings:
+    """Return the load of this host and of the disk that holds `folder`."""
+    try:
+        import psutil  # noqa: PLC0415 - an extra brings it
+    except ImportError as error:
+        raise ConfigurationError(f"reading this host needs psutil: {how_to_install('launch')}") from error
+    now = time.localtime()
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return Readings(
+        cpu=min(load, 1.0),
+        memory=psutil.virtual_memory().percent / 100,
+        disk=psutil.disk_usage(str(folder)).percent / 100,
+        processes=len(psutil.pids()) / 100,
+        day=(now.tm_hour * 60 + now.tm_min) / 1440,
+        weekday=now.tm_wday / 7,
+    )
+
+
+_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+_LAST_WORDS_S: Final = 1.0
+"""How long output is waited for that a killed command still had in its pipe."""
+_CHUNK: Final = 65_536
+
+
+class NotAllowed(Exception):
+    """A program that is not on the list; nothing was started."""
+
+
+class Commands:
+    """Carries out the goals of a file, which was checked when it was read."""
+
+    def __init__(self, file: CommandFile, *, acts: bool) -> None:
+        """acts: false for one that has goals and readings and refuses to begin an episode or a goal."""
+        self._file, self._acts = file, acts
+        self._commands: Mapping[str, Sequence[str]] = {one.name: one.command for one in file.goal}
+        self.goals = tuple(self._commands)
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode: the host is what it is; raises ConfigurationError where it may not act."""
+        self._check_acts()
+
+    def read(self) -> Readings:
+        return read_host(self._file.folder)
+
+    def idle(self) -> None:
+        """Do nothing: no command is started."""
+
+    def carry_out(self, goal: str) -> Outcome:
+        """Start the goal's command and wait for its end, at most `limit_s`."""
+        self._check_acts()
+        begun = time.monotonic()
+        try:
+            process = self._start(self._commands[goal])
+        except OSError as error:
+            return Outcome(success=False, took_s=time.monotonic() - begun, error=f"not started: {error}")
+        output = _Output(process, self._file.output_bytes)
+        try:
+            in_time = _ends_within(process, self._file.limit_s)
+        finally:
+            _kill_session(process)
+        took_s = time.monotonic() - begun
+        text = output.text()
+        if not in_time:
+            return Outcome(success=False, took_s=took_s, output=text, error=f"above {self._file.limit_s:g} s")
+        code = process.returncode
+        return Outcome(success=code == 0, took_s=took_s, output=text, error=f"exit {code}" if code else "")
+
+    def _check_acts(self) -> None:
+        if not self._acts:
+            raise ConfigurationError(
+                "environment.kwargs.executor='commands': only `penstock inject` carries out goals of a live "
+                "host; start the run with --actors 0 --serve ADDRESS, or let its actors carry them out, too, "
+                "with --set environment.kwargs.actors_act=true"
+            )
+
+    def _start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+        if command[0] not in self._file.allow:
+            raise NotAllowed(f"{command[0]!r} is not among {list(self._file.allow)}")
+        return subprocess.Popen(
+            list(command),
+            executable=command[0],
+            shell=False,
+            cwd=self._file.folder,
+            env={"PATH": _PATH, "HOME": str(self._file.folder), "LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+Executor = SimulatedHost | Commands
+"""Carries goals out, one at a time."""
+
+
+def _ends_within(process: "subprocess.Popen[bytes]", limit_s: float) -> bool:
+    """Wait for a command's end without collecting it, so that its number cannot be another's meanwhile."""
+    handle = os.pidfd_open(process.pid)
+    try:
+        return bool(select.select([handle], [], [], limit_s)[0])
+    finally:
+        os.close(handle)
+
+
+def _kill_session(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+class _Output:
+    """The beginning of what a process prints, read by a thread until the pipe is closed."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", most_bytes: int) -> None:
+        assert process.stdout is not None
+        self._kept, self._most = bytearray(), most_bytes
+        self._thread = threading.Thread(target=self._read, args=(process.stdout,), daemon=True)
+        self._thread.start()
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            while chunk := os.read(pipe.fileno(), _CHUNK):
+                self._kept += chunk[: self._most - len(self._kept)]
+
+    def text(self) -> str:
+        self._thread.join(_LAST_WORDS_S)
+        return bytes(self._kept).decode(errors="replace")
+
+
+# ---- Runs of a live host.
 
 SOLVED: Final = 24.5
 """Mean return that counts as solved on the simulated host: 0.95 of its optimum."""

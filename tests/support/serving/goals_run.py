@@ -14,7 +14,7 @@ from penstock.policy.policy import Policy, build
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete
 from penstock.protocol.specification import Probe, RunSpecification
-from penstock.workloads.goals.executors.executor import NUMBERS
+from penstock.workloads.goals.host import NUMBERS
 from tests.support.run.serving_run import RUN, ServedRun
 
 GOALS: Final = ("leave_a_file", "leave_another")

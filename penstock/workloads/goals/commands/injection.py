@@ -14,21 +14,19 @@ from penstock.config.credentials import credentials
 from penstock.config.settings import Settings
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.workloads.goals.executors.commands import Commands, read_commands
-from penstock.workloads.goals.executors.executor import Executor, History
-from penstock.workloads.goals.host import SimulatedHost
-from penstock.workloads.goals.injector.asked_policy import AskedPolicy
-from penstock.workloads.goals.injector.injection_journal import InjectionJournal, veto
-from penstock.workloads.goals.injector.injection_records import InjectionRules, QuietHours
-from penstock.workloads.goals.injector.injector import (
+from penstock.workloads.goals.host import History, SimulatedHost
+from penstock.workloads.goals.injector.injection_journal import (
     AutoSwitch,
-    Drifted,
-    Gate,
-    Injector,
+    InjectionJournal,
+    InjectionRules,
+    QuietHours,
     last_switch,
     switch,
+    veto,
 )
+from penstock.workloads.goals.injector.injector import AskedPolicy, Drifted, Gate, Injector
 from penstock.workloads.goals.injector.injector_view import as_text, explain
+from penstock.workloads.goals.live_host import Commands, Executor, read_commands
 
 OPERATOR: Final = "operator"
 """Who uses the command line, in the files of a folder."""

@@ -1,4 +1,4 @@
-"""The folder of an injector: both files, its lock, and what they say of goals that were proposed before.
+"""The folder of an injector: its files, its lock, and what they say of goals that were proposed before.
 
 Order of the lines of one goal, each on the disk before anything else happens:
 
@@ -12,18 +12,103 @@ reported again, under the same request id, so that it counts once.
 import fcntl
 import json
 import os
+import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.runtime.output_file import sync_folder
-from penstock.workloads.goals.injector.injection_records import Feedback, Injection, Veto, read_record
+
+# ---- The lines of the files: goals, their outcomes, vetoes, switches.
+
+SOURCE: Final = "penstock"
+_Real = Annotated[float, Field(allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Id = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Injection(_Line):
+    """A goal that was proposed. timestamp: Unix time in seconds.
+
+    injected: it is carried out, or was. processed: its outcome is known, and what learns has been told.
+    confidence: π(a), how certain the policy is of its choice. priority: how likely the goal succeeds.
+    expected_reward: the critic's value. metadata: episode, step, and what held the goal back ("held").
+    """
+
+    goal_id: _Id
+    goal: _Id
+    source: str = SOURCE
+    timestamp: _Real
+    reasoning: str
+    priority: _Share
+    confidence: _Share
+    expected_reward: _Real | None
+    metadata: dict[str, Any]
+    version: int
+    injected: bool
+    processed: bool
+
+
+class Feedback(_Line):
+    """What became of a goal. success: None where it was interrupted, so that it is unknown."""
+
+    goal_id: _Id
+    goal: _Id
+    success: bool | None
+    execution_time_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    output: str
+    error: str
+    reward: _Real | None
+    timestamp: _Real
+
+
+class Veto(_Line):
+    """A goal that the operator forbids. by: who it was, as the gateway's audit names them."""
+
+    goal_id: _Id
+    timestamp: _Real
+    by: str = ""
+
+
+class Switch(_Line):
+    """Carrying out is switched on or off. by: as that of a veto."""
+
+    on: bool
+    timestamp: _Real
+    by: str = ""
+
+
+def goal_id(episode: str, step: int) -> str:
+    """Return the name of the goal of a step: the same whenever the same step is asked for."""
+    return sha256(f"{episode}/{step}".encode()).hexdigest()[:32]
+
+
+INJECTIONS: Final = "goal_injections.jsonl"
+FEEDBACK: Final = "rl_feedback.jsonl"
+VETOES: Final = "goal_vetoes.jsonl"
+SWITCHES: Final = "auto_switches.jsonl"
+STOPPED: Final = "stopped.json"
+_FILES: Final[dict[type, str]] = {
+    Injection: INJECTIONS,
+    Feedback: FEEDBACK,
+    Veto: VETOES,
+    Switch: SWITCHES,
+}
+Record = TypeVar("Record", Injection, Feedback, Veto, Switch)
+GoalLine = TypeVar("GoalLine", Injection, Feedback, Veto)
 
 # ---- Files of JSON lines that survive a kill at any moment: what was added is there, whole, or not at all.
 
@@ -80,6 +165,10 @@ def add_alone(path: Path, line: dict[str, Any]) -> None:
             lines.close()
 
 
+_Numbered = tuple[int | None, dict[str, Any]]
+"""Number of a line, from 1, where it is known, and its content."""
+
+
 class FollowedLines:
     """Reads a file that others add lines to: each whole line once."""
 
@@ -87,8 +176,8 @@ class FollowedLines:
         self._path = path
         self._offset = self._number = 0
 
-    def new(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield number and content of each whole line not yet yielded; none without a file."""
+    def new(self) -> Iterator[_Numbered]:
+        """Yield each whole line not yet yielded; none without a file."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -102,7 +191,7 @@ class FollowedLines:
             return
 
 
-def read_newest_lines(path: Path, most_bytes: int) -> Iterator[tuple[None, dict[str, Any]]]:
+def read_newest_lines(path: Path, most_bytes: int) -> Iterator[_Numbered]:
     """Yield the whole lines in the last `most_bytes`, oldest first; none without a file."""
     try:
         with path.open("rb") as file:
@@ -117,8 +206,8 @@ def read_newest_lines(path: Path, most_bytes: int) -> Iterator[tuple[None, dict[
         return
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number, from 1, and content of every whole line; none without a file."""
+def read_lines(path: Path) -> Iterator[_Numbered]:
+    """Yield every whole line; none without a file."""
     return FollowedLines(path).new()
 
 
@@ -134,11 +223,23 @@ def _parsed(path: Path, number: int | None, line: bytes) -> dict[str, Any]:
     return found
 
 
-INJECTIONS: Final = "goal_injections.jsonl"
-FEEDBACK: Final = "rl_feedback.jsonl"
-VETOES: Final = "goal_vetoes.jsonl"
-STOPPED: Final = "stopped.json"
-_FILES: Final[dict[type, str]] = {Injection: INJECTIONS, Feedback: FEEDBACK, Veto: VETOES}
+def _records(kind: type[Record], lines: Iterable[_Numbered]) -> Iterator[Record]:
+    """Yield lines as records; raises ConfigurationError that names file, line and field."""
+    for number, line in lines:
+        try:
+            yield kind.model_validate(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            where = _FILES[kind] if number is None else f"{_FILES[kind]}: line {number}"
+            raise ConfigurationError(
+                f"{where}: {field}={str(first['input'])[:80]!r}: {first['msg'].lower()}; "
+                "move the file away, or repair the line"
+            ) from error
+
+
+# ---- What was proposed, injected and learned in a folder.
+
 _LOCK: Final = "injector.lock"
 RECENT: Final = 250
 """Outcomes that fits and drift look at."""
@@ -193,7 +294,8 @@ class InjectionJournal:
             try:
                 yield journal
             finally:
-                journal.close()
+                journal._injections.close()
+                journal._feedback.close()
 
     def add(self, injection: Injection) -> None:
         self._injections.add(injection.model_dump())
@@ -227,8 +329,7 @@ class InjectionJournal:
         return self._days[_day(at)]
 
     def is_vetoed(self, goal_id: str) -> bool:
-        for number, line in self._vetoes.new():
-            self._vetoed.add(read_record(Veto, VETOES, number, line).goal_id)
+        self._vetoed.update(one.goal_id for one in _records(Veto, self._vetoes.new()))
         return goal_id in self._vetoed
 
     def stop(self, why: str, at: float) -> None:
@@ -247,25 +348,15 @@ class InjectionJournal:
         add_alone(self.folder / STOPPED, {**stopped, "resumed": True, "timestamp": now})
         return now
 
-    def close(self) -> None:
-        self._injections.close()
-        self._feedback.close()
 
-
-Line = TypeVar("Line", Injection, Feedback, Veto)
-
-
-def newest(kind: type[Line], folder: Path, most_bytes: int | None = None) -> dict[str, Line]:
+def newest(kind: type[GoalLine], folder: Path, most_bytes: int | None = None) -> dict[str, GoalLine]:
     """Return the newest line of every goal, in the order in which goals were first named.
 
     most_bytes: how much of the end of the file is read; None: all.
     """
     path = folder / _FILES[kind]
-    found: dict[str, Line] = {}
-    for number, line in read_lines(path) if most_bytes is None else read_newest_lines(path, most_bytes):
-        record = read_record(kind, path.name, number, line)
-        found[record.goal_id] = record
-    return found
+    lines = read_lines(path) if most_bytes is None else read_newest_lines(path, most_bytes)
+    return {record.goal_id: record for record in _records(kind, lines)}
 
 
 def stopped_by(folder: Path) -> dict[str, Any] | None:
@@ -312,3 +403,135 @@ def veto(folder: Path, goal_id: str, by: str = "") -> None:
 
 def _day(at: float) -> tuple[int, ...]:
     return tuple(time.localtime(at)[:3])
+
+
+# ---- The switch of a folder: whether goals are carried out, changed while the injector goes on.
+
+
+class AutoSwitch:
+    """Reads the switch of one folder. default: what counts before it was ever used."""
+
+    def __init__(self, folder: Path, *, default: bool) -> None:
+        self._lines, self._on = FollowedLines(folder / SWITCHES), default
+
+    def is_on(self) -> bool:
+        for one in _records(Switch, self._lines.new()):
+            self._on = one.on
+        return self._on
+
+
+def switch(folder: Path, *, on: bool, by: str = "") -> None:
+    """Switch the injector of a folder; raises ConfigurationError where there is no such folder."""
+    if not folder.is_dir():
+        raise ConfigurationError(
+            f"--folder {folder}: is no folder; name the one that `penstock inject` works in"
+        )
+    add_alone(folder / SWITCHES, Switch(on=on, by=by, timestamp=time.time()).model_dump())
+
+
+def last_switch(folder: Path) -> Switch | None:
+    found = list(_records(Switch, read_lines(folder / SWITCHES)))
+    return found[-1] if found else None
+
+
+# ---- What an injector says of itself while it lives, for those who look at its folder: `pulse.json`.
+
+PULSE: Final = "pulse.json"
+_LEAST_S: Final = 1.0
+_MOST_BYTES: Final = 65_536
+
+
+class Beat(_Line):
+    """The state at one interval. trouble: why nothing was proposed, "" where that went well."""
+
+    at: float
+    auto: bool
+    trouble: str
+    version: int
+    threshold: float
+    explore: float
+    interval_s: float
+    daily_limit: int
+    veto_s: float
+    quiet: list[str]
+    ended: bool = False
+
+
+class Pulse:
+    """Writes the beats of one injector."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / PULSE
+        self._next_s = 0.0
+
+    def beat(self, beat: Beat) -> None:
+        """Write a beat, unless one of the same second was; the last one is always written. Raises OSError."""
+        if time.monotonic() < self._next_s and not beat.ended:
+            return
+        self._next_s = time.monotonic() + _LEAST_S
+        made = self._file.with_suffix(".tmp")
+        made.write_text(beat.model_dump_json())
+        made.replace(self._file)
+
+
+def last_beat(folder: Path) -> Beat | None:
+    """Return the newest beat of a folder; None where there is none that can be read."""
+    try:
+        with (folder / PULSE).open("rb") as file:
+            return Beat.model_validate(json.loads(file.read(_MOST_BYTES)))
+    except (OSError, ValueError):
+        return None
+
+
+# ---- When a goal may be carried out: by the hour, by the day, by the operator's leave.
+
+_HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+_MINUTES: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class QuietHours:
+    """Minutes of the local day, from `begin` to before `end`, also over midnight: nothing is injected."""
+
+    text: str
+    begin: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> "QuietHours":
+        """Return the hours of HH:MM-HH:MM; raises ValueError that says how they are written."""
+        found = _HOURS.fullmatch(text)
+        if found is None:
+            raise ValueError(f"quiet hours {text!r}: write HH:MM-HH:MM, such as 22:00-06:30")
+        first, second, third, fourth = map(int, found.groups())
+        begin, end = first * _MINUTES + second, third * _MINUTES + fourth
+        if begin == end:
+            raise ValueError(f"quiet hours {text!r}: begin and end are the same; leave them out for none")
+        return cls(text, begin, end)
+
+    def hold(self, at: float) -> bool:
+        local = time.localtime(at)
+        minute = local.tm_hour * _MINUTES + local.tm_min
+        if self.begin < self.end:
+            return self.begin <= minute < self.end
+        return minute >= self.begin or minute < self.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectionRules:
+    """What holds whatever the policy draws. interval_s: between two goals, at least."""
+
+    interval_s: float = 30.0
+    daily_limit: int = 1000
+    quiet: tuple[QuietHours, ...] = ()
+    veto_s: float = 0.0
+
+    def forbids(self, at: float, injected_today: int, *, auto: bool) -> str:
+        """Return why nothing may be carried out at a Unix time; "" where it may."""
+        if not auto:
+            return "auto is off"
+        if any(hours.hold(at) for hours in self.quiet):
+            return "quiet hours"
+        if injected_today >= self.daily_limit:
+            return "daily limit"
+        return ""

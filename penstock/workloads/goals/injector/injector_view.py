@@ -9,9 +9,17 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.injector.injection_journal import newest, stopped_by, told_of
-from penstock.workloads.goals.injector.injection_records import Beat, Feedback, Injection, Veto, last_beat
-from penstock.workloads.goals.injector.injector import last_switch
+from penstock.workloads.goals.injector.injection_journal import (
+    Beat,
+    Feedback,
+    Injection,
+    Veto,
+    last_beat,
+    last_switch,
+    newest,
+    stopped_by,
+    told_of,
+)
 from penstock.workloads.goals.injector.success_probability import LAST, reliability
 
 # ---- Why nothing was injected, or what became of what was: from an injector's folder alone.

@@ -9,9 +9,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.executors.commands import Commands, read_commands
-from penstock.workloads.goals.executors.executor import Executor, History
-from penstock.workloads.goals.host import GoalReward, SimulatedHost
+from penstock.workloads.goals.host import GoalReward, History, SimulatedHost
+from penstock.workloads.goals.live_host import Commands, Executor, read_commands
 
 _EXECUTORS: Final = ("simulated", "commands")
 
@@ -19,7 +18,7 @@ _EXECUTORS: Final = ("simulated", "commands")
 class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     """A step is a goal, or action 0: nothing. Episodes are cut after 50 steps.
 
-    Observation: as `penstock.workloads.goals.executors.executor` says. Rewards: those of `GoalReward`.
+    Observation: as `History` of `penstock.workloads.goals.host` says. Rewards: those of `GoalReward`.
 
     Args:
         executor: `simulated`, or `commands`, which starts programs of this machine.
@@ -63,15 +62,11 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
         if not action:
             self.executor.idle()
             self._history.idle()
-            return self._observe(), self._reward.of(acted=False, success=False, took_s=0), False, False, {}
+            return self._observe(), self._reward.of(None), False, False, {}
         goal = self.executor.goals[int(action) - 1]
         outcome = self.executor.carry_out(goal)
         self._history.note(goal, outcome)
-        reward = self._reward.of(acted=True, success=outcome.success, took_s=outcome.took_s)
-        return self._observe(), reward, False, False, {"goal": goal, "outcome": outcome}
-
-    def close(self) -> None:
-        self.executor.close()
+        return self._observe(), self._reward.of(outcome), False, False, {"goal": goal, "outcome": outcome}
 
     def _observe(self) -> NDArray[np.float32]:
         return self._history.observation(self.executor.read())

@@ -6,9 +6,18 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.workloads.goals.injector.injection_journal import FEEDBACK, INJECTIONS, STOPPED, TooLate, veto
-from penstock.workloads.goals.injector.injection_records import PULSE, Beat, Pulse, last_beat
-from penstock.workloads.goals.injector.injector import switch
+from penstock.workloads.goals.injector.injection_journal import (
+    FEEDBACK,
+    INJECTIONS,
+    PULSE,
+    STOPPED,
+    Beat,
+    Pulse,
+    TooLate,
+    last_beat,
+    switch,
+    veto,
+)
 from penstock.workloads.goals.injector.injector_view import view_of
 
 NOW: Final = 1_790_000_000.0

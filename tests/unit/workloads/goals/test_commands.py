@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.executors.commands import (
+from penstock.workloads.goals.live_host import (
     CommandFile,
     Commands,
     GoalCommand,

@@ -1,1 +1,0 @@
-"""What carries a goal out: the simulated host, or commands of this machine."""
