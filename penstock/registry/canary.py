@@ -431,3 +431,17 @@ def _level(fields: dict[str, Any]) -> Level:
     evidence = {name: _evidence(fields[name]) for name in names}
     recent = {name: tuple(map(float, fields[name])) for name in {"recent", "recent_rated"} & fields.keys()}
     return Level(**fields | evidence | recent)
+
+
+# ---- How far a share may be from the true one.
+
+_Z: Final = 1.959964
+"""Of an interval that holds the true share in 95 of 100 cases."""
+
+
+def wilson_interval(count: int, of: int) -> tuple[float, float]:
+    """Return the least and the greatest that the true share may be, of so many of so many (Wilson 1927)."""
+    share, spread = count / of, _Z**2 / of
+    middle = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+    return max(0.0, middle - half), min(1.0, middle + half)

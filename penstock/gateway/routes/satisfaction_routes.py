@@ -5,7 +5,6 @@ version is judged by the thumbs-up among all conversations that it had, with the
 it, and not at all below LEAST conversations.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,14 +21,13 @@ from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.feedback_routes import Stored
 from penstock.gateway.routes.feedback_rows import AgentId
 from penstock.gateway.store.tables import ConversationRow, ProjectUsageRow
+from penstock.registry.canary import wilson_interval
 from penstock.registry.ratings import Tally
 
 LEAST: Final = 30
 """Fewest conversations of a version by which it is judged."""
 THUMB: Final = 0.5
 """A score above it is a thumb up."""
-_Z: Final = 1.959964
-"""Of an interval that holds the true share in 95 of 100 cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,7 @@ def satisfaction(told: Mapping[int, int], tallies: Sequence[Tally]) -> list[Sati
 
 def share_of(count: int, of: int) -> tuple[float, float, float] | tuple[None, None, None]:
     """Return a share and its interval of 95 % (Wilson); None each below LEAST, where one cannot tell."""
-    return (None, None, None) if of < LEAST else _interval(count, of)
+    return (None, None, None) if of < LEAST else (count / of, *wilson_interval(count, of))
 
 
 def note(session: Session, project: str, agent: str, version: int, conversations: Sequence[str]) -> int:
@@ -106,14 +104,6 @@ def _judged(version: int, told: int, tally: Tally) -> Satisfaction:
         low=low,
         high=high,
     )
-
-
-def _interval(count: int, of: int) -> tuple[float, float, float]:
-    """Return the share, and the least and the greatest that it may be (Wilson 1927)."""
-    share, spread = count / of, _Z**2 / of
-    middle = (share + spread / 2) / (1 + spread)
-    half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
-    return share, max(0.0, middle - half), min(1.0, middle + half)
 
 
 router = APIRouter(route_class=GuardedRoute, tags=["feedback"])

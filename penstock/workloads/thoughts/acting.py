@@ -24,7 +24,7 @@ from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run
 from penstock.workloads.plugin.fragments import HeaderFields
 from penstock.workloads.thoughts.environment import Ids, Layout, Thoughts, task_of, thoughts_section
-from penstock.workloads.thoughts.model import ThinkingModel
+from penstock.workloads.thoughts.model import Sampled, ThinkingModel
 from penstock.workloads.thoughts.tasks import Example, Task, draw_mixed, draw_tests
 
 
@@ -53,9 +53,6 @@ def equip_thoughts(of: Run) -> ThoughtEquipment:
         local=local,
         model=ThinkingModel(network, layout),
     )
-
-
-Sampled = tuple[Ids, tuple[float, ...]]
 
 
 def make_generator(specification: RunSpecification, settings: Settings, health: Health) -> "ThoughtGenerator":
@@ -161,15 +158,16 @@ class ThoughtRunner(acting.Runner):
         del most
         model, part = self._equipment.model, self._examples[first : first + _BATCH]
         questions = model.questions(part)
-        thoughts = model.think(
+        sampled = model.sample(
             questions,
             self._equipment.section.thought_tokens,
             deterministic=how.deterministic,
             is_over=how.stop.is_set,
             on_token=how.on_step,
         )
-        if thoughts is None or how.stop.is_set():
+        if sampled is None or how.stop.is_set():
             return None
+        thoughts = [thought for thought, _ in sampled]
         answered = model.answered(questions, thoughts, model.answers(part))
         return [
             Played(episode_return=float(right), length=len(thought), terminated=True)

@@ -130,7 +130,7 @@ def thoughts_section(section: EnvironmentSection) -> Thoughts:
 # ---- The environment of thoughts, as the core asks for it: tokens are observed and tokens are chosen.
 
 _ASKED: Final = 64
-"""Questions of each level by which the longest row is found."""
+"""Questions of each level by which lengths of rows and answers are found."""
 
 
 def task_of(section: EnvironmentSection) -> tuple[Task, Layout]:
@@ -162,19 +162,20 @@ def make(section: EnvironmentSection, count: int, seed: int) -> Any:
 
 def longest_legal_thought(section: EnvironmentSection) -> int:
     """Return the most steps of a legal thought, as `longest_row`."""
-    return max(len(one.steps) for one in _asked(task_of(section)[0]))
+    return max(len(one.steps) for one in asked(task_of(section)[0]))
 
 
 def longest_row(section: EnvironmentSection) -> int:
     """Return the most tokens of a row with a thought, of some questions of every level of the task."""
     task, layout = task_of(section)
-    examples = _asked(task)
+    examples = asked(task)
     most = max(len(layout.question(one.question)) + len(one.answer) for one in examples)
     # The mark that begins a thought, and those that close one and stand before the answer.
     return most + thoughts_section(section).thought_tokens + 3
 
 
-def _asked(task: Task) -> list[Example]:
+def asked(task: Task) -> list[Example]:
+    """Return some questions of every level, always the same."""
     import numpy as np  # noqa: PLC0415 - the launcher asks for the target alone
 
     random = np.random.default_rng(0)

@@ -102,6 +102,10 @@ class Answered:
     is_right: NDArray[np.bool_]
 
 
+Sampled = tuple[Ids, tuple[float, ...]]
+"""A thought, and the log-probabilities of its tokens that were sampled."""
+
+
 def outputs(network: Any, rows: Sequence[Ids], place: Tensor, pad_id: int) -> Outputs:
     """Return the outputs at places, int64 [n], of the rows padded to the longest, row by row."""
     tokens, present = pad(rows, pad_id)
@@ -139,22 +143,6 @@ class ThinkingModel:
     def answers(self, examples: Sequence[Example]) -> list[Ids]:
         return [self.layout.ids(one.answer) for one in examples]
 
-    def think(
-        self,
-        questions: Sequence[Ids],
-        most: int,
-        *,
-        begun: Sequence[Ids] | None = None,
-        deterministic: bool = False,
-        is_over: Callable[[], bool] = lambda: False,
-        on_token: Callable[[], None] = lambda: None,
-    ) -> list[Ids] | None:
-        """Return a thought on each question, of `most` tokens beyond `begun`; None: `is_over` came first."""
-        found = self.sample(
-            questions, most, begun=begun, deterministic=deterministic, is_over=is_over, on_token=on_token
-        )
-        return None if found is None else [thought for thought, _ in found]
-
     def sample(
         self,
         questions: Sequence[Ids],
@@ -164,8 +152,11 @@ class ThinkingModel:
         deterministic: bool = False,
         is_over: Callable[[], bool] = lambda: False,
         on_token: Callable[[], None] = lambda: None,
-    ) -> list[tuple[Ids, tuple[float, ...]]] | None:
-        """Return thoughts as `think`, each with the log-probabilities of the tokens that were sampled."""
+    ) -> list[Sampled] | None:
+        """Return a thought on each question, with the log-probabilities of its sampled tokens.
+
+        most: tokens beyond `begun`, with which thoughts begin. None: `is_over` came first.
+        """
         before = [()] * len(questions) if begun is None else begun
         prompts = [self.layout.begun(one, start) for one, start in zip(questions, before, strict=True)]
         generated = self._generation.generate(

@@ -2,8 +2,6 @@
 
 from typing import Any, Final
 
-import numpy as np
-
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.protocol.specification import RunSpecification
 from penstock.workloads.language import tiny_models
@@ -12,9 +10,9 @@ from penstock.workloads.language.serving.text_answerer import open_guard
 from penstock.workloads.language.serving.text_server import TextServer
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.serving import RunFollower, Source
-from penstock.workloads.thoughts.environment import Layout, task_of, thoughts_section
+from penstock.workloads.thoughts.environment import Layout, asked, task_of, thoughts_section
 from penstock.workloads.thoughts.model import MIXING, mixing_width
-from penstock.workloads.thoughts.tasks import Task, ask
+from penstock.workloads.thoughts.tasks import Task
 
 _TEMPLATE: Final = (
     "{% if tools %}{{ raise_exception('a model of thoughts calls no tools') }}{% endif %}"
@@ -22,8 +20,6 @@ _TEMPLATE: Final = (
     "{{ raise_exception('a model of thoughts knows the roles user and assistant') }}{% endif %}{% endfor %}"
     "{{ bos_token }} {{ messages[-1].content }}"
 )
-_ASKED: Final = 64
-"""Questions of each level by which the length of answers is found."""
 
 
 def make_server(
@@ -75,8 +71,7 @@ def thinking_form(layout: Layout, thought_tokens: int, answer_tokens: int) -> Th
 
 def length_of_answers(name: str, task: Task) -> int:
     """Return the tokens of every answer of a task; nothing in a row says where an answer ends."""
-    random = np.random.default_rng(0)
-    lengths = {len(ask(task, random, level).answer) for level in task.levels for _ in range(_ASKED)}
+    lengths = {len(one.answer) for one in asked(task)}
     if len(lengths) > 1:
         raise ConfigurationError(
             f"environment.kwargs.task={name!r}: its answers have {min(lengths)} to {max(lengths)} words, and "

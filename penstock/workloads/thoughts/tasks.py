@@ -65,33 +65,27 @@ class Task(Protocol):
     @property
     def words(self) -> tuple[str, ...]:
         """Return all words, each once, none of them with a blank or in angle brackets."""
-        ...
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """Return the words that a thought is made of."""
-        ...
 
     @property
     def levels(self) -> tuple[int, ...]:
         """Return the levels, the easiest first."""
-        ...
 
     @property
     def most_gain(self) -> float | None:
         """Return the nats that an honest thought gains at most."""
-        ...
 
     def example(self, random: np.random.Generator, level: int) -> Example:
         """Return a question of a level."""
-        ...
 
     def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
         """Return what legally follows a thought so far on a question; None where nothing does.
 
         thought: any symbols, as many as a model may write.
         """
-        ...
 
 
 def ask(task: Task, random: np.random.Generator, level: int) -> Example:

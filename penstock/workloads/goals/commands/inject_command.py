@@ -77,13 +77,33 @@ def inject(
         finish(at_once)
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.workloads.goals.commands.injection import main
+        import numpy as np
 
-        return main(
-            lifecycle, settings, folder=folder, server=server, policy=policy, goals=goals,
-            simulated=simulated, auto=auto, threshold=threshold, explore=explore, interval_s=interval,
-            quiet=quiet or (), daily_limit=daily_limit, veto_s=veto_s, steps=steps, client_key=client_key,
-            seed=seed, resume=resume, as_json=as_json,
-        )  # fmt: skip
+        from penstock.workloads.goals.commands import injection
+        from penstock.workloads.goals.injector.injection_journal import (
+            AutoSwitch,
+            InjectionJournal,
+            InjectionRules,
+        )
+        from penstock.workloads.goals.injector.injector import AskedPolicy, Gate, Injector
+
+        executor, safe = injection.executor_of(goals, simulated)
+        gate = Gate(threshold=threshold, explore=explore, safe=safe)
+        hours = injection.quiet_hours(quiet or ())
+        rules = InjectionRules(interval_s=interval, daily_limit=daily_limit, quiet=hours, veto_s=veto_s)
+        with (
+            injection.client_of(settings, server, policy) as client,
+            InjectionJournal.held(folder) as journal,
+            lifecycle.calling_on_drain(client.close),
+        ):
+            injection.tell_switch(folder, auto=auto)
+            since = journal.start_again(allowed=resume)
+            injector = Injector(
+                policy=AskedPolicy(client, client_key, executor.goals), executor=executor, journal=journal,
+                switch=AutoSwitch(folder, default=auto), gate=gate, rules=rules,
+                random=np.random.default_rng(seed), pause=lifecycle.draining.wait,
+                draining=lifecycle.draining.is_set, drift_since=since,
+            )  # fmt: skip
+            return injection.work(injector, steps, as_json=as_json)
 
     in_foreground("injector", body, config, assignments, None, insecure=insecure)

@@ -13,11 +13,15 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.service_settings import local_settings
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.workloads.goals.off_policy import TooLittle, judge
-from penstock.workloads.goals.traces.answers import Encoding
-from penstock.workloads.goals.traces.judged_policy import read_policy
-from penstock.workloads.goals.traces.log_evaluation import Late, Question, ask, read_late
-from penstock.workloads.goals.traces.trace_index import Log, TraceIndex, held_log
-from penstock.workloads.goals.traces.trace_line import RewardWeights
+from penstock.workloads.goals.traces.log_evaluation import (
+    Late,
+    Question,
+    ask,
+    ask_recording,
+    read_late,
+    read_policy,
+)
+from penstock.workloads.goals.traces.trace_index import Encoding, Log, RewardWeights, TraceIndex, held_log
 
 _MOST_SHOWN: Final = 50
 _ESTIMATES: Final = ("ips", "self_normalised", "doubly_robust", "mean_ratio")
@@ -26,12 +30,12 @@ _ESTIMATES: Final = ("ips", "self_normalised", "doubly_robust", "mean_ratio")
 def check(file: Path, *, as_json: bool) -> int:
     """Print counts and faults of a log; returns 1 where there are faults, or no whole episode."""
     with TraceIndex.of(file) as index:
-        account = account_of(index)
+        account = _account_of(index)
     sys.stdout.write((json.dumps(account) if as_json else _account_text(account)) + "\n")
     return EXIT_OK if index.episodes and not index.faults else EXIT_FAILED
 
 
-def account_of(index: TraceIndex) -> dict[str, Any]:
+def _account_of(index: TraceIndex) -> dict[str, Any]:
     return {
         "lines": index.lines,
         "episodes": index.episodes,
@@ -42,7 +46,7 @@ def account_of(index: TraceIndex) -> dict[str, Any]:
         "success": index.well.total(),
         "numbers": _ranges(index),
         "actions": {name: {"done": index.done[name], "success": index.well[name]} for name in index.actions},
-        "faults": [{"line": fault.line, "why": fault.why} for fault in index.faults],
+        "faults": [asdict(fault) for fault in index.faults],
     }
 
 
@@ -97,8 +101,6 @@ def evaluate(
     if file.is_dir():
         if late or reward:
             raise ConfigurationError(f"{file}: a recording has its rewards; leave --late and --reward out")
-        from penstock.workloads.goals.traces.trace_recording import ask_recording
-
         asked = {
             name: ask_recording(file, Path(name), local[name], discount=discount, deterministic=deterministic)
             for name in policies

@@ -1,26 +1,44 @@
-"""`penstock traces import FILE --out DIR`: a log as a recording, for `penstock train --from`."""
+"""`penstock traces import FILE --out DIR`: a log as a recording, for `penstock train --from`.
+
+It is written decision by decision, without holding the log.
+"""
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import tomli_w
 import torch
+from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.service_settings import over_defaults
 from penstock.config.workload import find
+from penstock.protocol.messages import Publication
 from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.goals.commands.trace_evaluation import reward_weights
-from penstock.workloads.goals.traces.answers import Encoding
-from penstock.workloads.goals.traces.trace_index import MOST_HELD, TraceIndex, write_sample
-from penstock.workloads.goals.traces.trace_line import RewardWeights
-from penstock.workloads.goals.traces.trace_recording import record_log
+from penstock.workloads.goals.traces.trace_index import (
+    MOST_HELD,
+    Encoding,
+    RewardWeights,
+    Trace,
+    TraceIndex,
+    write_sample,
+)
 from penstock.workloads.plugin.learning import make_step_model
-from penstock.workloads.plugin.recordings import RecordingWriter, single_rank
+from penstock.workloads.plugin.recordings import (
+    Ended,
+    FragmentBuilder,
+    HeaderFields,
+    RecordingWriter,
+    Stepped,
+    single_rank,
+)
 
 _RUN_FILE: Final = "run.toml"
 _WEIGHTED_FILE: Final = "by_propensity.toml"
@@ -115,3 +133,148 @@ def by_propensity(layer: dict[str, Any]) -> dict[str, Any]:
     environment = layer["environment"]
     kwargs = {**environment["kwargs"], "mode": "matched"}
     return {**layer, "environment": {**environment, "kwargs": kwargs}, "algorithm": {"name": "ppo"}}
+
+
+# ---- Propensities where the log has none: the policy that acted is imitated, by multinomial logistic
+# regression.
+
+_STEPS: Final = 300
+_RATE: Final = 0.5
+_RIDGE: Final = 1e-3
+_LEAST: Final = 1e-3
+"""No action that was logged is taken for rarer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PropensityModel:
+    """What acted, imitated.
+
+    centre, scale: float32 [d], of what was seen. weights: float64 [d + 1, actions].
+    """
+
+    centre: NDArray[np.float32]
+    scale: NDArray[np.float32]
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def fit(cls, seen: NDArray[np.float32], action: NDArray[np.int64], actions: int) -> "PropensityModel":
+        """Return the imitation of decisions. seen: float32 [n, d]. action: int64 [n], below `actions`."""
+        model = cls(seen.mean(0), seen.std(0) + 1e-6, np.zeros((seen.shape[1] + 1, actions)))
+        inputs, wanted = model._inputs(seen), np.eye(actions)[action]
+        weights = model.weights
+        # The largest eigenvalue of the inputs bounds the curvature, so that no step goes too far.
+        rate = _RATE * len(inputs) / max(float(np.linalg.norm(inputs, 2)) ** 2, 1e-12) * 2
+        for _ in range(_STEPS):
+            gradient = inputs.T @ (_softmax(inputs @ weights) - wanted) / len(inputs) + _RIDGE * weights
+            weights -= rate * gradient
+        return model
+
+    def of(self, seen: NDArray[np.float32], action: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the estimated probability of each action that was taken, float64 [n]."""
+        chances = _softmax(self._inputs(seen) @ self.weights)
+        return np.maximum(chances[np.arange(len(action)), action], _LEAST)
+
+    def _inputs(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
+        inputs = np.clip((seen - self.centre) / self.scale, -10, 10).astype(np.float64)
+        return np.hstack([inputs, np.ones((len(seen), 1))])
+
+
+def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    shares: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
+    return shares
+
+
+_ALONE: Final = np.zeros(1, np.intp)
+_CHUNK: Final = 4096
+_MOST_IMITATED: Final = 4_000_000
+"""Numbers of the decisions from which propensities are estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """A trace as a recording has it. seen: float32 [1, width]. log_prob: float32 [1]."""
+
+    trace: Trace
+    action: int
+    seen: NDArray[np.float32]
+    log_prob: NDArray[np.float32]
+
+
+def record_log(
+    index: TraceIndex, encoding: Encoding, weights: RewardWeights, specification: Any, writer: RecordingWriter
+) -> int:
+    """Write the decisions of all whole episodes, and return how many fragments they are."""
+    builder = FragmentBuilder(specification.schema, specification.unroll_length, 1)
+    fragments = 0
+    for one, after in _with_next(_decisions(index, encoding)):
+        if not fragments and not builder.length:
+            builder.start({"observation": one.seen})
+        step = _stepped(one, after, weights.reward(one.trace.result))
+        builder.record({"action": np.array([one.action])}, one.log_prob, step)
+        if builder.is_full or after is None:
+            fragments += 1
+            fields = HeaderFields(
+                run=specification.run, session=1, sequence=fragments, weights=Publication(version=1), round=0
+            )
+            if not writer.fragment(builder.cut(fields)[0]):
+                raise ConfigurationError(
+                    f"{index.path}: is larger than a recording may be (learner.record_max_bytes); split it, "
+                    "where no episode is cut"
+                )
+    return fragments
+
+
+def _with_next(decisions: Iterable[_Decision]) -> Iterator[tuple[_Decision, _Decision | None]]:
+    before = None
+    for one in decisions:
+        if before is not None:
+            yield before, one
+        before = one
+    if before is not None:
+        yield before, None
+
+
+def _stepped(one: _Decision, after: _Decision | None, reward: float) -> Stepped:
+    ends = after is None or after.trace.step == 0
+    return Stepped(
+        observation={"observation": one.seen if after is None else after.seen},
+        reward=np.array([reward]),
+        terminated=np.array([ends]),
+        truncated=np.zeros(1, np.bool_),
+        valid=None,
+        ended=Ended(_ALONE, {"observation": one.seen}) if ends else None,
+    )
+
+
+def _decisions(index: TraceIndex, encoding: Encoding) -> Iterator[_Decision]:
+    estimate = None if index.with_propensity == index.decisions else _imitated(index, encoding)
+    encoded = _encoded(index.traces(), encoding)
+    while chunk := list(islice(encoded, _CHUNK)):
+        seen = np.stack([seen for _, seen in chunk])
+        action = np.array([encoding.action(trace.action) for trace, _ in chunk], np.int64)
+        known = [trace.propensity for trace, _ in chunk]
+        if estimate is not None:
+            guessed = estimate(seen, action)
+            known = [one or guess for one, guess in zip(known, guessed, strict=True)]
+        log_prob = np.log(np.array(known, np.float64)).astype(np.float32)
+        for row, (trace, _) in enumerate(chunk):
+            yield _Decision(trace, int(action[row]), seen[row : row + 1], log_prob[row : row + 1])
+
+
+def _encoded(traces: Iterable[Trace], encoding: Encoding) -> Iterator[tuple[Trace, NDArray[np.float32]]]:
+    before = None
+    for trace in traces:
+        yield trace, encoding.observation(trace, before if trace.step else None)
+        before = trace.result
+
+
+def _imitated(
+    index: TraceIndex, encoding: Encoding
+) -> Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]:
+    """Return estimated propensities, from every n-th decision of a log that is large."""
+    every = -(-index.decisions * encoding.width // _MOST_IMITATED)
+    every_nth = islice(_encoded(index.traces(), encoding), 0, None, every)
+    shown = [(seen, encoding.action(trace.action)) for trace, seen in every_nth]
+    seen, action = np.stack([seen for seen, _ in shown]), np.array([one for _, one in shown], np.int64)
+    return PropensityModel.fit(seen, action, len(encoding.actions)).of

@@ -126,10 +126,6 @@ class InjectorShown(InjectorListed):
 INJECTORS: Final = "injectors"
 
 
-class NoSuchInjector(Exception):
-    """There is no injector of that name in the project."""
-
-
 def injector_folders(state: Path, project: str) -> Mapping[str, Path]:
     """Return the folders of a project's injectors by name, sorted. state: the gateway's folder."""
     projects = _folders(state / INJECTORS)
@@ -138,13 +134,13 @@ def injector_folders(state: Path, project: str) -> Mapping[str, Path]:
 
 
 def injector_folder(state: Path, project: str, name: str) -> Path:
-    """Return the folder of one injector; raises NoSuchInjector."""
-    try:
-        return injector_folders(state, project)[name]
-    except KeyError as error:
-        raise NoSuchInjector(
-            f"this project has no such injector: start one with --folder STATE/{INJECTORS}/PROJECT/NAME"
-        ) from error
+    """Return the folder of one injector; raises ApiError where the project has none of that name."""
+    found = injector_folders(state, project)
+    if name not in found:
+        raise ApiError(
+            404, f"this project has no such injector: start one with --folder STATE/{INJECTORS}/PROJECT/NAME"
+        )
+    return found[name]
 
 
 def _folders(place: Path) -> dict[str, Path]:
@@ -249,8 +245,6 @@ def _told() -> Iterator[None]:
     """Tell what the files say as the API does."""
     try:
         yield
-    except NoSuchInjector as error:
-        raise ApiError(404, str(error)) from error
     except UnknownGoal as error:
         raise ApiError(404, "this injector has proposed no such goal", field="goalId") from error
     except TooLate as error:

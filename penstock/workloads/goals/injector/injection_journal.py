@@ -341,11 +341,9 @@ class InjectionJournal:
         if stopped is None:
             return float(_last_stop(self.folder).get("timestamp", 0.0))
         if not allowed:
-            raise Fatal(
-                f"injecting stopped: {stopped.get('why')}; look with --explain, then start with --resume"
-            )
+            raise Fatal(f"injecting stopped: {stopped}; look with --explain, then start with --resume")
         now = time.time()
-        add_alone(self.folder / STOPPED, {**stopped, "resumed": True, "timestamp": now})
+        add_alone(self.folder / STOPPED, {"why": stopped, "timestamp": now, "resumed": True})
         return now
 
 
@@ -359,10 +357,10 @@ def newest(kind: type[GoalLine], folder: Path, most_bytes: int | None = None) ->
     return {record.goal_id: record for record in _records(kind, lines)}
 
 
-def stopped_by(folder: Path) -> dict[str, Any] | None:
-    """Return the line that says why an injector has stopped itself; None where it may go on."""
+def stopped_by(folder: Path) -> str | None:
+    """Return why an injector has stopped itself; None where it may go on."""
     last = _last_stop(folder)
-    return None if not last or last.get("resumed") else last
+    return None if not last or last.get("resumed") else str(last.get("why"))
 
 
 def _last_stop(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,6 @@ from penstock.workloads.goals.live_host import Executor
 # Each decision asks twice. The first Act has no episode: it draws an action and tells the probabilities of
 # all. The second is the step of the episode, with what the gate has let through and the probability of that.
 
-_PROBABILITY: Final = "probability"
 _FINAL: Final = (InvalidRequest, NotAllowed, EpisodeElsewhere, EpisodeUnknown)
 """Refusals that no repetition changes."""
 
@@ -67,10 +66,9 @@ class Suggestion:
 class AskedPolicy:
     """One policy for one host; begins episodes as they are needed."""
 
-    def __init__(self, client: PolicyClient, client_key: str, width: int, goals: tuple[str, ...]) -> None:
-        """width: numbers of an observation. goals: in the order of the actions behind *nothing*."""
-        self._client, self._key = client, client_key
-        self._width, self._goals = width, goals
+    def __init__(self, client: PolicyClient, client_key: str, goals: tuple[str, ...]) -> None:
+        """goals: in the order of the actions behind *nothing*."""
+        self._client, self._key, self._goals = client, client_key, goals
         self._episode: Episode | None = None
         self.step = 0
 
@@ -80,7 +78,7 @@ class AskedPolicy:
 
     def _check(self) -> None:
         """Raise ConfigurationError where the policy does not fit the goals; PolicyError as a client does."""
-        width, goals = self._width, self._goals
+        width, goals = History(self._goals).width, self._goals
         told = self._client.describe()
         seen, done = told.observation_space, told.action_space
         fits = (
@@ -118,21 +116,18 @@ class AskedPolicy:
         told = self._client.act(observation, client_key=self._key, distribution=True, value=True)
         if told.fallback is not None or not told.version:
             raise Unanswered("no version of the policy answers yet; a fallback did")
-        chances = np.asarray(_of_action(told.distribution), np.float64).ravel()
+        names = [name for name in told.distribution if name.rpartition("/")[2] == "probability"]
+        if not names:
+            raise ConfigurationError("--server: its policy gives no probabilities; it must choose one of n")
+        chances = np.asarray(told.distribution[names[0]], np.float64).ravel()
         value = None if told.value is None or not np.isfinite(told.value) else float(told.value)
         return Suggestion(int(told.action), chances / chances.sum(), value, told.version)
 
-    def tell_step(
-        self,
-        observation: NDArray[np.float32],
-        action: int,
-        log_prob: float | None,
-        reward: float | None = None,
-    ) -> None:
+    def tell_step(self, observation: NDArray[np.float32], action: int, log_prob: float | None) -> None:
         """Tell what is done. log_prob: None: not learned from. PolicyError: the episode is given up."""
         assert self._episode is not None
         try:
-            self._episode.act(observation, taken_action=action, taken_log_prob=log_prob, reward=reward)
+            self._episode.act(observation, taken_action=action, taken_log_prob=log_prob)
         except PolicyError:
             self.give_up()
             raise
@@ -155,13 +150,6 @@ class AskedPolicy:
     def give_up(self) -> None:
         """Go on with another episode; the server abandons this one when it hears no more of it."""
         self._episode = None
-
-
-def _of_action(distribution: Any) -> Any:
-    for name, array in distribution.items():
-        if name.rpartition("/")[2] == _PROBABILITY:
-            return array
-    raise ConfigurationError("--server: its policy gives no probabilities; it must choose one of n")
 
 
 # ---- Whether goals succeed less often than they did: the newest outcomes against those before.
@@ -366,7 +354,9 @@ class Injector:
         why = why or ("" if self.switch.is_on() else "auto is off")
         why = why or ("the injector ends" if self.draining() else "")
         if why:
-            self.journal.add(_held(proposal, why))
+            metadata = {**proposal.metadata, "held": why}
+            told = {"reasoning": f"{proposal.reasoning}; {why}", "metadata": metadata}
+            self.journal.add(proposal.model_copy(update=told))
             self.counts["held"] += 1
             self._let_pass(observation, None)
             return
@@ -490,8 +480,3 @@ class Injector:
             self.policy.end(observation)
         except PolicyError as error:
             log.warning("the episode was given up", extra={"error": str(error)})
-
-
-def _held(proposal: Injection, why: str) -> Injection:
-    metadata = {**proposal.metadata, "held": why}
-    return proposal.model_copy(update={"reasoning": f"{proposal.reasoning}; {why}", "metadata": metadata})

@@ -1,4 +1,4 @@
-"""An injector as the page shows it: its last day and its last goals, from the ends of its files."""
+"""What the folder of an injector says: on the command line, and on the page."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from penstock.workloads.goals.injector.injection_journal import (
     Beat,
     Feedback,
     Injection,
+    Told,
     Veto,
     last_beat,
     last_switch,
@@ -24,7 +25,8 @@ from penstock.workloads.goals.injector.success_probability import LAST, reliabil
 
 # ---- Why nothing was injected, or what became of what was: from an injector's folder alone.
 
-_SHOWN: Final = 20
+SHOWN: Final = 20
+_FIELDS: Final = {"goal_id", "goal", "confidence", "priority", "reasoning", "timestamp"}
 _REMEDIES: Final = {
     "auto is off": "start with --auto to carry goals out",
     "threshold": "lower --threshold, mark goals as safe so that --explore tries them, or train longer",
@@ -43,22 +45,28 @@ def explain(folder: Path) -> dict[str, Any]:
         )
     injections, outcomes = newest(Injection, folder), newest(Feedback, folder)
     told = told_of(injections, outcomes)
-    fits = reliability([one.expected for one in told], [one.success for one in told])
     held = Counter(
         str(one.metadata.get("held") or "interrupted") for one in injections.values() if not one.injected
     )
-    stopped = stopped_by(folder)
     return {
         "proposed": len(injections),
         "injected": sum(one.injected for one in injections.values()),
         "succeeded": sum(one.success for one in told),
         "unknown": sum(one.success is None for one in outcomes.values()),
         "held": dict(held.most_common()),
-        "stopped": None if stopped is None else str(stopped.get("why")),
+        "stopped": stopped_by(folder),
         "confidence": _quantiles([one.confidence for one in injections.values()]),
-        "reliability": None if fits is None else asdict(fits),
-        "last": [_short(one, outcomes.get(one.goal_id)) for one in list(injections.values())[-_SHOWN:]],
+        "reliability": _fits(told),
+        "last": [
+            one.model_dump(include=_FIELDS) | {"outcome": _outcome_of(one, outcomes.get(one.goal_id))}
+            for one in list(injections.values())[-SHOWN:]
+        ],
     }
+
+
+def _fits(told: Sequence[Told]) -> dict[str, Any] | None:
+    found = reliability([one.expected for one in told], [one.success for one in told])
+    return None if found is None else asdict(found)
 
 
 def as_text(told: dict[str, Any]) -> str:
@@ -99,7 +107,7 @@ def _quantiles(certainties: Sequence[float]) -> dict[str, float]:
     return dict(zip(("p10", "p50", "p90", "max"), map(float, found), strict=True))
 
 
-def outcome_of(one: Injection, found: Feedback | None) -> str:
+def _outcome_of(one: Injection, found: Feedback | None) -> str:
     if not one.injected:
         return "not injected"
     if found is None:
@@ -107,14 +115,10 @@ def outcome_of(one: Injection, found: Feedback | None) -> str:
     return {True: "success", False: "failure", None: "interrupted"}[found.success]
 
 
-def _short(one: Injection, found: Feedback | None) -> dict[str, Any]:
-    kept = one.model_dump(include={"goal_id", "goal", "confidence", "priority", "reasoning", "timestamp"})
-    return kept | {"outcome": outcome_of(one, found)}
-
+# ---- An injector as the page shows it: its last day and its last goals, from the ends of its files.
 
 DAY_S: Final = 86_400.0
 BINS: Final = 10
-SHOWN: Final = 20
 _MOST_BYTES: Final = 8 * 2**20
 """How much of the end of a file is read: some ten thousand goals."""
 _SILENT_S: Final = 60.0
@@ -126,7 +130,6 @@ def view_of(folder: Path, now: float) -> dict[str, Any]:
     injections, outcomes = newest(Injection, folder, _MOST_BYTES), newest(Feedback, folder, _MOST_BYTES)
     vetoed = newest(Veto, folder, _MOST_BYTES)
     told = told_of(injections, outcomes)
-    judged = reliability([one.expected for one in told], [one.success for one in told])
     day = [one for one in injections.values() if one.timestamp > now - DAY_S]
     recent = [one.success for one in told[-LAST:]]
     life = summary_of(folder, now)
@@ -136,14 +139,9 @@ def view_of(folder: Path, now: float) -> dict[str, Any]:
         "day": _day(day, outcomes),
         "success": {"of": len(recent), "share": sum(recent) / len(recent) if recent else None},
         "confidence": _histogram([one.confidence for one in day]),
-        "reliability": None if judged is None else asdict(judged),
+        "reliability": _fits(told),
         "goals": [
-            _goal(
-                one,
-                outcomes.get(one.goal_id),
-                is_vetoed=one.goal_id in vetoed,
-                is_open=one.timestamp > now - open_s,
-            )
+            _goal(one, outcomes, is_vetoed=one.goal_id in vetoed, is_open=one.timestamp > now - open_s)
             for one in reversed(list(injections.values())[-SHOWN:])
         ],
     }
@@ -153,10 +151,10 @@ def summary_of(folder: Path, now: float) -> dict[str, Any]:
     """Return what a list of injectors shows of one. now: Unix time in seconds."""
     beat, switched, stopped = last_beat(folder), last_switch(folder), stopped_by(folder)
     return {
-        "state": _state(beat, now, stopped=stopped is not None),
+        "state": "stopped" if stopped is not None else _state(beat, now),
         "seen": None if beat is None else beat.at,
         "auto": switched.on if switched is not None else bool(beat and beat.auto),
-        "stopped": None if stopped is None else str(stopped.get("why")),
+        "stopped": stopped,
         "trouble": beat.trouble if beat is not None else "",
         "version": None if beat is None or not beat.version else beat.version,
         "rules": None
@@ -167,9 +165,7 @@ def summary_of(folder: Path, now: float) -> dict[str, Any]:
     }
 
 
-def _state(beat: Beat | None, now: float, *, stopped: bool) -> str:
-    if stopped:
-        return "stopped"
+def _state(beat: Beat | None, now: float) -> str:
     if beat is None or beat.ended:
         return "ended"
     silent = now - beat.at > beat.interval_s + beat.veto_s + _SILENT_S
@@ -195,13 +191,12 @@ def _histogram(certainties: Sequence[float]) -> list[int]:
     return counts
 
 
-def _goal(one: Injection, found: Feedback | None, *, is_vetoed: bool, is_open: bool) -> dict[str, Any]:
-    shown = one.model_dump(
-        include={"goal_id", "goal", "confidence", "priority", "expected_reward", "reasoning", "timestamp"}
-    )
+def _goal(
+    one: Injection, outcomes: Mapping[str, Feedback], *, is_vetoed: bool, is_open: bool
+) -> dict[str, Any]:
     waits = is_open and not one.injected and not one.metadata.get("held")
-    return shown | {
-        "outcome": "waits" if waits else outcome_of(one, found),
+    return one.model_dump(include={*_FIELDS, "expected_reward"}) | {
+        "outcome": "waits" if waits else _outcome_of(one, outcomes.get(one.goal_id)),
         "held": one.metadata.get("held") or None,
         "learned": one.metadata.get("learned"),
         "vetoed": is_vetoed,

@@ -1,5 +1,16 @@
-"""`Traces-v0`: a log of tasks as an environment."""
+"""`Traces-v0`: a log of tasks as an environment, with three declared modes.
 
+What a log answers when another action is tried than the logged one:
+
+matched  where the log has another action, nothing is known. In a log of independent decisions a logged
+action is accepted with probability c / propensity, c the smallest propensity of the log, and
+earns its reward / c; any other earns 0. So the expected reward of every action is the true one
+(Li et al. 2011). In a log of longer episodes another action ends the episode.
+full     `metadata.outcomes` of every line has the result of every action
+model    a reward model that is fitted on the log answers, for better or worse
+"""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,22 +18,29 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.traces.answers import Encoding, answers
-from penstock.workloads.goals.traces.trace_index import Log, shared_log
-from penstock.workloads.goals.traces.trace_line import RewardWeights, Trace
+from penstock.workloads.goals.off_policy import ridge
+from penstock.workloads.goals.traces.trace_index import (
+    Encoding,
+    Log,
+    Result,
+    RewardWeights,
+    Trace,
+    shared_log,
+)
 
 
 class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Plays logged episodes in random order; an episode is a logged one and never goes across two.
 
-    Observation: as `penstock.workloads.goals.traces.answers` says. `info["mode"]` marks every step with the
-    mode; `info["known"]` says whether the log knew what became of the action.
+    Observation: that of `Encoding`. `info["mode"]` marks every step with the mode; `info["known"]` says
+    whether the log knew what became of the action.
 
     Args:
         trace_file: the log.
-        mode: `matched`, `full` or `model`; `penstock.workloads.goals.traces.answers` says what they mean.
+        mode: `matched`, `full` or `model`, as the module says.
         reward: weights of the reward, by the names of `RewardWeights`.
         numbers, actions: names in the order of the vectors; empty: those of the log, sorted.
         max_episode_length: episodes are cut after so many steps; 0: where the log ends.
@@ -45,7 +63,7 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
         if not trace_file:
             raise ConfigurationError("environment.kwargs.trace_file: is missing; name the log")
         log = shared_log(Path(trace_file))
-        self._encoding = encoding_of(log, tuple(numbers), tuple(actions))
+        self._encoding = _encoding_of(log, tuple(numbers), tuple(actions))
         self._answers = answers(mode, log, self._encoding, RewardWeights.of(reward or {}))
         self._episodes, self._mode, self._longest = log.episodes, mode, max_episode_length
         self.observation_space = spaces.Box(-1e12, 1e12, (self._encoding.width,), np.float32)
@@ -66,26 +84,21 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         trace = self._episode[self._step]
-        reply = self._answers(trace, self._observe(), int(action), float(self.np_random.random()))
-        at_end = self._step + 1 == len(self._episode)
-        if not at_end and reply.known:
+        reward = self._answers(trace, self._observe(), int(action), float(self.np_random.random()))
+        known, at_end = reward is not None, self._step + 1 == len(self._episode)
+        if known and not at_end:
             self._step += 1
-        unknown = not reply.known and len(self._episode) > 1
+        unknown = not known and len(self._episode) > 1
         cut = unknown or (not at_end and self._step == self._longest)
-        return (
-            self._observe(),
-            reply.reward,
-            at_end and not unknown,
-            cut,
-            {"mode": self._mode, "known": reply.known},
-        )
+        info = {"mode": self._mode, "known": known}
+        return self._observe(), reward or 0.0, at_end and not unknown, cut, info
 
     def _observe(self) -> NDArray[np.float32]:
         before = self._episode[self._step - 1].result if self._step else None
         return self._encoding.observation(self._episode[self._step], before)
 
 
-def encoding_of(log: Log, numbers: tuple[str, ...], actions: tuple[str, ...]) -> Encoding:
+def _encoding_of(log: Log, numbers: tuple[str, ...], actions: tuple[str, ...]) -> Encoding:
     encoding = Encoding(numbers or log.numbers, actions or log.actions)
     for key, absent in (
         ("numbers", set(encoding.numbers) - set(log.numbers)),
@@ -97,3 +110,90 @@ def encoding_of(log: Log, numbers: tuple[str, ...], actions: tuple[str, ...]) ->
                 f"it has numbers {', '.join(log.numbers)} and actions {', '.join(log.actions)}"
             )
     return encoding
+
+
+# ---- The modes.
+
+Answers = Callable[[Trace, NDArray[np.float32], int, float], float | None]
+"""(decision of the log, what is seen, float32 [width], action, uniform draw in [0, 1)) → what it earns.
+
+None: the log does not say what became of the action, and the episode cannot go on.
+"""
+
+
+def answers(mode: str, log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+    """Return the answers of a mode; raises ConfigurationError where the log does not have what it needs."""
+    match mode:
+        case "matched":
+            return _accepted(log, encoding, weights) if log.independent else _matched(encoding, weights)
+        case "full":
+            return _full(log, encoding, weights)
+        case "model":
+            return _modelled(log, encoding, weights)
+        case _:
+            raise ConfigurationError(f"environment.kwargs.mode={mode!r}: must be one of matched, full, model")
+
+
+def _matched(encoding: Encoding, weights: RewardWeights) -> Answers:
+    def reply(trace: Trace, _seen: NDArray[np.float32], action: int, _draw: float) -> float | None:
+        return weights.reward(trace.result) if encoding.action(trace.action) == action else None
+
+    return reply
+
+
+def _accepted(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+    lacking = next((one for one in log.traces if one.propensity is None), None)
+    if lacking is not None:
+        raise ConfigurationError(
+            f"environment.kwargs.mode='matched': episode {lacking.episode!r} has no propensity, by which "
+            "logged actions are accepted; log it, or use mode='model'"
+        )
+    least = min(one.propensity or 1.0 for one in log.traces)
+
+    def reply(trace: Trace, _seen: NDArray[np.float32], action: int, draw: float) -> float | None:
+        if encoding.action(trace.action) != action or draw >= least / (trace.propensity or 1.0):
+            return None
+        return weights.reward(trace.result) / least
+
+    return reply
+
+
+def _full(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+    if not log.independent:
+        raise ConfigurationError(
+            "environment.kwargs.mode='full': the log has episodes of several decisions; what follows "
+            "another action is not in it; use 'matched' or 'model'"
+        )
+    rewards = {trace.episode: _outcomes(trace, encoding.actions, weights) for trace in log.traces}
+    return lambda trace, _seen, action, _draw: rewards[trace.episode][action]
+
+
+def _outcomes(trace: Trace, actions: Sequence[str], weights: RewardWeights) -> list[float]:
+    told: Any = trace.metadata.get("outcomes")
+    try:
+        return [weights.reward(Result.model_validate(told[name])) for name in actions]
+    except (KeyError, TypeError, ValidationError) as error:
+        raise ConfigurationError(
+            f"environment.kwargs.mode='full': episode {trace.episode!r}: metadata.outcomes must have the "
+            f"result of each of {', '.join(actions)}: {str(error)[:200]}"
+        ) from error
+
+
+def _modelled(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+    seen = encoding.episodes(log.episodes).astype(np.float64)
+    action = np.array([encoding.action(trace.action) for trace in log.traces])
+    reward = np.array([weights.reward(trace.result) for trace in log.traces])
+    centre, scale = seen.mean(0), seen.std(0) + 1e-6
+    inputs, overall = np.clip((seen - centre) / scale, -10, 10), float(reward.mean())
+    fitted = [action == one for one in range(len(encoding.actions))]
+    # The regression is linear: its values at 0 and at the unit vectors say it all.
+    asked = np.vstack([np.zeros(inputs.shape[1]), np.eye(inputs.shape[1])])
+    values = [ridge(inputs[rows], reward[rows], asked, overall) for rows in fitted]
+    level = np.array([one[0] for one in values])
+    slope = np.array([one[1:] - one[0] for one in values])
+
+    def reply(_trace: Trace, seen: NDArray[np.float32], action: int, _draw: float) -> float:
+        inputs = np.clip((seen.astype(np.float64) - centre) / scale, -10, 10)
+        return float(level[action] + slope[action] @ inputs)
+
+    return reply

@@ -1,25 +1,117 @@
-"""What a policy would have earned in the place of the one that was logged, late rewards included."""
+"""What a policy would have earned in the place of the one that was logged, late rewards included.
+
+A policy is named `uniform`, `always:NAME`, or by the folder of a run; a Q-network has its ε-greedy choice.
+"""
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.protocol.spaces import Box, Discrete
 from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
 from penstock.workloads.goals.off_policy import Decisions, cross_fitted, returns_from
-from penstock.workloads.goals.traces.answers import Encoding
-from penstock.workloads.goals.traces.judged_policy import Chances
-from penstock.workloads.goals.traces.trace_index import Log
-from penstock.workloads.goals.traces.trace_line import RewardWeights, Trace
+from penstock.workloads.goals.traces.trace_index import Encoding, Log, RewardWeights, Trace
+
+# ---- Policies that a log is asked about, as the probabilities of their actions.
+
+_ALWAYS: Final = "always:"
+
+
+Chances = Callable[[NDArray[np.float32]], NDArray[np.float64]]
+"""(what is seen, float32 [n, width]) → probability of every action, float64 [n, actions]."""
+
+
+def fixed(of_actions: NDArray[np.float64]) -> Chances:
+    """Return the same probabilities whatever is seen."""
+    return lambda seen: np.tile(of_actions, (len(seen), 1))
+
+
+def learned(policy: Any, *, deterministic: bool) -> Chances:
+    """Return the probabilities of a run's policy. deterministic: its most likely action has all."""
+
+    def chances(seen: NDArray[np.float32]) -> NDArray[np.float64]:
+        step = policy.step({"observation": seen})
+        told = policy.distribution(step.parameters)["action/probability"].astype(np.float64)
+        if deterministic:
+            told = np.eye(told.shape[1])[told.argmax(1)]
+        probabilities: NDArray[np.float64] = told / told.sum(1, keepdims=True)
+        return probabilities
+
+    return chances
+
+
+def read_policy(
+    named: str, encoding: Encoding, local: Any, *, deterministic: bool
+) -> tuple[Chances, Encoding]:
+    """Return the policy of a name, and the encoding that it reads. local: this process's `actor`."""
+    if named == "uniform":
+        count = len(encoding.actions)
+        return fixed(np.full(count, 1 / count)), encoding
+    if named.startswith(_ALWAYS):
+        try:
+            chosen = encoding.action(named.removeprefix(_ALWAYS))
+        except ValueError as error:
+            raise ConfigurationError(f"--policy {named}: {error}") from error
+        return fixed(np.eye(len(encoding.actions))[chosen]), encoding
+    return _of_run(Path(named), encoding, local, deterministic=deterministic)
+
+
+def learned_policy(run: Path, local: Any) -> tuple[Any, Any]:
+    """Return specification and final policy of a run that has ended. local: this process's `actor`."""
+    # They load torch, which the other policies do without.
+    from penstock.policy.weights import load_into  # noqa: PLC0415
+    from penstock.workloads.plugin.acting import policy_maker  # noqa: PLC0415
+    from penstock.workloads.plugin.serving import read_final  # noqa: PLC0415
+
+    try:
+        final = read_final(run)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--policy {run}: {error}; name `uniform`, `always:NAME` or the folder of a run that has ended"
+        ) from error
+    policy = policy_maker(final.specification, local)()
+    load_into(policy, final.blob)
+    return final.specification, policy
+
+
+def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tuple[Chances, Encoding]:
+    specification, policy = learned_policy(run, local)
+    kwargs = json.loads(specification.environment_json).get("kwargs", {})
+    encoding = Encoding(tuple(kwargs.get("numbers", log.numbers)), tuple(kwargs.get("actions", log.actions)))
+    _check_spaces(run, specification, encoding, log)
+    return learned(policy, deterministic=deterministic), encoding
+
+
+def _check_spaces(run: Path, specification: Any, encoding: Encoding, log: Encoding) -> None:
+    seen, done = specification.observation_space, specification.action_space
+    fits = (
+        isinstance(seen, Box)
+        and seen.shape == (encoding.width,)
+        and isinstance(done, Discrete)
+        and done.n == len(encoding.actions)
+    )
+    lacks = sorted(set(encoding.numbers) - set(log.numbers)) + sorted(
+        set(log.actions) - set(encoding.actions)
+    )
+    if not fits or lacks:
+        raise ConfigurationError(
+            f"--policy {run}: was trained on observations {seen} and actions {done}; the log has numbers "
+            f"{', '.join(log.numbers)} and actions {', '.join(log.actions)}"
+            + (f"; they differ in {', '.join(lacks)}" if lacks else "")
+        )
+
+
+# ---- A log as a question about a policy.
 
 Late = Mapping[tuple[str, int], float]
 """Sum of the late rewards, by episode and step."""
@@ -56,25 +148,36 @@ def ask(
     action = np.array([encoding.action(trace.action) for trace in traces], np.int64)
     episode = np.repeat(np.arange(len(used)), [len(one) for one in used]).astype(np.int64)
     reward = _rewards(traces, weights, late)
-    chosen = policy(seen)
-    model = cross_fitted(
-        seen, action, returns_from(episode, reward, discount), episode, len(encoding.actions)
-    )
-    rows = np.arange(len(traces))
-    with np.errstate(divide="ignore"):
-        log_target = np.log(chosen[rows, action])
-    decisions = Decisions(
-        episode=episode,
-        reward=reward,
-        log_target=log_target,
-        log_logged=np.log([one.propensity or 1.0 for one in traces]),
-        predicted=model[rows, action],
-        expected=(chosen * model).sum(1),
-        action=action,
-    )
+    logged = np.log([one.propensity or 1.0 for one in traces])
+    decisions = _decisions(episode, seen, action, policy(seen), reward, logged, discount)
     met = sum((trace.episode, trace.step) in late for trace in log.traces)
     return Question(
         decisions=decisions, left_out=len(log.episodes) - len(used), late=met, late_unmatched=len(late) - met
+    )
+
+
+def _decisions(
+    episode: NDArray[np.int64],
+    seen: NDArray[np.float32],
+    action: NDArray[np.int64],
+    chosen: NDArray[np.float64],
+    reward: NDArray[np.float64],
+    log_logged: NDArray[np.float64],
+    discount: float,
+) -> Decisions:
+    """Return decisions among n actions, of which `chosen`, float64 [n decisions, actions], are judged."""
+    model = cross_fitted(seen, action, returns_from(episode, reward, discount), episode, chosen.shape[1])
+    rows = np.arange(len(action))
+    with np.errstate(divide="ignore"):
+        log_target = np.log(chosen[rows, action])
+    return Decisions(
+        episode=episode,
+        reward=reward,
+        log_target=log_target,
+        log_logged=log_logged,
+        predicted=model[rows, action],
+        expected=(chosen * model).sum(1),
+        action=action,
     )
 
 
@@ -135,3 +238,101 @@ def _of_registry(url: str, policy: str) -> Iterator[tuple[str, int, float]]:
                 after = page[-1].number
     except (RegistryError, ValueError) as error:
         raise ConfigurationError(f"--late: {error}") from error
+
+
+# ---- What a recording says of a policy: experience of actors and of a policy server's clients alike.
+
+_Key = tuple[int, int, int]
+"""Session, slot and number of an episode."""
+_Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(slots=True)
+class _Episode:
+    """steps: rows of it by index. length: of the whole episode, 0 until its end was met."""
+
+    steps: dict[int, int] = field(default_factory=dict)
+    length: int = 0
+    known: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        return self.known and 0 < self.length == len(self.steps)
+
+
+def ask_recording(folder: Path, run: Path, local: Any, *, discount: float, deterministic: bool) -> Question:
+    """Return the decisions of a recording, with what a run's final policy makes of them."""
+    from penstock.workloads.plugin.recordings import Recording  # noqa: PLC0415 - loads torch
+
+    recording = Recording(folder)
+    specification, policy = learned_policy(run, local)
+    recording.check_schema(specification.schema.schema_id)
+    if policy.memory.is_recurrent or policy.memory.frames.depth > 1:
+        raise ConfigurationError(
+            f"--policy {run}: remembers, so that single steps do not say what it would do"
+        )
+    rows, episodes = collected(recording.load(recording.fragments))
+    whole = [episode for episode in episodes.values() if episode.is_whole]
+    order = np.array([episode.steps[step] for episode in whole for step in range(episode.length)], np.int64)
+    episode = np.repeat(np.arange(len(whole)), [one.length for one in whole]).astype(np.int64)
+    taken = {name: array[order] for name, array in rows.items()}
+    decisions = _recorded_decisions(
+        taken, episode, specification, policy, discount, deterministic=deterministic
+    )
+    return Question(decisions=decisions, left_out=len(episodes) - len(whole), late=0, late_unmatched=0)
+
+
+def collected(loaded: Iterable[tuple[Any, _Arrays]]) -> tuple[dict[str, NDArray[Any]], dict[_Key, _Episode]]:
+    """Return all steps by tensor name, [n, …], and which of them belong to which episode."""
+    parts: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
+    episodes: defaultdict[_Key, _Episode] = defaultdict(_Episode)
+    count = 0
+    for header, arrays in loaded:
+        steps = header.steps
+        for column, slot in enumerate(header.slots):
+            for name in _step_names(arrays):
+                parts[name].append(arrays[name][:steps, column])
+            number, index = slot.episode_id, slot.first_step
+            for row in range(steps):
+                episode = episodes[header.session, slot.slot_id, number]
+                episode.steps[index] = count + row
+                episode.known &= bool(arrays["valid"][row, column])
+                index += 1
+                if arrays["terminated"][row, column] or arrays["truncated"][row, column]:
+                    episode.length, number, index = index, number + 1, 0
+            count += steps
+    return {name: np.concatenate(part) for name, part in parts.items()}, dict(episodes)
+
+
+def _step_names(arrays: _Arrays) -> list[str]:
+    heads = ("observation", "action", "mask")
+    return [name for name in arrays if name.partition("/")[0] in heads or name in ("reward", "log_prob")]
+
+
+def _recorded_decisions(
+    rows: _Arrays,
+    episode: NDArray[np.int64],
+    specification: Any,
+    policy: Any,
+    discount: float,
+    *,
+    deterministic: bool,
+) -> Decisions:
+    reward, logged = rows["reward"].astype(np.float64), np.minimum(rows["log_prob"].astype(np.float64), 0.0)
+    if isinstance(specification.observation_space, Box) and isinstance(specification.action_space, Discrete):
+        chances = learned(policy, deterministic=deterministic)(rows["observation"])
+        flat = rows["observation"].reshape(len(reward), -1).astype(np.float32)
+        return _decisions(episode, flat, rows["action"].astype(np.int64), chances, reward, logged, discount)
+    if deterministic:
+        raise ConfigurationError("--deterministic: only for actions that are one of n")
+    seen = {name: array for name, array in rows.items() if name.partition("/")[0] in ("observation", "mask")}
+    action = {name: array for name, array in rows.items() if name.partition("/")[0] == "action"}
+    nothing = np.zeros(len(reward))
+    return Decisions(
+        episode=episode,
+        reward=reward,
+        log_target=np.minimum(policy.log_prob(seen, action).astype(np.float64), 0.0),
+        log_logged=logged,
+        predicted=nothing,
+        expected=nothing,
+    )

@@ -1,21 +1,144 @@
-"""A log of any size: an index of its lines in a temporary file, some 100 bytes each, and its whole episodes.
+"""Logs of tasks: their lines, an index of a log of any size, and what a policy sees of a line.
 
-An episode with a broken, doubled or missing line is left out, and counted. Only `held_log` holds a log.
+A line is a decision of a live system and its outcome:
+
+    {"time": 1790000000.5, "episode": "monday", "step": 0, "observation": {"cpu": 0.71, "disk": 0.4},
+     "goal": "free some disk", "action": "rotate_logs", "propensity": 0.25,
+     "result": {"success": true, "output": "3 files", "execution_time_ms": 41.5}, "metadata": {"host": "a"}}
+
+`propensity` is the probability with which the action was chosen. Leave it out where it is not known: where
+the action was the most likely one instead of a drawn one, a fallback, or changed by a gate that does not say
+how.
+
+The index is a temporary file of some 100 bytes a line. An episode with a broken, doubled or missing line is
+left out, and counted. Only `held_log` holds a log.
 """
 
 import json
+import math
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.traces.trace_line import MOST_LINE_BYTES, BadLine, Trace, parse
+
+MOST_LINE_BYTES: Final = 2**20
+MOST_STEPS: Final = 10_000
+"""Decisions of one episode."""
+
+_Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12, strict=True)]
+_Name = Annotated[str, Field(min_length=1, max_length=128)]
+_Action = Annotated[str, Field(max_length=128, pattern=r"^[^\s\p{Cc}]([^\p{Cc}]*[^\s\p{Cc}])?$")]
+"""Without white space around it, and without control characters: two actions that look the same are one."""
+
+
+class Result(BaseModel):
+    """The outcome of an action. `crashed`: what acted broke down as well."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    success: Annotated[bool, Field(strict=True)]
+    output: str = ""
+    error: str = ""
+    execution_time_ms: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] | None = None
+    crashed: Annotated[bool, Field(strict=True)] = False
+
+
+class Trace(BaseModel):
+    """A line of a log, checked. time: Unix, in seconds. step: of its episode, from 0."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    time: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+    episode: _Name
+    step: Annotated[int, Field(ge=0, lt=MOST_STEPS, strict=True)]
+    observation: Annotated[dict[_Name, _Number], Field(min_length=1, max_length=4096)]
+    goal: Annotated[str, Field(max_length=4096)] = ""
+    action: _Action
+    propensity: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)] | None = None
+    result: Result
+    metadata: dict[str, Any] = {}
+
+
+class BadLine(ValueError):
+    """A line that is no trace; the text names field, value and what is allowed."""
+
+
+def parse(line: bytes) -> Trace:
+    if len(line) > MOST_LINE_BYTES:
+        raise BadLine(f"{len(line)} bytes: at most {MOST_LINE_BYTES} are read; shorten result.output")
+    try:
+        return Trace.model_validate(json.loads(line.decode("utf-8-sig"), object_pairs_hook=_once))
+    except ValidationError as error:
+        raise BadLine("; ".join(_told(one) for one in error.errors()[:3])) from error
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"no JSON object: {error}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice")
+    return found
+
+
+def _told(one: Any) -> str:
+    field = ".".join(str(part) for part in one["loc"]) or "line"
+    if one["type"] == "missing":
+        return f"{field}: is missing"
+    return f"{field}={str(one['input'])[:80]!r}: {one['msg'].lower()}"
+
+
+# ---- What an outcome is worth, with weights that a user may change.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardWeights:
+    """Rewards of a decision, which add up. fast: of a success within `fast_ms`."""
+
+    success: float = 1.0
+    failure: float = -0.5
+    crash: float = -1.0
+    step: float = -0.01
+    fast: float = 0.2
+    fast_ms: float = 100.0
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "RewardWeights":
+        """Return weights from settings; raises ConfigurationError that names the key."""
+        known = {field.name for field in fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise ConfigurationError(f"reward.{name}: unknown; known: {', '.join(sorted(known))}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e6:
+                raise ConfigurationError(f"reward.{name}={value!r}: must be a number up to 1e6")
+        return cls(**{name: float(value) for name, value in given.items()})
+
+    def reward(self, result: Result) -> float:
+        took = result.execution_time_ms
+        fast = result.success and took is not None and took < self.fast_ms
+        return (
+            self.step
+            + (self.success if result.success else self.failure)
+            + (self.crash if result.crashed else 0.0)
+            + (self.fast if fast else 0.0)
+        )
+
+
+# ---- The index of a file.
 
 MOST_FAULTS: Final = 50_000
 MOST_LINES: Final = 500_000
@@ -67,8 +190,11 @@ class TraceIndex:
             index = cls(path, database)
             try:
                 with path.open("rb") as file:
-                    index._read(file, most_lines)
-                index._put_together()
+                    database.executemany(
+                        "INSERT INTO line VALUES (?, ?, ?, ?, ?, ?, ?)", index._rows(file, most_lines)
+                    )
+                database.executemany("INSERT INTO whole VALUES (?, ?, ?)", index._whole_rows())
+                index.faults.sort(key=lambda fault: fault.line)
             except OSError as error:
                 raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
             except sqlite3.OperationalError as error:
@@ -122,11 +248,6 @@ class TraceIndex:
 
     # ------------------------------------------------------------ the first pass
 
-    def _read(self, file: BinaryIO, most_lines: int | None) -> None:
-        self._database.executemany(
-            "INSERT INTO line VALUES (?, ?, ?, ?, ?, ?, ?)", self._rows(file, most_lines)
-        )
-
     def _rows(self, file: BinaryIO, most_lines: int | None) -> Iterator[_Row]:
         for number, place, line in _lines(file):
             self.lines += 1
@@ -165,10 +286,6 @@ class TraceIndex:
             )
 
     # ------------------------------------------------------------ episodes
-
-    def _put_together(self) -> None:
-        self._database.executemany("INSERT INTO whole VALUES (?, ?, ?)", self._whole_rows())
-        self.faults.sort(key=lambda fault: fault.line)
 
     def _whole_rows(self) -> Iterator[tuple[int, int, int]]:
         """Yield number of the first line, step and place of every decision of a whole episode."""
@@ -313,3 +430,59 @@ def write_sample(index: TraceIndex, path: Path) -> int:
             decisions += 1
             file.write(line + b"\n")
     return written
+
+
+# ---- A trace as the vector that a policy sees.
+
+GOAL_WIDTH: Final = 16
+_LAST_WIDTH: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How traces become vectors, and actions numbers: names of both, in their order."""
+
+    numbers: tuple[str, ...]
+    actions: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        return len(self.numbers) + GOAL_WIDTH + _LAST_WIDTH
+
+    def observation(self, trace: Trace, before: Result | None) -> NDArray[np.float32]:
+        """Return what is seen, float32 [width]. before: result of the decision before it."""
+        numbers = [trace.observation[name] for name in self.numbers]
+        return np.array([*numbers, *_hashed(trace.goal), *_last(before)], np.float32)
+
+    def episodes(self, episodes: Sequence[Sequence[Trace]]) -> NDArray[np.float32]:
+        """Return what was seen at every decision, float32 [n, width], episode by episode."""
+        rows = [
+            self.observation(trace, episode[step - 1].result if step else None)
+            for episode in episodes
+            for step, trace in enumerate(episode)
+        ]
+        return np.stack(rows) if rows else np.zeros((0, self.width), np.float32)
+
+    def action(self, name: str) -> int:
+        """Return the number of an action; raises ValueError that lists the known ones."""
+        if name not in self.actions:
+            raise ValueError(f"action={name!r}: not one of {', '.join(self.actions)}")
+        return self.actions.index(name)
+
+
+@lru_cache(maxsize=1024)
+def _hashed(goal: str) -> tuple[float, ...]:
+    """Words of a text as a signed hash of length 1 (Weinberger et al. 2009); zeros without words."""
+    vector = [0.0] * GOAL_WIDTH
+    for word in re.findall(r"\w+", goal.lower()):
+        digest = blake2b(word.encode(), digest_size=8).digest()
+        vector[digest[0] % GOAL_WIDTH] += 1.0 if digest[1] & 1 else -1.0
+    length = math.hypot(*vector) or 1.0
+    return tuple(one / length for one in vector)
+
+
+def _last(result: Result | None) -> list[float]:
+    if result is None:
+        return [0.0] * _LAST_WIDTH
+    took = math.log1p(result.execution_time_ms or 0.0)
+    return [1.0, float(result.success), float(bool(result.error)), took]

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.registry.canary import wilson_interval
 from penstock.workloads.language.guard.guard_rules import (
     BUILT_IN,
     PASSED,
@@ -123,8 +123,6 @@ def read_guard_files(rules: str, classifier: str) -> tuple[tuple[Rule, ...], Tex
 # ---- Trains the classifier of a guard, and measures it on texts that it was not trained on.
 
 FOLDS: Final = 5
-_Z: Final = 1.959964
-"""Of an interval that holds the true share in 95 of 100 cases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +134,7 @@ class Share:
 
     def interval(self) -> tuple[float, float]:
         """Return the least and the greatest that the true share may be; 0 and 1 of none."""
-        if not self.of:
-            return 0.0, 1.0
-        share, spread = self.count / self.of, _Z**2 / self.of
-        middle = (share + spread / 2) / (1 + spread)
-        half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
-        return max(0.0, middle - half), min(1.0, middle + half)
+        return wilson_interval(self.count, self.of) if self.of else (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,26 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from penstock.policy.tokens import TokenRows
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.workload import Workload
+from penstock.workloads.language.language_model import token_model
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.language.tokenizer import pad
 from penstock.workloads.plugin.learning import (
+    Algorithm,
     AlgorithmState,
     Batch,
+    Hardware,
     LearnsOnce,
+    Model,
+    RankGroup,
     Update,
     contained,
     copies,
@@ -49,19 +54,13 @@ from penstock.workloads.thoughts.algorithm.advantage import (
     return_advantages,
     rewards,
 )
-from penstock.workloads.thoughts.algorithm.rows import (
-    Reading,
-    ThoughtRows,
-    read_rows,
-    with_thoughts,
-    without_thoughts,
-)
-from penstock.workloads.thoughts.algorithm.validation import ThoughtValidation
-from penstock.workloads.thoughts.environment import Layout
-from penstock.workloads.thoughts.model import Outputs, head_of, outputs, weighed
+from penstock.workloads.thoughts.algorithm.rows import ThoughtPass, ThoughtRows, read_batch, read_rows
+from penstock.workloads.thoughts.environment import Layout, spaces, task_of, thoughts_section
+from penstock.workloads.thoughts.model import ThinkingModel, build
 from penstock.workloads.thoughts.settings import ThoughtReinforceSection
-from penstock.workloads.thoughts.tasks import Task
-from penstock.workloads.thoughts.validation import coherence
+from penstock.workloads.thoughts.start.thoughts_start import check_lengths
+from penstock.workloads.thoughts.tasks import Task, draw_tests
+from penstock.workloads.thoughts.validation import LEAST_GAIN, Probed, Validation, coherence, probe, validate
 
 # ---- AdamW over named parameters, with a state that a checkpoint holds and an update can go back to.
 
@@ -159,82 +158,107 @@ def _coherence(task: Task, question: tuple[str, ...], words: tuple[str, ...], lo
         raise ValueError(f"{' '.join(question)[:200]!r}: no question of the task: {error!r}") from error
 
 
-# ---- One pass over a batch of thoughts: what was sampled, the answers behind it, and those without it.
+# ---- Validations in the course of learning: when they are made, what was found, when theatre ends a run.
+
+_SEED: Final = 2_000_000
+"""Of the questions: the same in every validation, and others than evaluations ask."""
+
+_IN_A_ROW: Final = 2
+"""Validations that must find theatre, one behind the other, to end a run.
+
+While the learning rate is high, answers of an honest run now and then follow fewer mistakes than they should.
+"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThoughtPass:
-    """Outputs of R thoughts with n sampled tokens on D questions.
+class ThoughtValidation:
+    """Validates a network that is being trained; used by the learner's thread."""
 
-    log_prob, entropy: [n], of the sampled tokens, differentiable. states: [n, H], which they are made of.
-    reference: [n], log-probability under the start; None: nothing holds the policy to it.
-    with_thought: [R], log p(y|x,z). without: [D], log p(y|x). Both differentiable.
-    share: that thoughts have in the answers behind them, a mean in 0 … 1; 1 without a mixing head.
-    is_right: bool [R], is_directly_right: bool [D]: the likeliest answer is the true one.
-    """
+    def __init__(
+        self,
+        network: Any,
+        task: Task,
+        layout: Layout,
+        section: ThoughtReinforceSection,
+        *,
+        thought_tokens: int,
+    ) -> None:
+        self._model, self._task, self._section = ThinkingModel(network, layout), task, section
+        self._most = thought_tokens
+        self._examples = draw_tests(task, _SEED, section.validation_questions)
+        self._start_losses: NDArray[np.float64] | None = None
+        self._best_gain = -float("inf")
+        self._last: dict[str, Any] | None = None
+        self._in_a_row = 0
+        self._figures: dict[str, float] = {}
 
-    log_prob: Tensor
-    entropy: Tensor
-    states: Tensor
-    reference: Tensor | None
-    with_thought: Tensor
-    without: Tensor
-    share: Tensor
-    is_right: Tensor
-    is_directly_right: Tensor
+    def begin(self, updates: int) -> None:
+        """Measure what the answers without thoughts cost before the first update."""
+        if self._section.validate_every and self._start_losses is None and updates == 0:
+            self._validate(0)
 
+    def after(self, updates: int) -> None:
+        every = self._section.validate_every
+        if every and updates % every == 0:
+            self._validate(updates)
 
-def read_batch(
-    policy: LanguagePolicy, rows: ThoughtRows, layout: Layout, *, has_reference: bool
-) -> ThoughtPass:
-    thinking, direct = with_thoughts(rows, layout), without_thoughts(rows, layout)
-    found = outputs(policy.network, thinking.rows, thinking.place, layout.pad)
-    found_directly = outputs(policy.network, direct.rows, direct.place, layout.pad)
-    sampled = rows.sampled
-    log_probs = found.log_probs[:sampled]
-    behind = Outputs(found.log_probs[sampled:], found.states[sampled:])
-    without = behind if head_of(policy.network) is None else _of_thoughts(found_directly, direct, rows)
-    answers, share = weighed(policy.network, behind, without)
-    return ThoughtPass(
-        log_prob=_chosen(log_probs, thinking.action[:sampled]),
-        entropy=-(log_probs.exp() * log_probs).sum(-1),
-        states=found.states[:sampled],
-        reference=_reference(policy, thinking, sampled, layout) if has_reference else None,
-        with_thought=_by_row(_chosen(answers, thinking.action[sampled:]), thinking.answer_row),
-        without=_by_row(_chosen(found_directly.log_probs, direct.action), direct.answer_row),
-        share=share.mean(),
-        is_right=_all_right(answers, thinking.action[sampled:], thinking.answer_row),
-        is_directly_right=_all_right(found_directly.log_probs, direct.action, direct.answer_row),
-    )
+    @property
+    def is_over(self) -> bool:
+        """Return whether validations found theatre in a row, and the grace is over or a gain was lost."""
+        if self._last is None or self._in_a_row < _IN_A_ROW:
+            return False
+        is_lost = self._best_gain > LEAST_GAIN >= float(self._last["gain"])
+        return is_lost or int(self._last["update"]) >= self._section.theatre_grace
 
+    def figures(self) -> dict[str, float]:
+        return dict(self._figures)
 
-def _of_thoughts(found: Outputs, direct: Reading, rows: ThoughtRows) -> Outputs:
-    """Return the outputs of direct answers once for each thought, as answers behind thoughts lie."""
-    counts = torch.bincount(direct.answer_row)
-    first = counts.cumsum(0) - counts
-    tokens = torch.cat(
-        [torch.arange(int(first[one]), int(first[one] + counts[one])) for one in rows.question_of.tolist()]
-    )
-    return Outputs(found.log_probs[tokens], found.states[tokens])
+    def findings(self, updates: int | None = None) -> dict[str, Any]:
+        """Return what a run's summary shows. updates: of the weights now; None: the last validation."""
+        if self._last is None:
+            return {}
+        found = self._last if updates is None else self._told(updates, self._judged(self._probe()))
+        return {"theatre": found, "remarks": found["words"]}
 
+    def _validate(self, updates: int) -> None:
+        probed = self._probe()
+        if updates == 0:
+            self._start_losses = -probed.without.log_prob
+        found = self._judged(probed)
+        self._best_gain = max(self._best_gain, found.gain)
+        self._last = self._told(updates, found)
+        self._in_a_row = self._in_a_row + 1 if found.verdict == "theatre" else 0
+        self._figures = found.figures()
+        say = log.warning if found.verdict == "theatre" else log.info
+        say("thoughts validated", extra={"update": updates, "verdict": found.verdict, "words": found.words()})
 
-def _chosen(log_probs: Tensor, action: Tensor) -> Tensor:
-    return log_probs.gather(1, action[:, None])[:, 0]
+    def _probe(self) -> Probed:
+        return probe(self._model, self._task, self._examples, self._most)
 
+    @staticmethod
+    def _told(updates: int, found: Validation) -> dict[str, Any]:
+        return {"update": updates, **found.json()}
 
-def _by_row(values: Tensor, row: Tensor) -> Tensor:
-    return values.new_zeros(int(row[-1]) + 1).index_add(0, row, values)
+    def _judged(self, probed: Probed) -> Validation:
+        most_gain = getattr(self._task, "most_gain", None)
+        return validate(probed, start_losses=self._start_losses, most_gain=most_gain)
 
+    # ---- a checkpoint
 
-def _all_right(log_probs: Tensor, action: Tensor, row: Tensor) -> Tensor:
-    wrong = (log_probs.detach().argmax(1) != action).long()
-    return torch.zeros(int(row[-1]) + 1, dtype=torch.long).index_add(0, row, wrong) == 0
+    def state(self) -> dict[str, Any]:
+        return {
+            "start_loss": None if self._start_losses is None else self._start_losses.tolist(),
+            "best_gain": None if self._last is None else self._best_gain,
+            "last": self._last,
+            "in_a_row": self._in_a_row,
+            "figures": self._figures,
+        }
 
-
-def _reference(policy: LanguagePolicy, reading: Reading, sampled: int, layout: Layout) -> Tensor:
-    tokens, present = pad(reading.rows, layout.pad)
-    rows = TokenRows(tokens, present.bool(), reading.place[:sampled], reading.action[:sampled])
-    return policy.reference_log_prob(rows)
+    def load(self, state: Mapping[str, Any]) -> None:
+        losses, self._last = state["start_loss"], state["last"]
+        self._start_losses = None if losses is None else np.asarray(losses, np.float64)
+        self._best_gain = -float("inf") if state["best_gain"] is None else float(state["best_gain"])
+        self._figures = dict(state["figures"])
+        self._in_a_row = int(state["in_a_row"])
 
 
 _RECENT: Final = 100
@@ -498,3 +522,62 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         self._updates = int(state.numbers["updates"])
         self._recent = deque(map(float, state.numbers["recent"]), maxlen=_RECENT)
         self._validation.load(state.numbers["validation"])
+
+
+# ---- What a run of thoughts learns with.
+
+_LEARNS: Final = "thinks before it answers"
+
+
+def make_thought_model(
+    settings: Settings, workload: Workload, group: RankGroup, device: torch.device
+) -> Model:
+    if device.type != "cpu":
+        raise ConfigurationError(f"learner.device={str(device)!r}: thoughts are learned on the CPU; say cpu")
+    check_lengths(settings)
+    seen = spaces(settings.environment)
+    held = isinstance(settings.algorithm, ThoughtReinforceSection) and settings.algorithm.kl_coefficient > 0.0
+    policy = build(*seen, settings.policy, settings.seed, has_reference=held)
+    task, layout = task_of(settings.environment)
+
+    def make(policy: Any, section: Any, *, seed: int, hardware: Hardware) -> Algorithm:
+        del hardware  # the section's class says that it can use none
+        log.info("thoughts are learned", extra=_what_is_on(settings, section))
+        return ThoughtReinforce(
+            policy,
+            section,
+            task=task,
+            layout=layout,
+            thought_tokens=thoughts_section(settings.environment).thought_tokens,
+            total_updates=settings.learner.total_updates,
+            seed=seed,
+        )
+
+    algorithms = {"thought_reinforce": make}
+    return token_model(settings, workload, group, device, seen, policy, build, algorithms, learns=_LEARNS)
+
+
+def _what_is_on(settings: Settings, section: ThoughtReinforceSection) -> dict[str, str]:
+    """Return what a run learns with, by what it is for, in words."""
+    learned = section.baseline in ("learned", "both")
+    layers = f", {section.baseline_layers} layers of {section.baseline_hidden}, {section.baseline_reads}"
+    entropy = section.entropy_coefficient
+    evaluation, validate_every = settings.evaluation, section.validate_every
+    return {
+        "baseline": section.baseline + (layers if learned else ""),
+        "advantage": f"gae, λ {section.gae_lambda}" if section.advantage == "gae" else section.advantage,
+        "schedule": f"{section.learning_rate_schedule}, {section.learning_rate} to a share of "
+        f"{section.learning_rate_floor}, {section.warmup_updates} updates of warm-up",
+        "entropy": f"{entropy} × {section.entropy_decay} an update, at least {section.entropy_floor}"
+        if entropy
+        else "off",
+        "kl": f"{section.kl_coefficient} to the start" if section.kl_coefficient else "off",
+        "answer_without_thought": f"λ₀ {section.direct_coefficient}" if section.direct_coefficient else "off",
+        "patience": "off"
+        if evaluation.patience is None
+        else f"{evaluation.patience} evaluations, by {evaluation.min_improvement}",
+        "validation": f"every {validate_every} updates on {section.validation_questions} questions, theatre "
+        + (f"ends it after {section.theatre_grace}" if section.ends_theatre else "is only told")
+        if validate_every
+        else "off",
+    }

@@ -1,11 +1,13 @@
 """Thinking and answering: what is read where, beside passes of the network by hand."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from penstock.workloads.thoughts.environment import Ids
 from penstock.workloads.thoughts.model import ThinkingModel, answer_places, outputs
 from penstock.workloads.thoughts.tasks import draw_tests
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base, thinking_policy
@@ -18,12 +20,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ThinkingModel:
     return ThinkingModel(policy.network, LAYOUT)
 
 
+def thoughts_of(model: ThinkingModel, questions: list[Ids], most: int, **how: Any) -> list[Ids]:
+    """Thoughts without their log-probabilities."""
+    sampled = model.sample(questions, most, **how)
+    assert sampled is not None
+    return [thought for thought, _ in sampled]
+
+
 def test_answers_are_read_behind_the_mark(model: ThinkingModel) -> None:
     examples = [*draw_tests(TASK, 0, 3), *draw_tests(TASK, 1, 2, level=1)]
     questions, answers = model.questions(examples), model.answers(examples)
     model.seed(3)
-    thoughts = model.think(questions, TOKENS)
-    assert thoughts is not None
+    thoughts = thoughts_of(model, questions, TOKENS)
     for given in (thoughts, None):
         together = model.answered(questions, given, answers)
         for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
@@ -44,7 +52,7 @@ def test_a_mixing_head_weighs_answers_behind_thoughts_with_those_without(tmp_pat
     examples = draw_tests(TASK, 0, 5)
     questions, answers = plain.questions(examples), plain.answers(examples)
     plain.seed(3)
-    thoughts = plain.think(questions, TOKENS)
+    thoughts = thoughts_of(plain, questions, TOKENS)
     behind, without = (plain.answered(questions, given, answers).log_prob for given in (thoughts, None))
     found = mixing.answered(questions, thoughts, answers).log_prob
     assert found == pytest.approx(np.log((np.exp(behind) + np.exp(without)) / 2), abs=1e-5)
@@ -70,11 +78,10 @@ def test_log_probabilities_are_those_that_were_sampled_with(model: ThinkingModel
 def test_a_thought_that_was_begun_is_gone_on_with(model: ThinkingModel) -> None:
     questions = model.questions(draw_tests(TASK, 0, 2))
     begun = [LAYOUT.ids(("a",)), LAYOUT.ids(("b",))]
-    thoughts = model.think(questions, 2, begun=begun)
-    assert thoughts is not None
+    thoughts = thoughts_of(model, questions, 2, begun=begun)
     assert [thought[:1] for thought in thoughts] == begun
     assert all(2 <= len(thought) <= 3 for thought in thoughts)
 
 
 def test_thinking_that_is_interrupted_gives_nothing(model: ThinkingModel) -> None:
-    assert model.think(model.questions(draw_tests(TASK, 0, 2)), TOKENS, is_over=lambda: True) is None
+    assert model.sample(model.questions(draw_tests(TASK, 0, 2)), TOKENS, is_over=lambda: True) is None

@@ -16,8 +16,7 @@ from penstock.learner.publish.final_policy import FinalPolicy, write_final, writ
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
 from penstock.workloads.goals.commands.trace_commands import trace_commands
-from penstock.workloads.goals.traces.judged_policy import learned
-from penstock.workloads.goals.traces.trace_recording import collected
+from penstock.workloads.goals.traces.log_evaluation import collected, learned
 from tests.support.experience.bandit_log import line, written
 from tests.support.oracles import off_policy_truth as truth
 

@@ -10,8 +10,14 @@ import pytest
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.goals.traces import trace_index
-from penstock.workloads.goals.traces.trace_index import TraceIndex, held_log, shared_log, write_sample
-from penstock.workloads.goals.traces.trace_line import MOST_LINE_BYTES, Trace
+from penstock.workloads.goals.traces.trace_index import (
+    MOST_LINE_BYTES,
+    Trace,
+    TraceIndex,
+    held_log,
+    shared_log,
+    write_sample,
+)
 
 
 def row(episode: str, step: int, **changes: Any) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.workloads.thoughts.algorithm.validation import ThoughtValidation
+from penstock.workloads.thoughts.algorithm.reinforce import ThoughtValidation
 from penstock.workloads.thoughts.settings import ThoughtReinforceSection
 from penstock.workloads.thoughts.start.warm_start import load_transformer
 from penstock.workloads.thoughts.validation import probe
