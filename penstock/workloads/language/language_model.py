@@ -1,6 +1,6 @@
 """The learner's side of a language model: policy, algorithm of tokens, probe."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.config.settings import ConfigurationError, PolicySection, Settings
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Workload, load
-from penstock.protocol.spaces import Space
 from penstock.protocol.specification import Probe
 from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
 from penstock.workloads.plugin.learning import (
@@ -36,44 +35,18 @@ def make_model(settings: Settings, workload: Workload, group: RankGroup, device:
     _check_critic(settings, policy)
     _check_length(settings, policy)
     _begin(policy)
-    spaces = observation, action
-    return token_model(
-        settings,
-        workload,
-        group,
-        device,
-        spaces,
-        policy,
-        build,
-        algorithms=ALGORITHMS,
-        learns="writes tokens",
-    )
-
-
-def token_model(
-    settings: Settings,
-    workload: Workload,
-    group: RankGroup,
-    device: torch.device,
-    spaces: tuple[Space, Space],
-    policy: LanguagePolicy,
-    make_policy: Callable[[Space, Space, PolicySection, int], LanguagePolicy],
-    algorithms: Mapping[str, AlgorithmMaker],
-    *,
-    learns: str,
-) -> Model:
-    """Return what a policy is learned with. make_policy: its replica. algorithms, learns: as of `choose`."""
     algorithm = choose(
-        algorithms,
+        ALGORITHMS,
         policy.to(device),
         settings.algorithm,
         seed=settings.seed,
         hardware=hardware_of(settings.learner, group),
-        learns=learns,
+        learns="writes tokens",
     )
-    replica = make_policy(*spaces, settings.policy, settings.seed)
+    replica = build(observation, action, settings.policy, settings.seed)
     probe = make_probe(policy.vocabulary, settings.seed)
-    return model_of(settings, algorithm, replica, spaces, probe, device, target_of(settings, workload))
+    target = target_of(settings, workload)
+    return model_of(settings, algorithm, replica, (observation, action), probe, device, target)
 
 
 def make_probe(vocabulary: int, seed: int) -> Probe:

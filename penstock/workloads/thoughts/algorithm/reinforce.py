@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Workload
-from penstock.workloads.language.language_model import token_model
+from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.policy.language_policy import LanguagePolicy
 from penstock.workloads.plugin.learning import (
     Algorithm,
@@ -36,12 +36,16 @@ from penstock.workloads.plugin.learning import (
     Model,
     RankGroup,
     Update,
+    choose,
     contained,
     copies,
     decayed,
     factor,
+    hardware_of,
     load_copies,
+    model_of,
     taken_over,
+    target_of,
     under,
     verdict,
     warmup,
@@ -526,8 +530,6 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
 
 # ---- What a run of thoughts learns with.
 
-_LEARNS: Final = "thinks before it answers"
-
 
 def make_thought_model(
     settings: Settings, workload: Workload, group: RankGroup, device: torch.device
@@ -553,8 +555,17 @@ def make_thought_model(
             seed=seed,
         )
 
-    algorithms = {"thought_reinforce": make}
-    return token_model(settings, workload, group, device, seen, policy, build, algorithms, learns=_LEARNS)
+    algorithm = choose(
+        {"thought_reinforce": make},
+        policy,
+        settings.algorithm,
+        seed=settings.seed,
+        hardware=hardware_of(settings.learner, group),
+        learns="thinks before it answers",
+    )
+    replica = build(*seen, settings.policy, settings.seed)
+    probe = make_probe(policy.vocabulary, settings.seed)
+    return model_of(settings, algorithm, replica, seen, probe, device, target_of(settings, workload))
 
 
 def _what_is_on(settings: Settings, section: ThoughtReinforceSection) -> dict[str, str]:
