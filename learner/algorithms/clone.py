@@ -13,8 +13,6 @@ A policy that remembers is cloned by whole columns of a batch, unrolled from the
 them, and sees stacks of frames, both as PPO does.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -65,6 +63,8 @@ class Clone(Trained):
         self._network = network_of(policy, self._optimiser)
         self._seed = seed
         self._permutations = torch.Generator().manual_seed(seed)
+        self.modules, self.optimisers = {"policy": policy}, {"": self._optimiser}
+        self.generators = {"permutations": self._permutations}
         self._held_out: Batch | None = None
 
     def budget(self, fragment_charge: int) -> int:
@@ -90,23 +90,17 @@ class Clone(Trained):
             steps = self._steps(batch, look)
         if not steps.steps:
             return Update(applied=False, reason=EMPTY)
-        backup, drawn = self._optimiser.backup(), self._permutations.get_state()
-        is_kept = False
-        try:
+        with self.undoing() as trial:
             made = self._train(steps)
             activations = measure(self.policy, lambda: self.policy.bodies(steps.alone()))
             observed = observed_by(self.policy, look, batch, RankGroup())
             judged = self._judged(made, activations, observed)
             reason = verdict(judged)
-            is_kept = not reason and not is_rehearsal
-            if is_kept:
+            trial.is_kept = not reason and not is_rehearsal
+            if trial.is_kept:
                 self._commit(activations, observed)
-        finally:
-            if not is_kept:
-                self._optimiser.restore(backup)
-                self._permutations.set_state(drawn)
         metrics: dict[str, float] = {}
-        if is_kept:
+        if trial.is_kept:
             metrics = dict(zip(("nll", "value_loss", "gradient_norm"), judged, strict=False))
             metrics |= {"learning_rate": self.section.learning_rate, **self._measure(batch)}
         return Update(
@@ -206,11 +200,3 @@ class Clone(Trained):
             for path, rows in action.items()
         ]
         return float(np.logical_and.reduce(right).mean())
-
-    def optimisers(self) -> Mapping[str, FlatAdam]:
-        """Return the only one."""
-        return {"": self._optimiser}
-
-    def generators(self) -> Mapping[str, torch.Generator]:
-        """Return that of permutations."""
-        return {"permutations": self._permutations}

@@ -126,6 +126,8 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         self._group = hardware.group
         self._seed = seed
         self._permutations = torch.Generator().manual_seed(seed)
+        self.modules, self.optimisers = {"policy": policy}, {"": self._optimiser}
+        self.generators = {"permutations": self._permutations}
         self._reward_scale = RewardScale(section.discount, self._group) if section.scale_rewards else None
 
     # ---- what an algorithm says of itself
@@ -195,22 +197,16 @@ class OnPolicy(Trained, LearnsOnce[Own]):
             prepared = self.prepare(batch, scaled.rewards if scaled else batch.reward, rank_rows)
         if not prepared.rank_rows.total:
             return Update(applied=False, reason=EMPTY)
-        backup, drawn = self._optimiser.backup(), self._permutations.get_state()
-        is_kept = False
-        try:
+        with self.undoing() as trial:
             record = self._train(batch, prepared, scheduled)
             activations = measure(
                 self.policy, lambda: self.policy.bodies(prepared.rows.alone()), self._group.moments
             )
             with torch.no_grad():
                 reason, metrics = self._measure(batch, prepared, activations, record, scheduled)
-            is_kept = not reason and not is_rehearsal
-            if is_kept:
+            trial.is_kept = not reason and not is_rehearsal
+            if trial.is_kept:
                 self._commit(prepared, activations, scaled, metrics)
-        finally:
-            if not is_kept:
-                self._optimiser.restore(backup)
-                self._permutations.set_state(drawn)
         return Update(
             applied=not reason,
             reason=reason,
@@ -409,16 +405,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
     going_on = ("generator/", "rewards/slots", "rewards/returns")
     """The environments' returns so far go on, their scale is taken over."""
 
-    def optimisers(self) -> Mapping[str, FlatAdam]:
-        """Return the only one."""
-        return {"": self._optimiser}
-
-    def generators(self) -> Mapping[str, torch.Generator]:
-        """Return that of permutations."""
-        return {"permutations": self._permutations}
-
     def state(self) -> AlgorithmState:
-        """Return copies of weights, moments, generator and returns so far."""
         state = super().state()
         if self._reward_scale is None:
             return state
@@ -426,7 +413,6 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         return replace(state, tensors=state.tensors | rewards)
 
     def load(self, state: AlgorithmState) -> None:
-        """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
         super().load(state)
         if self._reward_scale is not None:
             self._reward_scale.load(under(state.tensors, "rewards/"))

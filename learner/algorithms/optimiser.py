@@ -5,9 +5,11 @@ finiteness test are a few kernels each, whatever the number of layers.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -221,74 +223,81 @@ class Network:
 # ---- What a checkpoint holds: tensors by path, "part/name".
 
 
+@dataclass(slots=True)
+class Trial:
+    """The gradient steps of a batch. is_kept: whether they shall stay."""
+
+    is_kept: bool = False
+
+
 class Trained(Algorithm):
     """An algorithm of which a checkpoint holds modules, optimisers and generators, each by its name.
 
-    The only optimiser of an algorithm has the name "".
+    An optimiser has the name of the module that it optimises; the only one of an algorithm has the name "".
     """
 
     policy: Any
+    modules: Mapping[str, nn.Module]
+    optimisers: Mapping[str, FlatAdam] = MappingProxyType({})
+    generators: Mapping[str, torch.Generator] = MappingProxyType({})
     going_on: tuple[str, ...] = ("generator/",)
     """Prefixes of the tensors that a restore leaves as they are."""
     needed: tuple[str, ...] = ("updates", "gradient_steps")
     """Numbers without which a state is refused."""
 
-    def optimisers(self) -> Mapping[str, FlatAdam]:
-        """Return the optimisers by the name of the module that each one optimises."""
-        return {}
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        """Return everything with weights, by the name that a checkpoint gives it."""
-        return {"policy": self.policy}
-
-    def generators(self) -> Mapping[str, torch.Generator]:
-        """Return the generators of random numbers."""
-        return {}
-
     def published_modules(self) -> dict[str, nn.Module]:
-        """Return the policy, as `default`."""
         return {"default": self.policy}
 
+    @contextmanager
+    def undoing(self) -> Iterator[Trial]:
+        """Let weights, moments and generators go back at the end of the block, unless its trial is kept."""
+        backups = {name: optimiser.backup() for name, optimiser in self.optimisers.items()}
+        drawn = {name: random.get_state() for name, random in self.generators.items()}
+        trial = Trial()
+        try:
+            yield trial
+        finally:
+            if not trial.is_kept:
+                for name, optimiser in self.optimisers.items():
+                    optimiser.restore(backups[name])
+                for name, random in self.generators.items():
+                    random.set_state(drawn[name])
+
     def state(self) -> AlgorithmState:
-        """Return copies of weights, moments and generators."""
         tensors: dict[str, Tensor] = {}
-        for name, module in self.modules().items():
+        for name, module in self.modules.items():
             tensors |= copies(name, module)
-        optimisers = self.optimisers()
-        for name, optimiser in optimisers.items():
+        for name, optimiser in self.optimisers.items():
             tensors |= {_moments(name) + key: moment for key, moment in optimiser.moments().items()}
-        tensors |= {f"generator/{name}": random.get_state() for name, random in self.generators().items()}
+        tensors |= {f"generator/{name}": random.get_state() for name, random in self.generators.items()}
         numbers: dict[str, Any] = {"updates": self._updates}
-        if optimisers:
-            steps: dict[str, Any] = {name: optimiser.steps for name, optimiser in optimisers.items()}
+        if self.optimisers:
+            steps: dict[str, Any] = {name: optimiser.steps for name, optimiser in self.optimisers.items()}
             numbers["gradient_steps"] = steps.get("", steps)
         return AlgorithmState(tensors=tensors, numbers=numbers)
 
     def load(self, state: AlgorithmState) -> None:
-        """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
         missing = [name for name in self.needed if name not in state.numbers]
-        missing += [
-            f"generator/{name}" for name in self.generators() if f"generator/{name}" not in state.tensors
-        ]
+        drawn = {name: f"generator/{name}" for name in self.generators}
+        missing += [path for path in drawn.values() if path not in state.tensors]
         if missing:
             raise ValueError(
                 f"algorithm state: {missing[0]} missing; was the run begun with another algorithm?"
             )
         self._load_learned(state)
-        for name, random in self.generators().items():
-            random.set_state(state.tensors[f"generator/{name}"])
+        for name, random in self.generators.items():
+            random.set_state(state.tensors[drawn[name]])
         self._updates = int(state.numbers["updates"])
 
     def _load_learned(self, state: AlgorithmState) -> None:
         """Take over weights and moments."""
-        for name, module in self.modules().items():
+        for name, module in self.modules.items():
             load_copies(module, name, state.tensors)
-        for name, optimiser in self.optimisers().items():
+        for name, optimiser in self.optimisers.items():
             steps = state.numbers["gradient_steps"]
             optimiser.load_moments(under(state.tensors, _moments(name)), int(steps[name] if name else steps))
 
     def restore(self, state: AlgorithmState) -> None:
-        """See `Algorithm`."""
         self.load(taken_over(self.state(), state, going_on=self.going_on))
 
 

@@ -25,7 +25,7 @@ class RandomActions(Trained):
 
     def __init__(self, policy: Policy, section: RandomSection, *, seed: int) -> None:
         del seed
-        self.policy, self.section = policy, section
+        self.policy, self.section, self.modules = policy, section, {"policy": policy}
         with torch.no_grad():
             for parameter in policy.actor_head.parameters():
                 parameter.zero_()
@@ -46,5 +46,4 @@ class RandomActions(Trained):
         return Update(applied=bool(steps), reason=reason, steps=steps, publish=False, collects=True)
 
     def restore(self, state: AlgorithmState) -> None:
-        """See `Algorithm`."""
         self._load_learned(state)

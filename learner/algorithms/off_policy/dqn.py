@@ -10,11 +10,8 @@ A gradient step (Mnih et al. 2015, algorithm 1, for a sample of transitions s, a
 Dueling streams are the policy's (`penstock.policy.policy.QPolicy`).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from penstock.config.settings import ConfigurationError, DQNSection
@@ -50,6 +47,8 @@ class DQN(OffPolicy):
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
         self._network = network_of(policy, self._optimiser)
         self._target = Target(policy, self._optimiser, period=section.target_period, rate=section.target_rate)
+        self.modules = {"policy": policy, "target": self._target.module}
+        self.optimisers, self.targets = {"policy": self._optimiser}, {"target": self._target}
 
     def scalars(self, progress: float) -> dict[str, float]:
         """Return `epsilon` and `epsilon_spread` (see `penstock.policy.distributions.EpsilonGreedy`)."""
@@ -81,18 +80,6 @@ class DQN(OffPolicy):
         chosen = self._network.outputs(inputs).parameters if self.section.double else following
         value = following.gather(1, chosen.argmax(1, keepdim=True)).squeeze(1)
         return rows.reward.to(value.dtype) + rows.discount.to(value.dtype) * value
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        """Return the network and its target network."""
-        return {"policy": self.policy, "target": self._target.module}
-
-    def optimisers(self) -> Mapping[str, FlatAdam]:
-        """Return the optimiser of the network."""
-        return {"policy": self._optimiser}
-
-    def targets(self) -> Mapping[str, Target[Any]]:
-        """Return the target network."""
-        return {"target": self._target}
 
 
 def epsilon(section: DQNSection, progress: float) -> float:

@@ -123,6 +123,7 @@ class OffPolicy(Trained):
     settles = Settles.ON_INSERT
     keeps_restored = True
     needed = ("updates", "gradient_steps", "unpublished", "replay")
+    targets: Mapping[str, Target[Any]]
 
     def __init__(self, policy: Policy, section: ReplaySection, *, seed: int) -> None:
         _check(policy, section.name)
@@ -149,10 +150,6 @@ class OffPolicy(Trained):
     @abstractmethod
     def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
         """Learn from one sample with step size `learning_rate`."""
-
-    @abstractmethod
-    def targets(self) -> Mapping[str, Target[Any]]:
-        """Return the target networks by name."""
 
     # ---- what the loop asks
 
@@ -301,7 +298,7 @@ class OffPolicy(Trained):
             name: torch.stack([step.metrics[name] for step in made]).mean().double()
             for name in (made[0].metrics if made else ())
         }
-        checks = [optimiser.checksum().double() for optimiser in self.optimisers().values()]
+        checks = [optimiser.checksum().double() for optimiser in self.optimisers.values()]
         if observed is not None:
             checks.append(observed.checksum())
         *numbers, check = torch.stack([*tensors.values(), torch.stack(checks).sum()]).tolist()
@@ -337,10 +334,10 @@ class OffPolicy(Trained):
 
     def _backup(self) -> PartsBackup:
         return PartsBackup(
-            {name: optimiser.backup() for name, optimiser in self.optimisers().items()},
-            {name: target.backup() for name, target in self.targets().items()},
+            {name: optimiser.backup() for name, optimiser in self.optimisers.items()},
+            {name: target.backup() for name, target in self.targets.items()},
             replace(self.limiter.counts),
-            {name: random.get_state() for name, random in self.generators().items()},
+            {name: random.get_state() for name, random in self.generators.items()},
             self.replay.mark(),
         )
 
@@ -348,14 +345,14 @@ class OffPolicy(Trained):
         """Restore everything but the content of replay."""
         self._restore_weights(backup)
         self.limiter.counts = replace(backup.counts)
-        for name, random in self.generators().items():
+        for name, random in self.generators.items():
             random.set_state(backup.random[name])
         self.replay.go_back(backup.replay)
 
     def _restore_weights(self, backup: PartsBackup) -> None:
-        for name, optimiser in self.optimisers().items():
+        for name, optimiser in self.optimisers.items():
             optimiser.restore(backup.optimisers[name])
-        for name, target in self.targets().items():
+        for name, target in self.targets.items():
             target.restore(backup.targets[name])
 
     # ---- the log and checkpoints

@@ -16,8 +16,7 @@ returns is 0. Actions in fragments are those before the tanh; critics see them a
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +132,19 @@ class SAC(OffPolicy):
             self._critics, self._critic_optimiser, period=section.target_period, rate=section.target_rate
         )
         self._noise = torch.Generator().manual_seed(seed)
+        self.modules = {
+            "policy": policy,
+            "critics": self._critics,
+            "target": self._target.module,
+            "temperature": self._temperature,
+        }
+        # That of the temperature makes no step where it is not tuned.
+        self.optimisers = {
+            "policy": self._actor_optimiser,
+            "critics": self._critic_optimiser,
+            "temperature": self._temperature_optimiser,
+        }
+        self.targets, self.generators = {"target": self._target}, {"noise": self._noise}
 
     def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
         """Take the gradient step of the module's docstring."""
@@ -198,28 +210,3 @@ class SAC(OffPolicy):
 
     def _descend(self, optimiser: FlatAdam, loss: Tensor, learning_rate: float) -> Tensor:
         return optimiser.step(optimiser.gradient_of(loss), learning_rate, self.section.max_gradient_norm)
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        """Return actor, critics, target critics and temperature."""
-        return {
-            "policy": self.policy,
-            "critics": self._critics,
-            "target": self._target.module,
-            "temperature": self._temperature,
-        }
-
-    def optimisers(self) -> Mapping[str, FlatAdam]:
-        """Return an optimiser for each; the temperature's makes no step where it is not tuned."""
-        return {
-            "policy": self._actor_optimiser,
-            "critics": self._critic_optimiser,
-            "temperature": self._temperature_optimiser,
-        }
-
-    def targets(self) -> Mapping[str, Target[Any]]:
-        """Return the target critics."""
-        return {"target": self._target}
-
-    def generators(self) -> Mapping[str, torch.Generator]:
-        """Return that of the noise of actions."""
-        return {"noise": self._noise}

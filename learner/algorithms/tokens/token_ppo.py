@@ -15,7 +15,7 @@ KL.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -127,15 +127,18 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
     ) -> None:
         LearnsOnce.__init__(self, section)
         self.policy = policy
-        self._optimisers = {
+        # Frozen weights are read from their folder again.
+        self.modules = {POLICY: policy.published, CRITIC: policy.critic}
+        self.optimisers = {
             POLICY: FlatAdam(policy.trained(), section.adam_epsilon),
             CRITIC: FlatAdam(policy.critic, section.adam_epsilon),
         }
-        self._device = self._optimisers[POLICY].parameters.device
+        self._device = self.optimisers[POLICY].parameters.device
         is_rounded = hardware is not None and hardware.bfloat16
         self._precision = torch.autocast(self._device.type, torch.bfloat16, enabled=is_rounded)
         self._has_critic = section.advantage == "gae"
         self._permutations = torch.Generator().manual_seed(seed)
+        self.generators = {"permutations": self._permutations}
         self._kl_coefficient = section.kl_coefficient
         self._kl_reference: float | None = None
 
@@ -161,23 +164,15 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
                 (kept,) if kept else self._passes(responses, np.arange(len(responses))), responses
             )
             prepared = prepare(responses, read, self.section, self._kl_coefficient, self._beyond(responses))
-        backups = {name: optimiser.backup() for name, optimiser in self._optimisers.items()}
-        drawn = self._permutations.get_state()
-        is_kept = False
-        try:
+        with self.undoing() as trial:
             charge = sum(source.steps * source.columns for source in batch.sources)
             count = self.minibatches(batch, charge)
             record = self._train(responses, prepared, scheduled, kept, count)
             with torch.no_grad():
                 reason, metrics = self._measure(responses, prepared, record)
-            is_kept = not reason and not is_rehearsal
-            if is_kept:
+            trial.is_kept = not reason and not is_rehearsal
+            if trial.is_kept:
                 self._commit(len(responses), metrics)
-        finally:
-            if not is_kept:
-                for name, optimiser in self._optimisers.items():
-                    optimiser.restore(backups[name])
-                self._permutations.set_state(drawn)
         return Update(
             applied=not reason,
             reason=reason,
@@ -285,7 +280,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         record: TokenGradientRecord,
     ) -> None:
         """Make one on a minibatch: the gradients of its micro-batches add up to that of `total` tokens."""
-        learning = {name: self._optimisers[name] for name in self._learning}
+        learning = {name: self.optimisers[name] for name in self._learning}
         for optimiser in learning.values():
             optimiser.flat_gradient.zero_()
         sums = torch.zeros(2, device=self._device)
@@ -319,8 +314,8 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
             parts.append(outputs.entropy.sum() * (-entropy_coefficient / total))
         if CRITIC in learning:
             parts.append(section.value_coefficient * error)
-        own = [parameter for name in learning for parameter in self._optimisers[name].own]
-        views = [view for name in learning for view in self._optimisers[name].gradient_views]
+        own = [parameter for name in learning for parameter in self.optimisers[name].own]
+        views = [view for name in learning for view in self.optimisers[name].gradient_views]
         pieces = torch.autograd.grad(torch.stack(parts).sum(), own, materialize_grads=True)
         for view, piece in zip(views, pieces, strict=True):
             view.add_(piece)
@@ -340,7 +335,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
     ) -> tuple[str, dict[str, float]]:
         """The one read of the device: why the update is not kept, or "", and the metrics."""
         tensors = self._watched(responses, prepared, record)
-        checksum = torch.stack([optimiser.checksum() for optimiser in self._optimisers.values()]).sum()
+        checksum = torch.stack([optimiser.checksum() for optimiser in self.optimisers.values()]).sum()
         farthest = (prepared.proximal - prepared.behaviour).abs().max()
         numbers = torch.stack([*tensors.values(), checksum, farthest]).tolist()
         found = dict(zip(tensors, numbers, strict=False))
@@ -401,25 +396,11 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
 
     # ---- a checkpoint
 
-    def modules(self) -> Mapping[str, nn.Module]:
-        """Return what is trained; frozen weights are read from their folder again."""
-        return {POLICY: self.policy.published, CRITIC: self.policy.critic}
-
-    def optimisers(self) -> Mapping[str, FlatAdam]:
-        """Return those of policy and critic."""
-        return self._optimisers
-
-    def generators(self) -> Mapping[str, torch.Generator]:
-        """Return that of permutations."""
-        return {"permutations": self._permutations}
-
     def state(self) -> AlgorithmState:
-        """Return the state of all that is `Trained`, and β."""
         state = super().state()
         return replace(state, numbers=state.numbers | {"kl_coefficient": self._kl_coefficient})
 
     def load(self, state: AlgorithmState) -> None:
-        """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
         super().load(state)
         # A fixed one is the setting's, which a resumed run may have changed.
         if self.section.kl_target is not None:
