@@ -68,6 +68,51 @@ class Batch:
     begins: Tensor | None = None
     is_flushed: bool = False
 
+    def part(
+        self, columns: Tensor | slice, final_slot: Tensor, steps: int, of: Sequence[int] = ()
+    ) -> "Batch":
+        """Return columns of it, up to a step: copied where an index says which, else as views.
+
+        final_slot: int64 [K], where the column of each ended episode lies in the part; -1: not in it.
+        of: fragments of the part, by their place in `sources`.
+        """
+        kept = (final_slot >= 0).nonzero().squeeze(1)
+
+        def by_column(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+            return {name: tensor[:rows, columns] for name, tensor in tensors.items()}
+
+        def by_end(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: tensor[kept] for name, tensor in tensors.items()}
+
+        places = range(len(self.slots))[columns] if isinstance(columns, slice) else columns.tolist()
+        return Batch(
+            observation=by_column(self.observation, steps + 1),
+            action=by_column(self.action, steps),
+            reward=self.reward[:steps, columns],
+            terminated=self.terminated[:steps, columns],
+            truncated=self.truncated[:steps, columns],
+            valid=self.valid[:steps, columns],
+            log_prob=self.log_prob[:steps, columns],
+            final_observation=by_end(self.final_observation),
+            final_mask=by_end(self.final_mask),
+            final_slot=final_slot[kept],
+            final_step=self.final_step[kept],
+            update=self.update[columns],
+            slots=tuple(self.slots[place] for place in places),
+            sources=tuple(self.sources[place] for place in of),
+            state={name: tensor[columns] for name, tensor in self.state.items()},
+            begins=None if self.begins is None else self.begins[: steps + 1, columns],
+        )
+
+    def fragments(self) -> Iterator[tuple[Source, "Batch"]]:
+        """Yield each fragment by itself, without padding, as views."""
+        start = 0
+        for source in self.sources:
+            columns = slice(start, start + source.columns)
+            slot = self.final_slot - start
+            yield source, self.part(columns, slot.where(slot < source.columns, -1), source.steps)
+            start = columns.stop
+
     def of_fragments(self, places: Sequence[int]) -> "Batch":
         """Return the batch of some or none of its fragments, copied. places: of `sources`, rising."""
         starts = np.cumsum([0, *(source.columns for source in self.sources)])
@@ -77,29 +122,7 @@ class Batch:
         # Where each column of this batch lies in the other; -1: not in it.
         moved = torch.full((len(self.slots),), -1, device=self.valid.device)
         moved[index] = torch.arange(len(index), device=self.valid.device)
-        kept = (moved[self.final_slot] >= 0).nonzero().squeeze(1)
-
-        def by_column(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {name: tensor[:, index] for name, tensor in tensors.items()}
-
-        return Batch(
-            observation=by_column(self.observation),
-            action=by_column(self.action),
-            reward=self.reward[:, index],
-            terminated=self.terminated[:, index],
-            truncated=self.truncated[:, index],
-            valid=self.valid[:, index],
-            log_prob=self.log_prob[:, index],
-            final_observation={name: tensor[kept] for name, tensor in self.final_observation.items()},
-            final_mask={name: tensor[kept] for name, tensor in self.final_mask.items()},
-            final_slot=moved[self.final_slot[kept]],
-            final_step=self.final_step[kept],
-            update=self.update[index],
-            slots=tuple(self.slots[column] for column in columns),
-            sources=tuple(self.sources[place] for place in places),
-            state={name: tensor[index] for name, tensor in self.state.items()},
-            begins=None if self.begins is None else self.begins[:, index],
-        )
+        return self.part(index, moved[self.final_slot], len(self.valid), places)
 
 
 def assemble(

@@ -12,10 +12,11 @@ The order of the log alone determines it: a resumed learner makes the same sampl
 
 import copy
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +32,8 @@ from penstock.learner.algorithms.containment import (
     verdict,
 )
 from penstock.learner.algorithms.losses import factor
-from penstock.learner.algorithms.off_policy.replay.memory import Mark, Prioritisation, Replay, Sample
-from penstock.learner.algorithms.off_policy.replay.rate_limiter import Counts, SampleToInsertRatio
-from penstock.learner.algorithms.off_policy.replay.transitions import Steps, fragments, transitions
+from penstock.learner.algorithms.off_policy.memory import Mark, Prioritisation, Replay, Sample
+from penstock.learner.algorithms.off_policy.transitions import Steps, transitions
 from penstock.learner.algorithms.optimiser import Backup, FlatAdam, Trained, flatten, taken_over, under
 from penstock.learner.algorithms.rows import trajectory_of
 from penstock.learner.batch import Batch
@@ -46,15 +46,111 @@ M = TypeVar("M", bound=nn.Module)
 log = logging.getLogger(__name__)
 
 
+# ---- Bounds on the ratio of gradient steps taken to environment steps inserted into replay.
+#
+# The rule of Reverb's `SampleToInsertRatio` (Cassirer et al. 2021, section 3.4), counted in gradient steps.
+# With `due` = (inserted − minimum) · ratio − taken:
+#
+#     a gradient step needs        size ≥ minimum   and   due − 1 ≥ −buffer · ratio
+#     an insertion of n steps needs                       due + n · ratio ≤ buffer · ratio
+#
+# The learner takes steps as long as it may and then inserts, so the order of the log alone determines its
+# steps, also after a restart. Between two updates `due` lies less than one step above its lower bound; with
+# other settings at a resume it is put there (`rebase`). `budget` bounds steps in the log that are not in yet.
+
+_ROUNDING: Final = 1e-6
+"""Of a gradient step."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Environment steps inserted and gradient steps taken since the start of the run, or since `rebase`."""
+
+    inserted: int = 0
+    taken: float = 0
+
+
+class SampleToInsertRatio:
+    """Counts insertions and gradient steps of one replay memory, and tells what they allow.
+
+    ratio: gradient steps per environment step. minimum: environment steps before the first gradient step.
+    buffer_steps: the error's bound, in environment steps.
+    """
+
+    def __init__(self, *, ratio: float, minimum: int, buffer_steps: int) -> None:
+        self._ratio = ratio
+        self.minimum = minimum
+        self._buffer = buffer_steps * ratio
+        self.buffer_steps = buffer_steps
+        self.counts = Counts()
+
+    @property
+    def due(self) -> float:
+        return (self.counts.inserted - self.minimum) * self._ratio - self.counts.taken
+
+    def may_draw(self, size: int) -> bool:
+        return size >= self.minimum and self.due - 1.0 >= -self._buffer
+
+    def may_insert(self, steps: int) -> bool:
+        return self.due + steps * self._ratio <= self._buffer + _ROUNDING
+
+    def inserted(self, steps: int) -> None:
+        """Count inserted steps; raises RuntimeError where they were not allowed, as `check` has ruled out."""
+        if not self.may_insert(steps):
+            raise RuntimeError(f"rate limiter: {steps} steps entered with {self.due:g} gradient steps due")
+        self.counts.inserted += steps
+
+    def drawn(self) -> None:
+        self.counts.taken += 1
+
+    def restart(self, size: int = 0) -> None:
+        """Begin as with a memory of `size` steps and no gradient step, because its content was lost."""
+        self.counts = Counts(inserted=size)
+
+    def rebase(self) -> None:
+        """Put what is due where it lies between two updates, if it is not: it was counted by other settings.
+
+        A ratio that rose would otherwise ask for all that was missed, and one that fell for nothing at all
+        until that is made up.
+        """
+        if self.counts.inserted >= self.minimum:
+            due = min(max(self.due, -self._buffer), 1.0 - self._buffer)
+            self.counts.taken += self.due - due
+
+    def check(self, *, insertion: int, capacity: int) -> None:
+        """Raise ValueError, with the figures, for limits at which at some time neither side may go on.
+
+        insertion: most steps that are inserted at once. capacity: of the memory, in steps.
+        """
+        if capacity < self.minimum + insertion:
+            raise ValueError(
+                f"algorithm.capacity={capacity}: replay must hold algorithm.learning_starts={self.minimum} "
+                f"steps and a fragment of {insertion} beside them, or nothing would ever be sampled; give at "
+                f"least {self.minimum + insertion}"
+            )
+        # An insertion needs room below the upper bound after draws down to the lower one.
+        needed = math.ceil(max(insertion, (insertion + 1.0 / self._ratio) / 2))
+        if self.buffer_steps < needed:
+            raise ValueError(
+                f"algorithm.error_steps={self.buffer_steps}: with fragments of {insertion} steps, "
+                f"{self._ratio:g} gradient steps per environment step there would come a time "
+                f"at which neither inserting nor sampling is allowed; give at least {needed}, or lower "
+                "actor.unroll_length or environment.count"
+            )
+
+
+# ---- The frame of an update, and what it may change.
+
+
 class Target(Generic[M]):
     """A copy of a network that follows it slowly: θ' ← (1 − τ) θ' + τ θ at every `period`-th gradient step.
 
     τ = 1 copies (Mnih et al. 2015), a small τ with period 1 is Polyak averaging (Lillicrap et al. 2016). Only
-    parameters follow; inputs are read, and so normalised, by the network that is learned.
+    parameters follow; inputs are read, and so normalised, by the network that is learned. online: optimises
+    `module`. rate: τ.
     """
 
     def __init__(self, module: M, online: FlatAdam, *, period: int, rate: float) -> None:
-        """Copy `module`, which `online` optimises. rate: τ."""
         self.module: M = copy.deepcopy(module).requires_grad_(requires_grad=False)
         self._flat = flatten(self.module)
         self._online = online
@@ -62,16 +158,13 @@ class Target(Generic[M]):
         self._rate = rate
 
     def follow(self) -> None:
-        """Count a gradient step, and move if it is time."""
         if self._online.steps % self._period == 0:
             self._flat.lerp_(self._online.parameters, self._rate)
 
     def backup(self) -> Tensor:
-        """Return a copy of the parameters."""
         return self._flat.clone()
 
     def restore(self, backup: Tensor) -> None:
-        """Go back to such a copy."""
         self._flat.copy_(backup)
 
 
@@ -154,26 +247,24 @@ class OffPolicy(Trained):
     # ---- what the loop asks
 
     def budget(self, fragment_charge: int) -> int:
-        """Return max(2F, the limiter's error bound), in environment steps.
+        """Return the larger of two fragments and the limiter's error bound.
 
-        fragment_charge: F, steps of one fragment. Raises ValueError with the figures where the limiter would
-        block for good.
+        Raises ValueError with the figures where the limiter would block for good.
         """
         self.limiter.check(insertion=fragment_charge, capacity=self.section.capacity)
         return max(2 * fragment_charge, self.limiter.buffer_steps)
 
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """Return True: a batch is one fragment."""
+        """A batch is one fragment."""
         return True
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """Insert a batch into replay and take the gradient steps that it allows."""
         steps = int(batch.valid.sum())
         if steps == 0:
             return Update(applied=False, reason=EMPTY)
         self.replay.begin()
         before = self._backup()
-        for source, fragment in fragments(batch):
+        for source, fragment in batch.fragments():
             self.replay.insert(source.number, source.size, self._transitions(fragment))
         self.limiter.inserted(steps)
         inserted = replace(before, counts=replace(self.limiter.counts))
@@ -208,7 +299,6 @@ class OffPolicy(Trained):
         )
 
     def _take_steps(self, batch: Batch, scheduled: OffPolicyValues) -> _Taken:
-        """Take the gradient steps that are allowed, and judge them."""
         try:
             made = self._learn(scheduled)
             with torch.no_grad():
@@ -358,11 +448,10 @@ class OffPolicy(Trained):
     # ---- the log and checkpoints
 
     def retain_from(self) -> int | None:
-        """Return the number of the oldest entry in replay."""
         return self.replay.retain_from()
 
     def retains(self, fragment_bytes: int) -> Retained:
-        """Return `capacity_bytes`, and as many entries as steps: each holds at least one."""
+        """As many entries as steps: each holds at least one."""
         section = self.section
         if fragment_bytes > section.capacity_bytes:
             raise ValueError(
@@ -372,8 +461,7 @@ class OffPolicy(Trained):
         return Retained(size=section.capacity_bytes, entries=section.capacity)
 
     def reload(self, batch: Batch) -> None:
-        """Put fragments back that replay held when the state was made."""
-        for source, fragment in fragments(batch):
+        for source, fragment in batch.fragments():
             if self.replay.awaits(source.number):
                 self.replay.reload(source.number, self._transitions(fragment))
 
@@ -385,7 +473,6 @@ class OffPolicy(Trained):
         return lost
 
     def state(self) -> AlgorithmState:
-        """Return copies of weights, moments, generators, and replay's entry numbers and priorities."""
         state = super().state()
         held, numbers = self.replay.state()
         counts = self.limiter.counts
@@ -399,10 +486,7 @@ class OffPolicy(Trained):
         )
 
     def load(self, state: AlgorithmState) -> None:
-        """Restore `state`, except for the content of replay, which is read again from the log.
-
-        Raises ValueError that names what is missing or misshapen.
-        """
+        """The content of replay is read again from the log."""
         super().load(state)
         held = state.numbers["replay"]
         self.replay.load(under(state.tensors, "replay/"), held)
@@ -411,7 +495,7 @@ class OffPolicy(Trained):
         self._unpublished = int(state.numbers["unpublished"])
 
     def restore(self, state: AlgorithmState) -> None:
-        """See `Algorithm`; what replay holds stays, with its priorities."""
+        """What replay holds stays, with its priorities."""
         self._load_learned(taken_over(self.state(), state, going_on=("generator/", "replay/")))
 
 

@@ -10,7 +10,7 @@ import torch
 from penstock.config.settings import ConfigurationError, DQNSection, PolicySection
 from penstock.learner.algorithms.algorithm import Algorithm, Settles
 from penstock.learner.algorithms.off_policy.dqn import DQN, epsilon, huber
-from penstock.learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from penstock.learner.algorithms.off_policy.transitions import transitions
 from penstock.learner.algorithms.rows import see
 from penstock.learner.batch import Batch
 from penstock.policy.policy import build
@@ -222,7 +222,7 @@ def test_what_a_mask_forbids_is_no_next_action() -> None:
     )
     targets = []
     for given in (free, bound):
-        ((_, fragment),) = fragments(given)
+        ((_, fragment),) = given.fragments()
         stack = algorithm.policy.memory.frames
         rows = transitions(fragment, stack, discount=DISCOUNT, steps=1).read(stack)
         targets.append(algorithm._targets(rows) - rows.reward)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.learner.algorithms.off_policy.replay.memory import FrameRing
+from penstock.learner.algorithms.off_policy.memory import FrameRing
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.learner.algorithms.off_policy.replay.memory import Prioritisation, Replay, Sample
-from penstock.learner.algorithms.off_policy.replay.transitions import Steps, fragments, transitions
+from penstock.learner.algorithms.off_policy.memory import Prioritisation, Replay, Sample
+from penstock.learner.algorithms.off_policy.transitions import Steps, transitions
 from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering
@@ -38,7 +38,7 @@ def replay(capacity: int = 20, how: Prioritisation | None = None, **changed: Any
 
 def rows(count: int, first: int) -> Steps:
     """`count` transitions whose observations are first, first + 1, ..."""
-    ((_, one),) = fragments(batch(fragment(count, 1, first=first)))
+    ((_, one),) = batch(fragment(count, 1, first=first)).fragments()
     return transitions(one, STACK, discount=0.9, steps=1)
 
 
@@ -66,7 +66,7 @@ def test_the_oldest_entries_make_room_by_bytes() -> None:
 
 
 def test_an_entry_without_experience_is_not_kept() -> None:
-    ((_, one),) = fragments(batch(fragment(2, 1, invalid=((0, 0), (1, 0)))))
+    ((_, one),) = batch(fragment(2, 1, invalid=((0, 0), (1, 0)))).fragments()
     memory = replay()
     memory.insert(1, 100, transitions(one, STACK, discount=0.9, steps=1))
     assert (memory.size, memory.retain_from()) == (0, None)
@@ -306,7 +306,7 @@ def test_stacks_stay_what_they_were_while_entries_come_and_go(data: st.DataObjec
     memory = Replay(40, 10**6, seed=0, device=CPU, stack=stack)
     known: dict[int, Steps] = {}
     for number in range(1, data.draw(st.integers(1, 12))):
-        ((_, one),) = fragments(entry_of(actor.fragment(data.draw(st.integers(1, 8)))))
+        ((_, one),) = entry_of(actor.fragment(data.draw(st.integers(1, 8)))).fragments()
         known[number] = transitions(one, stack, discount=0.9, steps=2)
         memory.insert(number, 10, known[number])
         if memory.entries and data.draw(st.integers(0, 3)) == 0:
@@ -330,7 +330,7 @@ def test_frames_are_held_once() -> None:
     stack, actor = policy.memory.frames, Actor(policy, slots=2)
     memory = Replay(64, 10**6, seed=0, device=CPU, stack=stack)
     for number in range(1, 40):
-        ((_, one),) = fragments(entry_of(actor.fragment(8)))
+        ((_, one),) = entry_of(actor.fragment(8)).fragments()
         memory.insert(number, 10, transitions(one, stack, discount=0.9, steps=1))
     frame_bytes = 3 * 4
     fragment_frames = 2 * (8 + 1) + 2 * 3

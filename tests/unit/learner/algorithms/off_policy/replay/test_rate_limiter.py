@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.learner.algorithms.off_policy.replay.rate_limiter import SampleToInsertRatio
+from penstock.learner.algorithms.off_policy.off_policy import SampleToInsertRatio
 
 
 def limiter(**changed: float) -> SampleToInsertRatio:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.learner.algorithms.off_policy.replay.memory import SumTree
+from penstock.learner.algorithms.off_policy.memory import SumTree
 
 CPU = torch.device("cpu")
 PRIORITIES = st.floats(min_value=0.0, max_value=1e6, allow_nan=False)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.learner.algorithms.off_policy.replay.transitions import fragments, transitions
+from penstock.learner.algorithms.off_policy.transitions import transitions
 from penstock.learner.algorithms.rows import see
 from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
@@ -54,7 +54,7 @@ def walked(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], .
 
 def built(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], ...], n: int) -> list[Row]:
     """By the code under test."""
-    (one,) = fragments(batch(fragment(steps, slots, ends=ends, invalid=invalid)))
+    (one,) = batch(fragment(steps, slots, ends=ends, invalid=invalid)).fragments()
     made = transitions(one[1], STACK, discount=DISCOUNT, steps=n).read(STACK)
     columns = (made.observation["observation"], made.reward, made.discount, made.following["observation"])
     return [Row(*values) for values in zip(*(column.flatten().tolist() for column in columns), strict=True)]
@@ -95,10 +95,10 @@ def test_ragged_fragments_are_taken_apart_without_their_padding() -> None:
         fragment(2, 2, ends={(1, 1): "truncated"}),
         fragment(5, 1, ends={(4, 0): "terminated"}, first=50),
     ]
-    together = list(fragments(batch(*parts)))
+    together = list(batch(*parts).fragments())
     assert [(source.number, source.steps, source.columns) for source, _ in together] == [(1, 2, 2), (2, 5, 1)]
     for part, (_, one) in zip(parts, together, strict=True):
-        (alone,) = fragments(batch(part))
+        (alone,) = batch(part).fragments()
         first, second = (
             transitions(of, STACK, discount=DISCOUNT, steps=3).read(STACK) for of in (one, alone[1])
         )
@@ -116,7 +116,7 @@ def test_the_last_steps_of_a_fragment_look_as_far_as_it_goes(n: int) -> None:
 def test_a_truncated_step_is_followed_by_what_was_allowed_before_it() -> None:
     one = batch(fragment(3, 1, ends={(1, 0): "truncated"}))
     mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
-    ((_, part),) = fragments(replace(one, observation=one.observation | {"mask/action": mask}))
+    ((_, part),) = replace(one, observation=one.observation | {"mask/action": mask}).fragments()
     following = transitions(part, STACK, discount=0.9, steps=1).read(STACK).following["mask/action"]
     assert following.tolist() == [[False, True], [False, True], [True, False]]
 
@@ -126,7 +126,7 @@ def test_a_truncated_step_is_followed_by_what_its_last_observation_allows() -> N
     mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
     final = {"mask/action": torch.tensor([[True, False]])}
     known = replace(one, observation=one.observation | {"mask/action": mask}, final_mask=final)
-    ((_, part),) = fragments(known)
+    ((_, part),) = known.fragments()
     following = transitions(part, STACK, discount=0.9, steps=1).read(STACK).following["mask/action"]
     assert following.tolist() == [[False, True], [True, False], [True, False]]
 
@@ -138,7 +138,7 @@ def test_stacks_are_those_that_the_policy_acts_on(*, masked: bool) -> None:
     for steps in (8, 1, 3, 8):
         made = entry_of(actor.fragment(steps))
         look, valid = see(policy, made), made.valid.flatten()
-        ((_, one),) = fragments(made)
+        ((_, one),) = made.fragments()
         found = transitions(one, stack, discount=0.9, steps=1)
         assert len(found.frames["observation"]) == 2 * (steps + 1) + len(made.final_slot) + 2 * 2
         rows = found.read(stack)

@@ -14,13 +14,12 @@ enters and leaves replay whole. Axes: T steps, N columns, K ended episodes, M tr
 time and then by column.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from penstock.learner.batch import Batch, Source
+from penstock.learner.batch import Batch
 from penstock.policy.recurrent import FrameStack
 
 
@@ -72,36 +71,6 @@ class Steps:
             {path: frames[rows] for path, frames in self.frames.items()} for rows in (self.before, self.after)
         )
         return Transitions(stack.row(before), self.action, self.reward, self.discount, stack.row(after))
-
-
-def fragments(batch: Batch) -> Iterator[tuple[Source, Batch]]:
-    """Yield each fragment of a batch by itself, without padding, as views."""
-    start = 0
-    for source in batch.sources:
-        columns = slice(start, start + source.columns)
-        start = columns.stop
-        yield source, _cut(batch, columns, source.steps)
-
-
-def _cut(batch: Batch, columns: slice, steps: int) -> Batch:
-    mine = (batch.final_slot >= columns.start) & (batch.final_slot < columns.stop)
-    return Batch(
-        observation={path: rows[: steps + 1, columns] for path, rows in batch.observation.items()},
-        action={path: rows[:steps, columns] for path, rows in batch.action.items()},
-        reward=batch.reward[:steps, columns],
-        terminated=batch.terminated[:steps, columns],
-        truncated=batch.truncated[:steps, columns],
-        valid=batch.valid[:steps, columns],
-        log_prob=batch.log_prob[:steps, columns],
-        final_observation={path: rows[mine] for path, rows in batch.final_observation.items()},
-        final_mask={path: rows[mine] for path, rows in batch.final_mask.items()},
-        final_slot=batch.final_slot[mine] - columns.start,
-        final_step=batch.final_step[mine],
-        update=batch.update[columns],
-        slots=batch.slots[columns],
-        state={path: rows[columns] for path, rows in batch.state.items()},
-        begins=None if batch.begins is None else batch.begins[: steps + 1, columns],
-    )
 
 
 def transitions(fragment: Batch, stack: FrameStack, *, discount: float, steps: int) -> Steps:

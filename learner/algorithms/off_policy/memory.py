@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from penstock.learner.algorithms.off_policy.replay.transitions import Steps, Transitions
+from penstock.learner.algorithms.off_policy.transitions import Steps, Transitions
 from penstock.policy.recurrent import FrameStack
 
 _GROWTH: Final = 1.25
