@@ -1,12 +1,15 @@
 """Evaluations of a run: their results, the comparison with a base, and when a run stops early."""
 
+import json
 import logging
 import math
 import statistics
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Self
 
 from penstock.broker.log.learner_log import LearnerLog
@@ -14,9 +17,10 @@ from penstock.broker.log.replies import ReportEntry
 from penstock.config.settings import ConfigurationError, EvaluationSection
 from penstock.config.workload import Workload
 from penstock.learner.lease import LeaseKeeper
-from penstock.learner.recorder import EpisodeLog
 from penstock.protocol.messages import BASE, Episode, Report
 from penstock.runtime import metrics
+
+log = logging.getLogger(__name__)
 
 # ---- An evaluated version beside the base, the policy that training began with, on the same episodes.
 
@@ -206,31 +210,23 @@ class Score:
 class Result:
     """The result of one evaluation of a version.
 
-    scores: by `deterministic`, the way it was played. deterministic: the way that counts. base: how that
-    compares with the policy that training began with; None where that was not played.
+    scores: by the `way` that it was played. deterministic: the way that counts. base: how that compares with
+    the policy that training began with; None where that was not played.
     """
 
     candidate: Candidate
-    scores: Mapping[bool, Score]
+    scores: Mapping[str, Score]
     deterministic: bool
     base: BaseComparison | None = None
 
     @property
     def counted(self) -> Score:
         """Return the score that solves, is best and is judged with patience."""
-        return self.scores[self.deterministic]
+        return self.scores[way(deterministic=self.deterministic)]
 
     @property
     def mean(self) -> float:
         return self.counted.mean
-
-    @property
-    def std(self) -> float:
-        return self.counted.std
-
-    @property
-    def episodes(self) -> int:
-        return self.counted.episodes
 
 
 def way(*, deterministic: bool) -> str:
@@ -378,7 +374,7 @@ class Evaluation:
         with self._lock:
             if self.last is None or self.best is None:
                 return {}
-            means = {f"evaluation_{way(deterministic=one)}": s.mean for one, s in self.last.scores.items()}
+            means = {f"evaluation_{name}": score.mean for name, score in self.last.scores.items()}
             return means | {
                 "evaluation_version": self.last.candidate.version,
                 "evaluation_best": self.best.mean,
@@ -428,7 +424,10 @@ class Evaluation:
                 self.last = self.best if is_best else last
 
     def _complete(self, candidate: Candidate) -> Result:
-        scores = {one: Score.of(_returns(played)) for one, played in self._played.items()}
+        scores = {
+            way(deterministic=one): Score.of([episode.episode_return for episode in played.values()])
+            for one, played in self._played.items()
+        }
         counts = self._section.deterministic
         base = compare(self._played[counts], self._base)
         result = Result(candidate=candidate, scores=scores, deterministic=counts, base=base)
@@ -469,29 +468,17 @@ def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
     return {(episode.slot_id, episode.episode_id): episode for episode in episodes}
 
 
-def _returns(played: Mapping[Key, Episode]) -> list[float]:
-    return [episode.episode_return for episode in played.values()]
-
-
 def _to_json(result: Result) -> dict[str, Any]:
-    candidate = asdict(result.candidate)
-    del candidate["blob"]
-    scores = {way(deterministic=played): asdict(score) for played, score in result.scores.items()}
-    return {
-        "candidate": candidate,
-        "scores": scores,
-        "deterministic": result.deterministic,
-        "base": base_json(result),
-    }
+    value = asdict(result) | {"base": base_json(result)}
+    del value["candidate"]["blob"]
+    return value
 
 
 def _from_json(value: dict[str, Any], blob: bytes) -> Result:
-    scores = {name == way(deterministic=True): Score(**score) for name, score in value["scores"].items()}
-    candidate = Candidate(**value["candidate"], blob=blob)
     told = value["base"]
     return Result(
-        candidate=candidate,
-        scores=scores,
+        candidate=Candidate(**value["candidate"], blob=blob),
+        scores={name: Score(**score) for name, score in value["scores"].items()},
         deterministic=value["deterministic"],
         base=None if told is None else BaseComparison.from_json(told),
     )
@@ -502,8 +489,51 @@ def base_json(result: Result) -> dict[str, Any] | None:
 
 
 def scores_json(result: Result) -> dict[str, dict[str, Any] | None]:
-    found = {played: asdict(score) for played, score in result.scores.items()}
-    return {way(deterministic=played): found.get(played) for played in (True, False)}
+    found = {name: asdict(score) for name, score in result.scores.items()}
+    return {name: found.get(name) for name in (way(deterministic=True), way(deterministic=False))}
+
+
+# ---- `episodes.jsonl` of a run's folder: a line for each training episode, as actors report them.
+
+EPISODES: Final = "episodes.jsonl"
+BEFORE: Final = "episodes.1.jsonl"
+MOST_BYTES: Final = 64 * 2**20
+
+
+class EpisodeLog:
+    """Appends to the file of one run. What the disk does not take is lost, and said once."""
+
+    def __init__(self, run_dir: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._file, self._before = run_dir / EPISODES, run_dir / BEFORE
+        self._most, self._fails = most_bytes, False
+
+    def add(self, first: int, episodes: Iterable[Episode]) -> None:
+        """Add episodes. first: number of the first of them in the run, from 1."""
+        now = round(time.time(), 3)
+        text = "".join(
+            json.dumps(
+                {
+                    "episode": number,
+                    "time": now,
+                    "return": episode.episode_return,
+                    "length": episode.length,
+                    "terminated": episode.terminated,
+                    "version": episode.version,
+                }
+            )
+            + "\n"
+            for number, episode in enumerate(episodes, first)
+        )
+        try:
+            with self._file.open("a") as file:
+                file.write(text)
+                is_full = file.tell() > self._most
+            if is_full:
+                self._file.replace(self._before)
+        except OSError as error:
+            if not self._fails:
+                log.warning("episodes are not written", extra={"why": str(error)})
+            self._fails = True
 
 
 # ---- Episodes as the actors report them: the window that the curve is drawn from, and evaluations.
@@ -511,8 +541,6 @@ def scores_json(result: Result) -> dict[str, dict[str, Any] | None]:
 WINDOW: Final = 100
 _READ: Final = 512
 _WAIT_S: Final = 0.1
-
-log = logging.getLogger(__name__)
 
 
 class Episodes:
@@ -592,23 +620,19 @@ class Episodes:
             metrics.MEAN_RETURN.set(mean)
 
     def _finish(self, result: Result) -> None:
-        for deterministic, score in result.scores.items():
-            metrics.EVALUATION_RETURN.labels(way(deterministic=deterministic)).set(score.mean)
+        for name, score in result.scores.items():
+            metrics.EVALUATION_RETURN.labels(name).set(score.mean)
         if self._evaluation.best is not None:
             metrics.EVALUATION_BEST_RETURN.set(self._evaluation.best.mean)
         metrics.EVALUATIONS_WITHOUT_IMPROVEMENT.set(self._evaluation.without_improvement)
-        log.info("evaluated", extra=_words(result))
+        words = {
+            "version": result.candidate.version,
+            **{name: score.mean for name, score in result.scores.items()},
+            "std": result.counted.std,
+            "episodes": result.counted.episodes,
+            "env_steps": result.candidate.env_steps,
+        }
+        log.info("evaluated", extra=words)
         self._on_result(result)
         # Nothing is left to play, so a restarted evaluation actor does not play it again.
         self._lease.patiently(lambda: self._log.end_evaluation(result.candidate.version))
-
-
-def _words(result: Result) -> dict[str, float]:
-    means = {way(deterministic=played): score.mean for played, score in result.scores.items()}
-    return {
-        "version": result.candidate.version,
-        **means,
-        "std": result.std,
-        "episodes": result.episodes,
-        "env_steps": result.candidate.env_steps,
-    }

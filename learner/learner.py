@@ -23,7 +23,6 @@ from typing import Final
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import Lease
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.learner import account
 from penstock.learner.algorithms.algorithm import AlgorithmState, Settles, Update
 from penstock.learner.algorithms.containment import EMPTY
 from penstock.learner.checkpoint.checkpointer import Beginning, Checkpointer, choose
@@ -36,7 +35,7 @@ from penstock.learner.checkpoint.store import (
     tensor_bytes,
 )
 from penstock.learner.commands import CommandFollower, CommandRecord
-from penstock.learner.evaluation import Episodes, Evaluation, Result
+from penstock.learner.evaluation import EpisodeLog, Episodes, Evaluation, Result
 from penstock.learner.failures import (
     UPDATE,
     FailedUpdates,
@@ -55,8 +54,8 @@ from penstock.learner.model import Model, check_memory
 from penstock.learner.publish.final_policy import write_specification
 from penstock.learner.publish.kept_versions import KeptVersions
 from penstock.learner.publish.publisher import PendingPublication, Publisher, PublishInterval
-from penstock.learner.ranks.leading import Ranks
-from penstock.learner.recorder import EpisodeLog, Recorder, TrainingClock, show_ledger
+from penstock.learner.ranks.roles import Ranks
+from penstock.learner.recorder import Recorder, TrainingClock, describe, leave_account, show_ledger, snapshot
 from penstock.policy import weights
 from penstock.protocol.messages import RunState
 from penstock.protocol.refusal import Refused
@@ -210,7 +209,7 @@ class Learner:
             stop=self._threads.stop,
             quarantine=model.quarantine,
             on_reopened=self._reopened.set,
-            description=partial(account.describe, self),
+            description=partial(describe, self),
         )
         self._make_evaluation(beginning, progress, store)
         begun_at = beginning.checkpoint.id if beginning.checkpoint is not None else ""
@@ -367,7 +366,7 @@ class Learner:
         log_batch = self._take()
         if log_batch is not None:
             self._consume(log_batch)
-        self.recorder.write(partial(account.snapshot, self))
+        self.recorder.write(partial(snapshot, self))
         return None
 
     def _ending(self) -> Ending | None:
@@ -646,8 +645,8 @@ class Learner:
         if ending.finished and ending is not Ending.TARGET and keeps_best:
             restored = self._restore_best()
         self.checkpoint()
-        self.recorder.write(partial(account.snapshot, self), now=True)
-        account.close(self, word, restored, finished=ending.finished)
+        self.recorder.write(partial(snapshot, self), now=True)
+        leave_account(self, word, restored, finished=ending.finished)
 
     def _evaluate_last(self) -> None:
         """Wait for what is under way, then for the last weights where they were not evaluated yet."""

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry, MissingReason
@@ -231,15 +231,29 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def put(waiting: queue.Queue[T], item: T, stop: threading.Event) -> bool:
-    """Put an item into a bounded queue once there is room; False where `stop` is set first."""
-    while not stop.is_set():
+class ReadAhead(Generic[T]):
+    """What a thread has read ahead, at most so much, for another to take."""
+
+    def __init__(self, most: int, stop: threading.Event) -> None:
+        self._items: queue.Queue[T] = queue.Queue(most)
+        self._stop = stop
+
+    def put(self, item: T) -> bool:
+        """Add an item once there is room; False where `stop` is set first."""
+        while not self._stop.is_set():
+            try:
+                self._items.put(item, timeout=_PUT_WAIT_S)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def take(self, timeout_s: float) -> T | None:
+        """Return the next item, None where there is none soon."""
         try:
-            waiting.put(item, timeout=_PUT_WAIT_S)
-        except queue.Full:
-            continue
-        return True
-    return False
+            return self._items.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
 
 
 class LogFeed:
@@ -266,7 +280,7 @@ class LogFeed:
         self._payloads = payloads
         self._budget = budget
         self._stop = stop
-        self._queue: queue.Queue[LogBatch] = queue.Queue(maxsize=prefetch)
+        self._ahead = ReadAhead[LogBatch](prefetch, stop)
         self._read = self._delivered = after
         self._round = start.round
         self._restored_from = start.restored_from
@@ -285,11 +299,9 @@ class LogFeed:
     # ---- the loop's side
 
     def take(self, timeout_s: float) -> LogBatch | None:
-        try:
-            log_batch = self._queue.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        log_batch.arrive()
+        log_batch = self._ahead.take(timeout_s)
+        if log_batch is not None:
+            log_batch.arrive()
         return log_batch
 
     def drop_before(self, version: int) -> None:
@@ -314,7 +326,7 @@ class LogFeed:
             for entry in self._lease.patiently(lambda: self._log.read(self._read, _READ, _BLOCK_MS)):
                 self._note(entry)
             failpoint("feed.choosing", self._read)
-            while (log_batch := self._next()) is not None and put(self._queue, log_batch, self._stop):
+            while (log_batch := self._next()) is not None and self._ahead.put(log_batch):
                 pass
 
     def _note(self, entry: LogEntry) -> None:

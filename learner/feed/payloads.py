@@ -1,6 +1,6 @@
 """What lies in the log under the entries that the feed has chosen: fetched, checked, made into a batch.
 
-With several ranks each does it for its own entries (`penstock.learner.ranks.leading`).
+With several ranks each does it for its own entries (`penstock.learner.ranks.roles`).
 """
 
 import hashlib

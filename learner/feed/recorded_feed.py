@@ -14,7 +14,6 @@ import base64
 import itertools
 import json
 import logging
-import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ import torch
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.algorithm import Algorithm, Imitator
 from penstock.learner.batch import Loaded, assemble
-from penstock.learner.feed.log_feed import FeedEnded, Flush, LogBatch, put
+from penstock.learner.feed.log_feed import FeedEnded, Flush, LogBatch, ReadAhead
 from penstock.learner.feed.payloads import check_meaning, reward_of
 from penstock.learner.feed.recording import (
     DESCRIPTION,
@@ -181,11 +180,10 @@ class RecordedFeed:
         self._algorithm = algorithm
         self._seed = seed
         self._device = device
-        self._stop = stop
-        self._queue: queue.Queue[LogBatch | None] = queue.Queue(maxsize=prefetch)
+        self._ahead = ReadAhead[LogBatch](prefetch, stop)
         self._held_out: frozenset[FrameEntry] = frozenset()
         self._taken_before = taken
-        self._is_exhausted = False
+        self._is_read = False
 
     def hold_out(self) -> None:
         """Give an `Imitator` the fragments that it validates on; before `run`."""
@@ -208,12 +206,9 @@ class RecordedFeed:
     # ---- the loop's side
 
     def take(self, timeout_s: float) -> LogBatch | None:
-        try:
-            log_batch = None if self._is_exhausted else self._queue.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if log_batch is None:
-            self._is_exhausted = True
+        was_read = self._is_read
+        log_batch = self._ahead.take(timeout_s)
+        if log_batch is None and was_read:
             raise FeedEnded
         return log_batch
 
@@ -241,9 +236,9 @@ class RecordedFeed:
             )
         planned = itertools.islice(self._plan(), self._taken_before, None)
         for count, batch in enumerate(planned, self._taken_before + 1):
-            if not put(self._queue, self._deliver(batch, count), self._stop):
+            if not self._ahead.put(self._deliver(batch, count)):
                 return
-        put(self._queue, None, self._stop)
+        self._is_read = True
 
     def _plan(self) -> Iterator[_Planned]:
         if isinstance(self._algorithm, Imitator):

@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -190,7 +190,7 @@ def best(result: Result) -> VersionCandidate:
         blob=candidate.blob,
         origin=Origin.BEST,
         evaluation=_recorded(result),
-        reason=f"mean return {result.mean:g} over {result.episodes} episodes",
+        reason=f"mean return {result.mean:g} over {result.counted.episodes} episodes",
     )
 
 
@@ -220,9 +220,9 @@ def _publication(version: int, update: int, blob: bytes) -> Publication:
 
 def _recorded(result: Result | None) -> records.Evaluation | None:
     """Return a result as the registry records it; None where an environment's returns have no finite mean."""
-    if result is None or not (math.isfinite(result.mean) and math.isfinite(result.std)):
+    if result is None or not (math.isfinite(result.mean) and math.isfinite(result.counted.std)):
         return None
-    return records.Evaluation(mean=result.mean, std=result.std, episodes=result.episodes)
+    return records.Evaluation(**asdict(result.counted))
 
 
 POLL_S: Final = 2.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock.learner.account
 import penstock.learner.learner
+import penstock.learner.recorder
 from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
 from penstock.protocol.messages import Role
 from penstock.runtime import metrics
@@ -49,7 +49,7 @@ def test_a_result_that_comes_after_the_end_changes_nothing(
         write_final(run_dir, final)
 
     monkeypatch.setattr(penstock.learner.learner, "failpoint", hold)
-    monkeypatch.setattr(penstock.learner.account, "write_final", write)
+    monkeypatch.setattr(penstock.learner.recorder, "write_final", write)
     made = settings(
         learner={
             "total_steps": 10**9,

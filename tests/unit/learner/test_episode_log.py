@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.learner.recorder import BEFORE, EPISODES, EpisodeLog
+from penstock.learner.evaluation import BEFORE, EPISODES, EpisodeLog
 from penstock.protocol.messages import Episode
 
 

@@ -163,9 +163,12 @@ def test_both_ways_to_play_make_one_result() -> None:
     result = it.collect(report(5, [30.0], first=2))
     assert result is not None
     # Of 10, 20, 30 and of 1, 2, 3, over all of them and not over one less.
-    assert result.scores == {True: Score.of([10.0, 20.0, 30.0]), False: Score.of([1.0, 2.0, 3.0])}
-    assert result.std == pytest.approx((200 / 3) ** 0.5)
-    assert (result.mean, result.episodes) == (20.0, 3)
+    assert result.scores == {
+        "deterministic": Score.of([10.0, 20.0, 30.0]),
+        "sampled": Score.of([1.0, 2.0, 3.0]),
+    }
+    assert result.counted.std == pytest.approx((200 / 3) ** 0.5)
+    assert (result.mean, result.counted.episodes) == (20.0, 3)
     assert scores_json(result)["sampled"] == {
         "mean": 2.0,
         "std": pytest.approx((2 / 3) ** 0.5),
