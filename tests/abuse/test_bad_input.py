@@ -211,6 +211,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
     }
 
 
+@pytest.mark.promise("secret-given-documented-road")
 @pytest.mark.parametrize(("words", "told"), COMMANDS.values(), ids=COMMANDS.keys())
 def test_a_mistake_is_told_in_words_and_changes_nothing(
     words: tuple[str, ...], told: str, here: Path
@@ -258,6 +259,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+@pytest.mark.promise("value-behind-setting-refused")
 @pytest.mark.parametrize("key", list(keys(Settings)))
 def test_a_setting_is_refused_by_name_or_can_be_written_and_told(key: str) -> None:
     for value in VALUES:

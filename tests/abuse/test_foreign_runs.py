@@ -80,6 +80,7 @@ def naming(run: Path, section: str, key: str, value: str) -> Path:
     return run
 
 
+@pytest.mark.promise("folder-made-here-module")
 @pytest.mark.parametrize("named", OUTSIDE.values(), ids=OUTSIDE.keys())
 def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
     named: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +116,7 @@ REFUSING: Final = {
 }
 
 
+@pytest.mark.promise("folder-made-here-module")
 @pytest.mark.parametrize(("words", "named", "remedy"), REFUSING.values(), ids=REFUSING.keys())
 def test_a_command_shows_a_foreign_folder_no_secret(
     words: tuple[str, ...],
@@ -151,6 +153,7 @@ COMMANDS: Final = {
 }
 
 
+@pytest.mark.promise("folder-made-here-module")
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
 def test_a_foreign_folder_asks_and_trust_answers(words: tuple[str, ...], downloaded: Path) -> None:
     refused = CliRunner().invoke(app, words)

@@ -212,6 +212,7 @@ def _written(stand: Stand, read: str, folder: Path) -> Path:
     return place
 
 
+@pytest.mark.promise("training-makes-gateway-neither")
 @pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.parametrize("read", READS)
 def test_what_a_training_links_to_is_in_no_answer(stand: Stand, read: str, planted: str) -> None:
@@ -226,6 +227,7 @@ def test_what_a_training_writes_itself_is_in_the_answer(stand: Stand, read: str)
     assert SECRET in READS[read][2](stand)
 
 
+@pytest.mark.promise("training-makes-gateway-neither")
 @pytest.mark.parametrize("planted", ["link", "pipe", "device"])
 @pytest.mark.parametrize("name", ["job.toml", "lock", "starts", "train.log", "run/.probe-{pid}"])
 def test_what_the_gateway_writes_goes_nowhere_else(stand: Stand, name: str, planted: str) -> None:
@@ -250,6 +252,7 @@ def test_a_person_hears_why_there_is_no_log_and_no_curve(stand: Stand) -> None:
         assert f"{Path(name).name}: is no file that may be opened here, where links are not followed" in said
 
 
+@pytest.mark.promise("training-makes-gateway-neither")
 @pytest.mark.parametrize("policy", ["../../../elsewhere", "{elsewhere}", 3])
 def test_a_manifest_names_no_folder_elsewhere(stand: Stand, policy: Any) -> None:
     (stand.elsewhere / "secret").write_text(SECRET)

@@ -35,6 +35,7 @@ def pass_time(clock: Clock, log: LearnerLog, ms: int) -> int:
     return expired
 
 
+@pytest.mark.promise("clock-redis-s-host")
 @FORTH_AND_BACK
 async def test_sessions_live_on_and_end_when_they_are_silent(
     store: Store, redis_url: str, clock: Clock, step_ms: int
@@ -51,6 +52,7 @@ async def test_sessions_live_on_and_end_when_they_are_silent(
     log.close()
 
 
+@pytest.mark.promise("clock-redis-s-host")
 @FORTH_AND_BACK
 async def test_a_lease_is_held_and_ends_as_without_it(redis_url: str, clock: Clock, step_ms: int) -> None:
     log, other = open_run(redis_url), LearnerLog.connect(redis_url, wait_s=5.0)
@@ -68,6 +70,7 @@ async def test_a_lease_is_held_and_ends_as_without_it(redis_url: str, clock: Clo
     other.close()
 
 
+@pytest.mark.promise("clock-redis-s-host")
 @FORTH_AND_BACK
 async def test_credit_stays_and_comes_back_as_without_it(
     store: Store, redis_url: str, clock: Clock, step_ms: int

@@ -22,6 +22,7 @@ def commit(*answers: Answer, number: int = 1) -> Commit:
     return Commit(checkpoint_id=f"c{number}", manifest_sha256="0" * 64, position=0, trim=0, answers=answers)
 
 
+@pytest.mark.promise("command-operator-done-once")
 async def test_a_request_id_is_one_command(store: Store, log: LearnerLog) -> None:
     before = log.renew().revision
     first, is_new = await store.command("restore", "good", "id-1", "why")
@@ -37,6 +38,7 @@ async def test_a_request_id_is_one_command(store: Store, log: LearnerLog) -> Non
     assert log.snapshot().command == 2
 
 
+@pytest.mark.promise("command-operator-done-once")
 async def test_a_commit_answers_what_it_contains(store: Store, log: LearnerLog) -> None:
     command, _ = await store.command("restore", "good", "id-1")
     answer = done(command.number, "id-1")

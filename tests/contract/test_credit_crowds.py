@@ -41,6 +41,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     server.kill()
 
 
+@pytest.mark.promise("actor-takes-part-within")
 @pytest.mark.parametrize("weights_first", [True, False])
 @pytest.mark.parametrize(("actors", "budget", "batch"), [(1, 2, 1), (12, 6, 3), (12, 24, 12)])
 def test_every_actor_takes_part_from_the_first_round_on(
@@ -52,6 +53,7 @@ def test_every_actor_takes_part_from_the_first_round_on(
     assert outcome.most_outstanding <= budget + 1
 
 
+@pytest.mark.promise("actors-slow-hang-cost")
 @pytest.mark.parametrize(("kind", "count"), [("slow", 2), ("slow", 10), ("hung", 10)])
 def test_actors_lose_at_most_the_share_of_those_that_are_slow_or_hung(
     play: Play, kind: str, count: int
@@ -68,6 +70,7 @@ def test_actors_lose_at_most_the_share_of_those_that_are_slow_or_hung(
     assert outcome.most_outstanding <= 11
 
 
+@pytest.mark.promise("actors-slow-hang-cost")
 def test_hung_first_comers_give_their_credit_to_those_that_come_later(play: Play) -> None:
     crowd = Crowd(actors=8, budget=4, batch=2, hung=4, hung_after=0)
     outcome = play(crowd, 90_000)
@@ -75,6 +78,7 @@ def test_hung_first_comers_give_their_credit_to_those_that_come_later(play: Play
     assert outcome.count(crowd.rest, 60_000, 90_000) >= 60
 
 
+@pytest.mark.promise("lock-step-round-goes")
 def test_a_lock_step_round_goes_on_without_a_member_that_is_silent(play: Play) -> None:
     crowd = Crowd(actors=4, budget=4, batch=4, hung=1, hung_after=2, lock_step=True)
     outcome = play(crowd, 60_000)

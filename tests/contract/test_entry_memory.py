@@ -33,6 +33,7 @@ def used_memory(raw: redis.Redis) -> int:
     return int(memory["used_memory"] - memory["mem_aof_buffer"])
 
 
+@pytest.mark.promise("entry-counts-redis-really")
 @pytest.mark.parametrize(("count", "size"), [(10_000, 272), (64, 2**20 + 1000)], ids=["small", "large"])
 async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) -> None:
     log = open_run(

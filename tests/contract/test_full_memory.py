@@ -37,6 +37,7 @@ def _fill(client: "redis.Redis") -> None:
         client.set("other", b"x")
 
 
+@pytest.mark.promise("maxmemory-learner-still-renew")
 async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, full: "redis.Redis") -> None:
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -51,6 +52,7 @@ async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, fu
     assert (await actor.append(2)).refusal is None
 
 
+@pytest.mark.promise("maxmemory-learner-still-renew")
 async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, full: "redis.Redis") -> None:
     actor = Actor(store, "actor-0")
     await actor.open()

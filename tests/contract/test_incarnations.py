@@ -66,6 +66,7 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
     await made.aclose()
 
 
+@pytest.mark.promise("broker-remembers-run-ends")
 async def test_a_broker_forgets_the_specification_of_the_run_before(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
@@ -89,6 +90,7 @@ async def test_a_broker_forgets_the_specification_of_the_run_before(
     await elsewhere.aclose()
 
 
+@pytest.mark.promise("broker-remembers-run-ends")
 async def test_a_broker_forgets_who_opened_the_sessions_of_the_run_before(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
@@ -118,6 +120,7 @@ async def opened_by(store: Store, owner: str) -> int:
     return opened.session
 
 
+@pytest.mark.promise("broker-remembers-run-ends")
 async def test_what_was_checked_for_another_incarnation_is_not_appended(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
@@ -138,6 +141,7 @@ async def test_what_was_checked_for_another_incarnation_is_not_appended(
     await elsewhere.aclose()
 
 
+@pytest.mark.promise("redis-filled-older-snapshot")
 async def test_a_redis_filled_from_an_older_snapshot_is_another_incarnation(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
@@ -159,6 +163,7 @@ async def test_a_redis_filled_from_an_older_snapshot_is_another_incarnation(
     log.close()
 
 
+@pytest.mark.promise("redis-filled-older-snapshot")
 async def test_a_redis_filled_from_a_snapshot_of_an_earlier_lease_is_opened_again(
     redis_url: str, raw: "redis.Redis"
 ) -> None:
@@ -172,6 +177,7 @@ async def test_a_redis_filled_from_a_snapshot_of_an_earlier_lease_is_opened_agai
     log.close()
 
 
+@pytest.mark.promise("brokers-learners-meet-run")
 async def test_another_layout_is_refused_by_broker_and_learner(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
@@ -191,6 +197,7 @@ async def test_another_layout_is_refused_by_broker_and_learner(
     log.close()
 
 
+@pytest.mark.promise("brokers-learners-meet-run")
 async def test_a_run_of_before_layouts_is_taken_over_by_a_learner(
     store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 
+import pytest
 import redis
 
 from penstock.broker.log import keys
@@ -54,6 +55,7 @@ async def status(url: str) -> Status:
     return found
 
 
+@pytest.mark.promise("weights-registered-version-available", "registered-version-answers-until")
 async def test_a_kept_version_stays_until_it_is_kept_no_longer(redis_url: str) -> None:
     log = open_run(redis_url)
     first, second = publish(log, 2)

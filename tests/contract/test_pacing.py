@@ -68,6 +68,7 @@ async def _everybody(actors: list[Actor], learner: Learner, fragments: int) -> s
     raise AssertionError(f"stuck at {learner.position} of {fragments}")
 
 
+@pytest.mark.promise("many-actors-share-small")
 async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_url: str, clock: Clock) -> None:
     log = open_run(redis_url)
     actors = [Actor(store, f"actor-{index}") for index in range(64)]
@@ -81,6 +82,7 @@ async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_ur
     log.close()
 
 
+@pytest.mark.promise("credit-leak-returns-actor")
 async def test_an_actor_that_dies_with_the_only_credit_gives_it_back(
     store: Store, redis_url: str, clock: Clock
 ) -> None:
@@ -117,6 +119,7 @@ async def test_an_actor_that_waits_for_credit_keeps_its_session(store: Store, re
     log.close()
 
 
+@pytest.mark.promise("credit-leak-returns-actor")
 async def test_a_third_of_the_replies_is_lost(store: Store, redis_url: str) -> None:
     log = open_run(redis_url)
     actors = [Actor(store, f"actor-{index}") for index in range(6)]
@@ -142,6 +145,7 @@ async def test_a_third_of_the_replies_is_lost(store: Store, redis_url: str) -> N
     log.close()
 
 
+@pytest.mark.promise("credit-leak-returns-actor")
 async def test_a_skipped_update_gives_its_budget_back(store: Store, redis_url: str) -> None:
     log = open_run(redis_url)
     actor = Actor(store, "actor-0")
@@ -180,6 +184,7 @@ async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_sess
     log.close()
 
 
+@pytest.mark.promise("short-fragment-leaves-budget")
 async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Store, redis_url: str) -> None:
     log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
     sender, waiting = Actor(store, "sender"), Actor(store, "waiting")
@@ -194,6 +199,7 @@ async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Sto
     log.close()
 
 
+@pytest.mark.promise("credit-session-gives-back")
 async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store, redis_url: str) -> None:
     log = open_run(redis_url, budget=2 * CHARGE)
     leaving, waiting = Actor(store, "leaving"), Actor(store, "waiting")
@@ -302,6 +308,7 @@ async def test_who_opens_later_joins_the_next_round(store: Store, redis_url: str
     log.close()
 
 
+@pytest.mark.promise("lock-step-round-continues")
 async def test_three_actors_and_one_stops(store: Store, redis_url: str) -> None:
     log = _lock_step(redis_url, 3, session_timeout_ms=1000)
     actors = [Actor(store, f"actor-{index}") for index in range(3)]
@@ -368,6 +375,7 @@ async def test_a_repeated_append_in_lock_step_takes_nothing_twice(store: Store, 
     log.close()
 
 
+@pytest.mark.promise("policy-server-finds-room")
 @pytest.mark.parametrize("batch", [1, 2])
 async def test_a_policy_server_has_its_turn_beside_busy_rollout_workers(
     store: Store, redis_url: str, clock: Clock, batch: int
@@ -391,6 +399,7 @@ async def test_a_policy_server_has_its_turn_beside_busy_rollout_workers(
     log.close()
 
 
+@pytest.mark.promise("policy-server-finds-room")
 async def test_room_is_kept_no_longer_for_a_server_that_does_not_come_back(
     store: Store, redis_url: str, clock: Clock
 ) -> None:

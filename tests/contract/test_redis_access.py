@@ -170,6 +170,7 @@ def test_an_operator_changes_nothing(server: GuardedRedis, command: tuple[str, .
     client.close()
 
 
+@pytest.mark.promise("redis-users-own-forgets")
 async def test_what_users_have_written_outlives_a_restart(server: GuardedRedis) -> None:
     admin = server.admin()
     clear(admin)
@@ -181,6 +182,7 @@ async def test_what_users_have_written_outlives_a_restart(server: GuardedRedis) 
     assert "NOPERM" not in (server.folder / "redis.log").read_text()
 
 
+@pytest.mark.promise("redis-users-own-forgets")
 async def test_a_server_that_would_forget_at_a_restart_is_refused(server: GuardedRedis) -> None:
     admin = server.admin()
     asker: Any = asyncio_redis.Redis.from_url(server.url_of("broker"), password=server.password("broker"))

@@ -70,6 +70,7 @@ async def test_an_actor_cannot_book_more_lost_than_a_log_ever_held(
     assert (log.acked(), log.log_lost()) == (1, 0)
 
 
+@pytest.mark.promise("versions-never-used-twice")
 async def test_allocators_leap_and_the_old_epoch_is_fenced(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
@@ -92,6 +93,7 @@ async def test_allocators_leap_and_the_old_epoch_is_fenced(
     other.close()
 
 
+@pytest.mark.promise("entries-returned-redis-lost")
 async def test_lost_entries_are_found_booked_and_passed(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
@@ -122,6 +124,7 @@ async def test_lost_entries_are_found_booked_and_passed(
     assert log.acked() == trained + lost_by_hole + log.log_lost()
 
 
+@pytest.mark.promise("fragments-returned-redis-lost")
 async def test_what_is_lost_and_not_yet_read_is_in_the_books(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
@@ -256,6 +259,7 @@ async def test_sessions_are_not_expired_sooner_than_one_timeout_after_opening(
     log.close()
 
 
+@pytest.mark.promise("sessions-epochs-never-used")
 async def test_a_leap_that_redis_has_lost_is_not_made_again(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
@@ -365,6 +369,7 @@ async def test_an_empty_redis_is_opened_from_a_checkpoint(
     resumed.close()
 
 
+@pytest.mark.promise("holds-redis-forgotten-lease")
 async def test_a_learner_that_takes_over_a_returned_redis_fences_the_one_it_forgot(
     redis_server: RedisServer, log: LearnerLog
 ) -> None:
@@ -399,6 +404,7 @@ async def test_a_trim_floor_that_was_lost_is_raised_and_trimmed_again(
     client.close()
 
 
+@pytest.mark.promise("redis-restarts-log-being")
 def test_a_redis_that_restarts_while_it_is_opened_is_opened_again(
     redis_server: RedisServer, log: LearnerLog
 ) -> None:

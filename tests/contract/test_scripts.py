@@ -85,6 +85,7 @@ async def test_no_other_identity_takes_over_the_name_of_an_owned_session(
     assert isinstance(await store.open_session("actor-0", Role.ROLLOUT, "actor gpu-2"), Opened)
 
 
+@pytest.mark.promise("closed-session-refused-ever")
 async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLog) -> None:
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -111,6 +112,7 @@ async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Sto
 # ---------------------------------------------------------------- append
 
 
+@pytest.mark.promise("fragment-sent-again-acknowledged")
 async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) -> None:
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -161,6 +163,7 @@ async def test_a_fragment_of_weights_from_the_future_is_invalid(store: Store, lo
     assert (await store.append(actor.session, 0, [good])).refusal is None
 
 
+@pytest.mark.promise("acknowledged-fragments-never-expire")
 async def test_a_payload_in_the_log_never_expires(
     redis_url: str, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
@@ -210,6 +213,7 @@ async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: 
     await actor.store.aclose()
 
 
+@pytest.mark.promise("ceiling-log-stays-below")
 async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redis_url: str) -> None:
     budget = 100 * CHARGE
     log = open_run(redis_url, budget=budget, max_log_entries=3, max_log_bytes=2**20)
@@ -230,6 +234,7 @@ async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redi
     log.close()
 
 
+@pytest.mark.promise("fragment-steps-run-however")
 async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
     store: Store, log: LearnerLog
 ) -> None:
@@ -280,6 +285,7 @@ async def test_an_evaluation_session_appends_nothing(store: Store, log: LearnerL
     assert Reason.INVALID is reply.refusal.reason
 
 
+@pytest.mark.promise("shadow-fragments-count")
 async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
     server = Actor(store, "server-0", role=Role.SERVER)
     await server.open()
@@ -317,6 +323,7 @@ async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store
     assert [entry.number for entry in log.read_reports(1, 10)] == [2]
 
 
+@pytest.mark.promise("evaluation-sessions-report-evaluations")
 @pytest.mark.parametrize("role", [Role.ROLLOUT, Role.SERVER])
 async def test_only_an_evaluation_session_reports_an_evaluation(
     store: Store, log: LearnerLog, role: Role
@@ -415,6 +422,7 @@ async def test_the_end_of_one_evaluation_does_not_take_back_the_next_request(
     assert log.renew().evaluate_version == 0
 
 
+@pytest.mark.promise("weights-evaluation-pinned-released")
 async def test_pins_of_a_learner_that_died_do_not_keep_their_bytes(
     store: Store, log: LearnerLog, redis_url: str
 ) -> None:
@@ -439,6 +447,7 @@ async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, 
     assert (start + 4, RunState.STOPPING) == await store.control("resume")
 
 
+@pytest.mark.promise("stop-asked-survives-learner")
 async def test_a_stop_outlives_a_learner_that_crashes_and_ends_with_one_that_followed_it(
     store: Store, log: LearnerLog, redis_url: str
 ) -> None:
@@ -498,6 +507,7 @@ async def test_changes_wake_a_waiter(store: Store, log: LearnerLog) -> None:
 # ---------------------------------------------------------------- lease, weights, commit
 
 
+@pytest.mark.promise("lease-holder-another-learner")
 def test_the_lease_is_for_one_holder(redis_url: str, log: LearnerLog) -> None:
     other = LearnerLog.connect(redis_url, wait_s=1)
     with pytest.raises(Refused) as refused:
@@ -532,6 +542,7 @@ def test_a_redis_of_another_run_is_refused(redis_url: str, log: LearnerLog) -> N
         log.acquire("run-b", "learner", TTL_MS)
 
 
+@pytest.mark.promise("weights-newest-two-versions")
 async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: LearnerLog) -> None:
     blob = bytes(2 * WEIGHT_CHUNK_BYTES + 5)
     pinned = log.publish(blob, update=1, settled=0, scalars={}, pin=True)
@@ -575,6 +586,7 @@ async def test_weights_of_a_publisher_that_died_are_dropped(
     assert not raw.exists(keys.weights(version, 0))
 
 
+@pytest.mark.promise("commit-trims-committing-twice")
 async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw: "redis.Redis") -> None:
     log = open_run(redis_url, budget=100 * CHARGE)
     actor = Actor(store, "actor-0")
@@ -606,6 +618,7 @@ async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: Learn
     log.start(specification().encode(), PACING, position=3)
 
 
+@pytest.mark.promise("learner-reads-once-bounded")
 async def test_large_payloads_are_read_a_few_at_a_time(
     store: Store, log: LearnerLog, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:

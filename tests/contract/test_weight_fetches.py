@@ -67,6 +67,7 @@ async def fetch_all(actor: FetchingActor) -> None:
         assert await actor.take_chunk()
 
 
+@pytest.mark.promise("fetch-weights-begun-ends")
 @pytest.mark.parametrize(("chunks", "count", "brokers"), [(2, 8, 1), (3, 5, 2)])
 async def test_every_actor_gets_newer_weights_while_each_chunk_meets_a_publication(
     store: Store, log: LearnerLog, chunks: int, count: int, brokers: int
@@ -81,6 +82,7 @@ async def test_every_actor_gets_newer_weights_while_each_chunk_meets_a_publicati
     assert sum(actor.given_up for actor in line.actors) == 0
 
 
+@pytest.mark.promise("weights-newest-two-versions")
 async def test_only_so_many_versions_stay_for_fetches(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
@@ -100,6 +102,7 @@ async def test_only_so_many_versions_stay_for_fetches(
     assert versions_held(raw) == {learner.count, learner.count - 1}
 
 
+@pytest.mark.promise("actors-slow-lines-keep")
 async def test_actors_on_slow_lines_do_not_keep_the_others_from_newer_weights(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
@@ -119,6 +122,7 @@ async def test_actors_on_slow_lines_do_not_keep_the_others_from_newer_weights(
     assert min(arrived.values()) >= 2
 
 
+@pytest.mark.promise("actors-slow-lines-keep")
 async def test_a_session_that_has_all_versions_being_fetched_gets_a_newer_one(
     store: Store, log: LearnerLog
 ) -> None:
@@ -136,6 +140,7 @@ async def test_a_session_that_has_all_versions_being_fetched_gets_a_newer_one(
     assert await fetched(store, sessions[1], known=1) == 3
 
 
+@pytest.mark.promise("fetch-weights-begun-ends")
 async def test_a_fetch_goes_on_at_another_broker(store: Store, log: LearnerLog) -> None:
     learner = Learner(log, 3)
     learner.publish()
@@ -148,6 +153,7 @@ async def test_a_fetch_goes_on_at_another_broker(store: Store, log: LearnerLog) 
     assert actor.blob == blob(1, 3)
 
 
+@pytest.mark.promise("credit-asks-version-session")
 async def test_credit_never_asks_for_a_version_that_the_session_cannot_have(
     store: Store, redis_url: str
 ) -> None:
@@ -165,6 +171,7 @@ async def test_credit_never_asks_for_a_version_that_the_session_cannot_have(
     log.close()
 
 
+@pytest.mark.promise("fetch-weights-begun-ends")
 async def test_a_fetch_renews_the_session(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
     learner = Learner(log, 3)
     learner.publish()
@@ -194,6 +201,7 @@ async def test_a_session_that_ends_lets_go_of_what_it_fetched(
     assert versions_held(raw) == {learner.count, learner.count - 1}
 
 
+@pytest.mark.promise("fetch-weights-begun-ends")
 async def test_chunks_come_from_the_brokers_cache_when_redis_has_dropped_them(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:

@@ -51,6 +51,7 @@ def test_an_alert_has_both_cases_and_an_entry_in_the_runbook(alert: str) -> None
     assert f"\n### {alert}\n" in PAGE.read_text()
 
 
+@pytest.mark.promise("alert-fires-cause-occurs")
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_is_fired_for_real_and_clears(alert: str) -> None:
     for word in ("fires", "clears"):

@@ -211,6 +211,7 @@ def test_a_registry_that_keeps_nothing(scene: Scene, run: Training) -> None:
     scene.clears("PenstockRegistryFailing")
 
 
+@pytest.mark.promise("metrics-show-updates-finite")
 def test_updates_that_end_the_run(tmp_path: Path) -> None:
     with (
         absurd(tmp_path, "--actors=1") as run,

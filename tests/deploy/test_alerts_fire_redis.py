@@ -74,6 +74,7 @@ def client(run: Training) -> Iterator[Any]:
         yield client
 
 
+@pytest.mark.promise("fragment-book-accounts-raises")
 def test_one_fragment_in_none_of_the_books(scene: Scene, client: Any) -> None:
     scene.clears("PenstockLedgerUnbalanced")
     client.hincrby(keys.STATE, "acked", 1)

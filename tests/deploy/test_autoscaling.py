@@ -75,10 +75,12 @@ def evaluate(folder: Path, given: list[dict[str, str]], expected: float | None) 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.promise("starved-learner-gets-actors")
 def test_a_starved_learner_gets_more_actors(tmp_path: Path) -> None:
     evaluate(tmp_path, series(2, actor_waits=0.0, learner_waits=0.75), 8.0)
 
 
+@pytest.mark.promise("starved-learner-gets-actors")
 def test_a_saturated_learner_gives_actors_back(tmp_path: Path) -> None:
     evaluate(tmp_path, series(8, actor_waits=0.75, learner_waits=0.0), 2.0)
 

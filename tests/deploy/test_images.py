@@ -132,6 +132,7 @@ def build(name: str, folder: Path, torch: Path | None) -> Built:
     return built
 
 
+@pytest.mark.promise("image-holds-process-needs")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_broker_image_serves_without_torch(redis_server: RedisServer, tmp_path: Path) -> None:

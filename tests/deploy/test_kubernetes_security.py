@@ -69,6 +69,7 @@ def test_accounts_have_no_token_and_no_rights(name: str) -> None:
     assert kinds(objects, "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding") == []
 
 
+@pytest.mark.promise("pod-privileges-token-writable")
 def test_containers_have_no_privilege_and_no_writable_root(name: str) -> None:
     for label, container in all_containers(overlay(name)):
         context = container["securityContext"]
@@ -190,6 +191,7 @@ def test_everything_is_denied_first(name: str) -> None:
     assert policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
+@pytest.mark.promise("pod-privileges-token-writable")
 def test_exactly_the_needed_paths_are_open(name: str) -> None:
     objects = overlay(name)
     pods = workloads(objects)

@@ -94,6 +94,7 @@ def check_pod(workload: Workload, stories: dict[str, Any], words: str) -> None:
     assert story["drained"] == (container.get("command") == ["torchrun"]), (workload.name, story, words)
 
 
+@pytest.mark.promise("manifests-run-rendered-pod")
 @needs_kubectl
 @pytest.mark.timeout(600)
 def test_local_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
@@ -102,6 +103,7 @@ def test_local_solves_cartpole(short_folder: Path, tmp_path: Path) -> None:
     check(watched, run(watched, short_folder, whole_drain=False))
 
 
+@pytest.mark.promise("manifests-run-rendered-pod")
 @needs_kubectl
 @pytest.mark.slow
 @pytest.mark.timeout(600)

@@ -66,6 +66,7 @@ def reached(task: str, base: Path, folder: Path, socket: Path, *, seed: int, mos
     return highest
 
 
+@pytest.mark.promise("agents-teach-served-model")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tool_is_learned_without_which_there_is_a_ceiling(
     base: Path, tmp_path: Path, short_folder: Path, seed: int
@@ -82,6 +83,7 @@ def test_without_the_tool_the_ceiling_holds(
     assert found < CEILING + 0.15
 
 
+@pytest.mark.promise("agents-teach-served-model")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_first_turn_is_learned_that_pays_in_the_third(
     base: Path, tmp_path: Path, short_folder: Path, seed: int

@@ -89,6 +89,7 @@ def learned(layout: Layout, seed: int) -> float:
     return chance(policy)
 
 
+@pytest.mark.promise("first-turn-learns-third")
 def test_a_first_turn_is_learned_from_what_the_third_earns() -> None:
     before = [chance(SmallTokenPolicy(seed)) for seed in range(3)]
     after = [learned("conversation", seed) for seed in range(3)]
@@ -96,6 +97,7 @@ def test_a_first_turn_is_learned_from_what_the_third_earns() -> None:
     assert min(after) > 0.9, (before, after)
 
 
+@pytest.mark.promise("first-turn-learns-third", "agents-teach-served-model")
 @pytest.mark.parametrize("seed", range(3))
 def test_with_a_column_per_turn_it_is_not(seed: int) -> None:
     after = learned("turn", seed)

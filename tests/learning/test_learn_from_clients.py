@@ -22,6 +22,7 @@ KILL_EVERY_STEPS: Final = 4_000
 LOOK_EVERY_S: Final = 1.0
 
 
+@pytest.mark.promise("run-without-rollout-workers")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_cartpole_is_learned_from_clients_that_are_killed_and_restarted(tmp_path: Path) -> None:

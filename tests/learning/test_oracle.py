@@ -59,6 +59,7 @@ def permutations(ppo: PPO, count: int) -> list[Tensor]:
     return [torch.randperm(count, generator=generator) for _ in range(ppo.section.epochs)]
 
 
+@pytest.mark.promise("twenty-updates-give-parameters")
 @pytest.mark.parametrize("normalise", [False, True], ids=["raw", "normalised"])
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_updates_give_the_parameters_of_a_plain_ppo(name: str, *, normalise: bool) -> None:
@@ -85,6 +86,7 @@ def test_twenty_updates_give_the_parameters_of_a_plain_ppo(name: str, *, normali
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.promise("twenty-updates-give-parameters")
 def test_the_oracle_shares_no_code() -> None:
     tree = ast.parse((Path(__file__).parent / "plain_ppo.py").read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

@@ -17,6 +17,7 @@ EPISODES: Final = 20
 PATIENCE_S: Final = 300.0
 
 
+@pytest.mark.promise("clients-python-node-js")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_clients_in_python_and_node_solve_cartpole_by_what_a_run_has_learned(tmp_path: Path) -> None:

@@ -334,6 +334,7 @@ def test_thoughts_that_lag_five_updates_behind_are_learned_from(
     assert summary["theatre"]["faithfulness"] >= 0.8
 
 
+@pytest.mark.promise("thoughts-answers-depend-called")
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(3))

@@ -38,11 +38,13 @@ def value(policy: Policy, shown: Observation) -> float:
         return float(policy.value({path: torch.from_numpy(array) for path, array in shown.items()}))
 
 
+@pytest.mark.promise("truncation-termination")
 def test_only_truncation_learns_the_endless_return() -> None:
     found = value(trained("truncated"), {"observation": np.array([0, 1, 0, 0], np.float32)})
     assert abs(found - 1 / (1 - DISCOUNT)) < 0.05 / (1 - DISCOUNT)
 
 
+@pytest.mark.promise("truncation-termination")
 def test_termination_learns_the_reward_at_the_last_step() -> None:
     policy = trained("terminated")
     for position in range(5):
@@ -78,6 +80,7 @@ def values(kwargs: dict[str, Any], mask_key: str) -> list[float]:
     return [first, later]
 
 
+@pytest.mark.promise("last-observation-episode-mask")
 @pytest.mark.parametrize("way", held_memory.WAYS)
 def test_the_endless_return_is_learned_whatever_memory_observations_lie_in(way: str) -> None:
     expected = [held_memory.FIRST_VALUE, held_memory.LATER_VALUE]

@@ -34,6 +34,7 @@ def server(redis_binary: Binary) -> Iterator[RedisServer]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.promise("random-histories-actors-learner")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.slow)])
 def test_every_history_agrees_with_the_model(server: RedisServer, examples: int) -> None:

@@ -25,6 +25,7 @@ FRAGMENTS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@pytest.mark.promise("learner-reads-exactly-actor")
 @given(**FRAGMENTS)
 def test_every_fragment_crosses_the_wire_unchanged(**drawn: Any) -> None:
     check_crossing(**drawn)
@@ -62,6 +63,7 @@ ENTRY_FIELDS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@pytest.mark.promise("table-reads-outside-payload")
 @given(data=st.data())
 def test_a_changed_table_is_refused_or_reads_within_its_payload(data: st.DataObject) -> None:
     fragment = fragment_of(compress=("observation/camera",))

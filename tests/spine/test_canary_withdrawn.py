@@ -33,6 +33,7 @@ def client(run: ServedRun) -> Iterator[PolicyClient]:
         yield connected
 
 
+@pytest.mark.promise("canary-worse-withdrawn-share")
 @pytest.mark.parametrize("kind", ["nan", "negated"])
 def test_a_bad_canary_is_withdrawn(run: ServedRun, client: PolicyClient, kind: str) -> None:
     follow(run, client, good := run.next_version())

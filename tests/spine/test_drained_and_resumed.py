@@ -20,6 +20,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
         yield started
 
 
+@pytest.mark.promise("ctrl-c-drains-run")
 def test_ctrl_c_drains_within_15_seconds_and_resume_goes_on(start: Callable[..., Training]) -> None:
     first = start("CartPole-v1", *LONG)
     first.until_steps(2_000)

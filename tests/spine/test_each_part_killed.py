@@ -68,6 +68,7 @@ def assert_accounted(run_dir: Path, cwd: Path, ledger: dict[str, Any]) -> None:
     assert all(line["digests"].keys() == line["sessions"].keys() for line in lines)
 
 
+@pytest.mark.promise("counts-balance-actor-broker")
 @pytest.mark.slow
 def test_a_run_survives_the_death_of_each_of_its_parts(start: Callable[..., Training]) -> None:
     training = start(

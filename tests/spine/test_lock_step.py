@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.config.settings import Settings
 from tests.support.run.learner_run import CHARGE, LearnerThread, Producer, learner_process, settings, until
 from tests.support.storage.redis_server import RedisServer
@@ -44,6 +46,7 @@ def restart_empty(server: RedisServer) -> None:
     server.start()
 
 
+@pytest.mark.promise("lock-step-two-runs")
 def test_two_runs_are_equal_bit_by_bit_whatever_the_order(redis_server: RedisServer, tmp_path: Path) -> None:
     first = run_once(redis_server, tmp_path / "first", ("actor-0", "actor-1"))
     restart_empty(redis_server)
@@ -55,6 +58,7 @@ def test_two_runs_are_equal_bit_by_bit_whatever_the_order(redis_server: RedisSer
     assert second["ledger"]["balanced"]
 
 
+@pytest.mark.promise("lock-step-run-killed")
 def test_a_run_that_was_killed_ends_like_one_that_was_not(redis_server: RedisServer, tmp_path: Path) -> None:
     run_once(redis_server, tmp_path / "whole", ("actor-0", "actor-1"))
     restart_empty(redis_server)
@@ -77,6 +81,7 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(redis_server: RedisSer
     assert weights_of(broken) == weights_of(tmp_path / "whole")
 
 
+@pytest.mark.promise("lock-step-round-continues")
 def test_a_round_goes_on_without_an_actor_that_stopped(redis_url: str, tmp_path: Path) -> None:
     given = lock_step(rounds=6, actors=3)
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:

@@ -134,6 +134,7 @@ def test_a_rank_that_dies_takes_the_other_along(redis_url: str, tmp_path: Path, 
         assert "rank 1 of this learner ended (-9)" in ranks.log.read_text()
 
 
+@pytest.mark.promise("rank-learner-dies-ranks")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", [0, 1])

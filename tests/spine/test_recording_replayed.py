@@ -72,6 +72,7 @@ def assert_equal_learning(one: Path, other: Path) -> None:
         assert torch.equal(first[name], second[name]), name
 
 
+@pytest.mark.promise("learning-recording-run-gives")
 def test_a_replayed_run_ends_with_the_same_bytes(redis_server: RedisServer, tmp_path: Path) -> None:
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
     given = recorded(short(), folder)
@@ -102,6 +103,7 @@ def test_a_replayed_run_ends_with_the_same_bytes(redis_server: RedisServer, tmp_
     assert rewards[-1] == curve(first)[-1]["mean_reward"]
 
 
+@pytest.mark.promise("learning-recording-run-gives")
 def test_a_replayed_run_in_lock_step_ends_with_the_same_bytes(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_replayed_run_in_lock_step_ends_with_the_same_bytes(
     assert again["updates"] == original["updates"]
 
 
+@pytest.mark.promise("recording-repeats-operator")
 def test_what_an_operator_did_is_replayed(redis_server: RedisServer, tmp_path: Path) -> None:
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
     given = recorded(short(), folder)
@@ -143,6 +146,7 @@ def test_what_an_operator_did_is_replayed(redis_server: RedisServer, tmp_path: P
     assert (second / "named-checkpoints" / "good").is_dir()
 
 
+@pytest.mark.promise("learning-recording-run-gives")
 @pytest.mark.slow
 def test_a_recording_holds_what_a_killed_learner_learned_once(
     redis_server: RedisServer, tmp_path: Path
@@ -169,6 +173,7 @@ def test_a_recording_holds_what_a_killed_learner_learned_once(
     assert_equal_learning(first, second)
 
 
+@pytest.mark.promise("learning-recording-run-gives")
 @pytest.mark.slow
 def test_a_replay_that_was_killed_ends_like_one_that_was_not(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         yield started
 
 
+@pytest.mark.promise("acknowledged-fragment-trained-dropped")
 def test_cartpole_is_solved_by_separate_processes_and_the_books_balance(
     start: Callable[..., Training],
 ) -> None:

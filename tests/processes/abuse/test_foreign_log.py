@@ -42,6 +42,7 @@ def write_log(folder: Path, *commands: tuple[str, ...]) -> None:
                 file.write(b"$%d\r\n%s\r\n" % (len(word), word.encode()))
 
 
+@pytest.mark.promise("redis-started-somebody-else")
 @pytest.mark.parametrize("words", (REACHING | STEERING).values(), ids=(REACHING | STEERING).keys())
 def test_an_audit_carries_out_nothing_of_a_foreign_log(words: tuple[str, ...], tmp_path: Path) -> None:
     run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
@@ -53,6 +54,7 @@ def test_an_audit_carries_out_nothing_of_a_foreign_log(words: tuple[str, ...], t
     assert f"Unknown command '{words[0]}' reading the append only file" in done.stderr
 
 
+@pytest.mark.promise("redis-started-somebody-else")
 @pytest.mark.parametrize("words", REACHING.values(), ids=REACHING.keys())
 def test_a_resumed_run_carries_out_nothing_of_a_foreign_log(
     words: tuple[str, ...], short_folder: Path

@@ -57,6 +57,7 @@ COMMANDS: Final = {
 }
 
 
+@pytest.mark.promise("run-read-listed-played")
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
 def test_commands_that_read_work_on_a_run_that_is_only_read(
     words: tuple[str, ...], mounted: Path, tmp_path: Path
@@ -90,6 +91,7 @@ def test_the_page_shows_it(mounted: Path) -> None:
     assert run.curve()["env_steps"]
 
 
+@pytest.mark.promise("run-read-listed-played")
 def test_a_server_answers_from_it(mounted: Path, tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     before = content(run.folder)

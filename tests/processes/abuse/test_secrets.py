@@ -106,6 +106,7 @@ def test_settings_and_credentials_show_no_secret(short_folder: Path) -> None:
     assert PASSWORD not in str(caught.value)
 
 
+@pytest.mark.promise("secret-given-documented-road")
 def test_a_whole_run_leaves_no_secret_behind(locked: RedisServer, tmp_path: Path) -> None:
     settings = ("learner.total_steps=1024", "evaluation.episodes=2", "serving.listen=127.0.0.1:0")
     leaves_no_secret(locked, tmp_path, "CartPole-v1", settings)

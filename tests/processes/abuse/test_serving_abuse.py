@@ -164,6 +164,7 @@ def test_calls_that_grpc_itself_refuses_write_no_lines(server: BrokerProcess) ->
     assert server.log.stat().st_size - size < 100 * len("Compression algorithm 'gzip' is disabled")
 
 
+@pytest.mark.promise("repeated-call-gets-reply")
 def test_a_call_that_is_replayed_a_thousand_times_counts_once(server: BrokerProcess) -> None:
     with unharmed(server), stub_of(server) as stub:
         start = pb.StartEpisodeRequest(request_id="replayed", client_key="replay")
@@ -206,6 +207,7 @@ def late_rewards(episode_id: str, first_step: int = 0) -> pb.RewardRequest:
     )
 
 
+@pytest.mark.promise("clients-cannot-exhaust-server")
 def test_late_rewards_of_episodes_that_never_were_are_not_stored(server: BrokerProcess) -> None:
     with unharmed(server), PolicyClient(server.address) as client, stub_of(server) as stub:
         episode = client.start_episode()
@@ -318,6 +320,7 @@ def test_no_bytes_at_all_break_a_stream(server: BrokerProcess) -> None:
 # ---------------------------------------------------------------- crowds
 
 
+@pytest.mark.promise("clients-cannot-exhaust-server")
 def test_ten_thousand_abandoned_episodes_are_bounded(server: BrokerProcess) -> None:
     with unharmed(server, 64 * MIB), RawChannel(server.address) as channel:
         path = STREAM.replace("ActStream", "StartEpisode")
@@ -367,6 +370,7 @@ def test_who_was_given_up_is_told_so(server: BrokerProcess) -> None:
             episode.act(np.zeros(4, np.float32))
 
 
+@pytest.mark.promise("clients-cannot-exhaust-server")
 def test_a_stream_whose_client_does_not_read_is_not_read_either(server: BrokerProcess) -> None:
     sent = itertools.count()
     taken = 0

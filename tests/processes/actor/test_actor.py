@@ -119,6 +119,7 @@ def test_credit_without_new_weights_is_followed_by_the_next_watch_at_once(
     assert {fragment.header.oldest_version for fragment in learner.fragments} == {1}
 
 
+@pytest.mark.promise("lost-replies-cost-fragment")
 def test_replies_that_get_lost_cost_no_fragment(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin()
     line = LossyLine(broker.address, 0.3)
@@ -132,6 +133,7 @@ def test_replies_that_get_lost_cost_no_fragment(broker: BrokerProcess, begin: Be
     line.close()
 
 
+@pytest.mark.promise("actor-continues-without-help")
 def test_an_actor_goes_on_when_the_broker_is_killed(
     broker: BrokerProcess, begin: Begin, redis_url: str, tmp_path: Path
 ) -> None:
@@ -149,6 +151,7 @@ def test_an_actor_goes_on_when_the_broker_is_killed(
     assert len(learner.sequences()) == 1
 
 
+@pytest.mark.promise("actor-continues-without-help")
 def test_an_actor_goes_on_when_redis_is_killed(
     redis_server: RedisServer, broker: BrokerProcess, begin: Begin
 ) -> None:
@@ -280,6 +283,7 @@ def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_
     assert learner.episodes() == []
 
 
+@pytest.mark.promise("actor-makes-environments-session")
 def test_what_was_collected_before_an_environment_stands_still_is_delivered(
     broker: BrokerProcess, begin: Begin
 ) -> None:
@@ -305,6 +309,7 @@ def counted(fragment: Fragment) -> list[int]:
     return [int(count) for count in fragment.arrays()["observation"][:, 0, 0]]
 
 
+@pytest.mark.promise("actor-imports-module-run")
 def test_a_module_is_imported_only_if_allowed_here(broker: BrokerProcess, begin: Begin) -> None:
     module = "tests.support.experience.faulty_environments"
     begin(environment={"id": f"{module}:NotANumber-v0", "count": 2}, actor={"allow_modules": [module]})
@@ -328,6 +333,7 @@ def test_an_actor_with_another_environment_refuses_to_start(
     assert "(6,)" in str(error)
 
 
+@pytest.mark.promise("ceiling-log-stays-below")
 def test_a_full_log_makes_the_actor_wait_and_drops_nothing(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin(budget_fragments=64, max_log_bytes=6_000)
     with actors(ActorThread(broker.address, "actor-0")):
@@ -407,6 +413,7 @@ def test_weights_above_one_message_come_in_chunks(broker: BrokerProcess, begin: 
     assert len({fragment.header.oldest_version for fragment in learner.fragments}) > 1
 
 
+@pytest.mark.promise("actor-reports-version-acts")
 def test_an_actor_says_what_it_really_acts_with(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin()
     answers: list[ProbeAnswer] = []
@@ -513,6 +520,7 @@ def record(binary: Any, folder: Path, rounds: int) -> dict[tuple[int, str], byte
         server.kill()
 
 
+@pytest.mark.promise("lock-step-two-runs")
 def test_two_lock_step_runs_with_one_seed_are_equal(redis_server: RedisServer, short_folder: Path) -> None:
     first, second = (record(redis_server.binary, short_folder / name, 6) for name in ("one", "two"))
     assert first == second

@@ -60,6 +60,7 @@ def hasty_threads() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.mark.promise("actor-makes-environments-session")
 def test_each_step_is_in_one_fragment_while_another_thread_cuts(
     generator: EnvironmentGenerator, hasty_threads: None
 ) -> None:

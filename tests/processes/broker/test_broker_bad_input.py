@@ -124,6 +124,7 @@ BAD_FRAGMENTS: dict[str, Callable[[int], fragments.Fragment]] = {
 }
 
 
+@pytest.mark.promise("fragment-breaks-run-s")
 @pytest.mark.parametrize("field", BAD_FRAGMENTS)
 def test_a_bad_fragment_is_refused_as_invalid_and_not_stored(
     actor: SimulatedActor, learner: LearnerLog, field: str
@@ -255,6 +256,7 @@ BAD_CALLS: list[tuple[str, Callable[[SimulatedActor], Any]]] = [
 ]
 
 
+@pytest.mark.promise("bad-request-refused-field", "evaluation-sessions-report-evaluations")
 @pytest.mark.parametrize(
     ("field", "call"), BAD_CALLS, ids=[f"{i}-{field[:24]}" for i, (field, _) in enumerate(BAD_CALLS)]
 )
@@ -276,6 +278,7 @@ def test_a_version_that_is_gone_is_not_found(actor: SimulatedActor) -> None:
     assert "version=999" in code_of(caught.value)[1]
 
 
+@pytest.mark.promise("bad-request-refused-field")
 def test_a_message_over_the_limit_is_an_invalid_argument(stage: Stage, learner: LearnerLog) -> None:
     with (
         SimulatedActor(stage.broker.address, "a-1") as actor,
@@ -293,6 +296,7 @@ def test_a_message_over_the_limit_is_an_invalid_argument(stage: Stage, learner: 
     assert f"at most {MAX_MESSAGE_BYTES}" in text
 
 
+@pytest.mark.promise("nothing-unpickled")
 def test_pickles_are_bytes_like_others_and_never_loaded(
     actor: SimulatedActor, learner: LearnerLog, tmp_path: Path
 ) -> None:

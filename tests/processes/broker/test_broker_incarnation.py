@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import redis
 
 from penstock.broker.log import keys
@@ -12,6 +13,7 @@ from tests.support.run.small_run import fragment
 from tests.support.storage.redis_server import RedisServer
 
 
+@pytest.mark.promise("broker-remembers-run-ends")
 def test_a_broker_serves_the_run_that_was_begun_anew_in_its_redis(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -35,6 +37,7 @@ def test_a_broker_serves_the_run_that_was_begun_anew_in_its_redis(
     broker.end()
 
 
+@pytest.mark.promise("brokers-learners-meet-run")
 def test_a_run_of_another_layout_ends_the_broker(redis_server: RedisServer, tmp_path: Path) -> None:
     log = open_run(redis_server.url)
     broker = launch(redis_server.url, tmp_path)

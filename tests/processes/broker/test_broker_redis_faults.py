@@ -44,6 +44,7 @@ def test_a_broker_that_waits_for_redis_can_be_ended(tmp_path: Path) -> None:
     assert broker.wait()[0] == 0
 
 
+@pytest.mark.promise("redis-whose-settings-lose")
 @pytest.mark.parametrize(
     ("options", "settings", "expected"),
     [
@@ -96,6 +97,7 @@ def test_a_port_in_use_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
     assert "in use" in last
 
 
+@pytest.mark.promise("redis-away-actors-wait")
 def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_server: RedisServer) -> None:
     learner = open_run(redis_server.url)
     broker = launch(redis_server.url, tmp_path)
@@ -149,6 +151,7 @@ def test_a_password_that_redis_refuses_is_a_configuration_error(
         server.kill()
 
 
+@pytest.mark.promise("redis-away-actors-wait")
 def test_a_broker_whose_redis_stays_away_exits(tmp_path: Path, redis_server: RedisServer) -> None:
     broker = launch(redis_server.url, tmp_path, settings={"broker": {"redis_wait_s": 2}})
     eventually(broker.is_ready, "readiness")
@@ -158,6 +161,7 @@ def test_a_broker_whose_redis_stays_away_exits(tmp_path: Path, redis_server: Red
     assert "redis_wait_s" in last
 
 
+@pytest.mark.promise("redis-whose-settings-lose")
 def test_a_redis_that_returns_unsuitable_ends_the_broker(tmp_path: Path, redis_server: RedisServer) -> None:
     broker = launch(redis_server.url, tmp_path)
     eventually(broker.is_ready, "readiness")

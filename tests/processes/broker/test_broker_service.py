@@ -98,6 +98,7 @@ def test_fragments_come_out_of_the_log_as_they_went_in(broker: BrokerProcess, le
     assert payloads == [fragment(actor.session, entry.number).payload for entry in entries]
 
 
+@pytest.mark.promise("fragment-sent-again-acknowledged")
 def test_a_repeated_append_is_acknowledged_and_stored_once(
     broker: BrokerProcess, learner: LearnerLog
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_repeated_append_is_acknowledged_and_stored_once(
     assert learner.resident(0) == 1
 
 
+@pytest.mark.promise("within-session-log-holds")
 def test_a_missing_sequence_number_is_a_gap(broker: BrokerProcess, learner: LearnerLog) -> None:
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()

@@ -75,6 +75,7 @@ def work(address: str, name: str) -> int:
         return actor.session
 
 
+@pytest.mark.promise("killed-brokers-callers-hang")
 def test_a_killed_broker_under_load_loses_and_doubles_nothing(redis_url: str, tmp_path: Path) -> None:
     log = open_run(redis_url, budget=4 * CHARGE)
     learner = Learner(log)
@@ -101,6 +102,7 @@ def test_a_killed_broker_under_load_loses_and_doubles_nothing(redis_url: str, tm
     log.close()
 
 
+@pytest.mark.promise("killed-brokers-callers-hang")
 def test_callers_that_hang_up_leave_an_exact_log(redis_url: str, tmp_path: Path) -> None:
     rng = random.Random(7)
     log = open_run(redis_url, budget=1000 * CHARGE)
@@ -123,6 +125,7 @@ def test_callers_that_hang_up_leave_an_exact_log(redis_url: str, tmp_path: Path)
     log.close()
 
 
+@pytest.mark.promise("killed-brokers-callers-hang")
 @pytest.mark.slow
 def test_a_frozen_redis_delays_and_loses_nothing(redis_server: RedisServer, tmp_path: Path) -> None:
     log = open_run(redis_server.url)

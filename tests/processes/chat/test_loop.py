@@ -29,6 +29,7 @@ QUICK = (
 )
 
 
+@pytest.mark.promise("loop-chat-makes-round")
 @pytest.mark.parametrize(
     "killed",
     [set(), pytest.param({Step.WAITING, Step.REWARD, Step.TRAINING, Step.TRIAL}, marks=pytest.mark.slow)],

@@ -51,6 +51,7 @@ def follow_health(address: str, seen: list[int]) -> None:
                 return
 
 
+@pytest.mark.promise("sigterm-ends-role-order")
 def test_a_broker_serves_on_until_balancers_know_and_then_lets_go(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_broker_serves_on_until_balancers_know_and_then_lets_go(
         assert run.reader.log.acked() == 2
 
 
+@pytest.mark.promise("sigterm-ends-role-order")
 def test_a_broker_that_drains_finishes_and_answers_what_has_begun(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def start_actor(run: NetworkRun) -> tuple[SimulatedActor, float]:
     return actor, built
 
 
+@pytest.mark.promise("sigterm-ends-role-order")
 def test_an_actor_flushes_its_outbox_and_closes_its_session(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +208,7 @@ def test_an_actor_without_a_broker_gives_up_its_flush(
         assert made - left <= acked <= made
 
 
+@pytest.mark.promise("sigterm-ends-role-order")
 def test_a_learner_checkpoints_commits_and_releases_the_lease(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:

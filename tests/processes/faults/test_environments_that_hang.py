@@ -34,6 +34,7 @@ def importable(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.promise("run-solved-whose-environments")
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
 def test_a_run_whose_environments_hang_once_in_a_thousand_steps_solves(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def becomes(process: BrokerProcess, status: int, name: str = "") -> str:
     return told[-1]
 
 
+@pytest.mark.promise("healthz-role-turns-red")
 def test_an_actor_whose_environment_hangs(
     redis_url: str, broker: BrokerProcess, start: Start, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def _has_come(learner: ScriptedLearner, known: int) -> bool:
     return learner.learn() > known
 
 
+@pytest.mark.promise("healthz-role-turns-red", "actor-makes-environments-session")
 def test_an_actor_whose_environment_never_gets_going(
     redis_url: str, broker: BrokerProcess, start: Start, tmp_path: Path
 ) -> None:
@@ -157,6 +159,7 @@ def test_an_actor_whose_environment_never_gets_going(
         actor.process.wait(PATIENCE_S)
 
 
+@pytest.mark.promise("healthz-role-turns-red")
 def test_an_actor_that_published_weights_do_not_reach(
     redis_url: str, broker: BrokerProcess, start: Start
 ) -> None:
@@ -173,6 +176,7 @@ def test_an_actor_that_published_weights_do_not_reach(
     eventually(lambda: learner.read() > 0, "experience", PATIENCE_S)
 
 
+@pytest.mark.promise("healthz-role-turns-red")
 def test_an_embedded_redis_that_does_not_answer(start: Start, short_folder: Path) -> None:
     service = start(
         "redis", "--socket", str(short_folder / "r.sock"), "--dir", str(short_folder / "data"),

@@ -125,6 +125,7 @@ def stop(training: Training) -> None:
     assert code == 130, err
 
 
+@pytest.mark.promise("run-poisoned-ways-books")
 def test_every_way_that_can_be_known_is_named_and_nothing_honest(
     start: Callable[..., Training], tmp_path: Path
 ) -> None:

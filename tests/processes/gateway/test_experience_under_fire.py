@@ -222,6 +222,7 @@ def fire(tmp_path: Path) -> Iterator[Fire]:
             made.prompts.end_run()
 
 
+@pytest.mark.promise("feedback-gateway-acknowledged-once")
 @pytest.mark.parametrize(
     ("clients", "rounds"), [(8, 1), pytest.param(32, 3, marks=pytest.mark.slow)], ids=["small", "full"]
 )

@@ -149,6 +149,7 @@ def stored(place: Place) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.promise("feedback-gateway-acknowledged-once")
 def test_acknowledged_feedback_is_there_once(place: Place, tmp_path: Path) -> None:
     job = place.client().submit("my_agent", steps=LONG)
     until(lambda: learner(tmp_path, job) is not None)

@@ -16,6 +16,7 @@ FOLDER: Final = node_client.FOLDER.parent / "agent"
 CONVERSE_S: Final = 120
 
 
+@pytest.mark.promise("unmodified-clients-openai-s")
 @pytest.mark.parametrize("flags", [(), ("--stream",)], ids=["whole", "streamed"])
 def test_an_agent_in_node_is_learned_from(tmp_path: Path, short_folder: Path, flags: tuple[str, ...]) -> None:
     node_client.install(FOLDER)

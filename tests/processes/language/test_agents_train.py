@@ -93,6 +93,7 @@ def converse(client: Any, number: int) -> bool:
     return learned
 
 
+@pytest.mark.promise("unmodified-client-openai-s")
 def test_a_run_is_learned_from_an_agent_that_changed_its_base_url(
     training: Training, short_folder: Path, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def audited(run_dir: Path) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.promise("whatever-killed-agents-tools")
 @pytest.mark.parametrize(
     "dose",
     [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])],

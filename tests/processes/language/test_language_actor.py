@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from penstock.broker.log.replies import ProbeAnswer
 from penstock.config.settings import ConfigurationError
@@ -142,6 +143,7 @@ def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
     assert all(-1 <= value <= 1 for value in returns[1])
 
 
+@pytest.mark.promise("summary-compares-language-model")
 def test_an_evaluation_begins_with_the_base_on_the_same_prompts_and_draws(
     broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path, prompts: Path
 ) -> None:

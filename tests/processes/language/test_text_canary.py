@@ -94,6 +94,7 @@ def test_a_canary_that_answers_badly_is_withdrawn(
     )
 
 
+@pytest.mark.promise("label-operator-registry-model", "server-text-answers-openai")
 def test_a_label_of_the_registry_is_a_model(
     run: ServedTextRun, client: TextClient, server: BrokerProcess, http_address: str
 ) -> None:

@@ -39,6 +39,7 @@ FAR = 16
 """Updates, of which the hard bound of staleness lets half pass."""
 
 
+@pytest.mark.promise("checkpoint-best-evaluation-kept")
 def test_the_best_checkpoint_is_kept_and_gone_back_to(redis_url: str, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", 2)
     with Producer(redis_url, tmp_path) as producer:

@@ -27,6 +27,7 @@ def rows(run_dir: Path) -> set[int]:
         registry.close()
 
 
+@pytest.mark.promise("learner-dies-file-version")
 @pytest.mark.timeout(600)
 def test_a_learner_that_dies_between_file_and_row_registers_nothing_by_halves(tmp_path: Path) -> None:
     versions, registered, deaths = Versions(), set[int](), 0

@@ -104,6 +104,7 @@ def assert_restored(
     assert weights.encode(held) == final.blob, "a learner that resumes goes on from the best weights"
 
 
+@pytest.mark.promise("run-stops-because-longer")
 def test_a_run_that_no_longer_improves_publishes_its_best_version_again(
     redis_url: str, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_solved_run_tells_when_the_version_was_made_that_it_ends_with(
     assert result["solved_at"]["version"] == best
 
 
+@pytest.mark.promise("run-whose-algorithm-rejects")
 def test_a_run_whose_algorithm_rejects_what_it_learns_publishes_its_best_version_again(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_run_whose_algorithm_rejects_what_it_learns_publishes_its_best_version
         audited(tmp_path, redis_url)
 
 
+@pytest.mark.promise("run-stops-because-longer")
 def test_patience_and_the_best_version_survive_a_kill(redis_url: str, tmp_path: Path) -> None:
     given = impatient()
     with Producer(redis_url) as producer:

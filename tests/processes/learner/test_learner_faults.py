@@ -32,6 +32,7 @@ def endless(**learner: float) -> Settings:
     return settings(learner=section | learner)
 
 
+@pytest.mark.promise("learner-slept-through-lease")
 def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer:
         sleeper = learner_process(redis_url, tmp_path, endless())
@@ -77,6 +78,7 @@ def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_w
     assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
 
 
+@pytest.mark.promise("lease-holder-another-learner")
 def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: Path) -> None:
     with (
         Producer(redis_url) as producer,
@@ -90,6 +92,7 @@ def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: 
             second.drain()
 
 
+@pytest.mark.promise("second-learner-folder-learner")
 def test_a_second_learner_on_the_folder_is_refused(redis_url: str, tmp_path: Path) -> None:
     with LearnerThread(redis_url, tmp_path, endless()) as first, Producer(redis_url) as producer:
         session = producer.open()
@@ -122,6 +125,7 @@ def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: 
     assert audited(tmp_path, redis_server.url).keys() <= {"trained", "resident", "stale"}
 
 
+@pytest.mark.promise("entries-returned-redis-lost")
 def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) -> None:
     with (
         LearnerThread(redis_server.url, tmp_path, endless()) as learner,
@@ -140,6 +144,7 @@ def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) 
     assert sum(audited(tmp_path, redis_server.url).values()) == producer.acked
 
 
+@pytest.mark.promise("entries-returned-redis-lost")
 def test_what_was_read_and_then_forgotten_is_lost_by_name(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

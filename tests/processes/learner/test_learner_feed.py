@@ -32,6 +32,7 @@ from tests.support.run.learner_run import (
 QUICK = {"learner": {"total_steps": 8 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False}}
 
 
+@pytest.mark.promise("acknowledged-fragment-trained-dropped")
 def test_a_run_trains_every_fragment_and_ends_with_balanced_books(redis_url: str, tmp_path: Path) -> None:
     with LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner, Producer(redis_url) as producer:
         sessions = [producer.open("actor-0"), producer.open("actor-1")]
@@ -77,6 +78,7 @@ def _assembled() -> int:
     return int(next(sample.value for sample in family.samples if sample.name.endswith("_count")))
 
 
+@pytest.mark.promise("stale-invalid-quarantined-finite")
 def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path) -> None:
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
@@ -99,6 +101,7 @@ def test_stale_experience_alone_gives_its_budget_back(redis_url: str, tmp_path: 
     assert set(result["ledger"]["dropped"]) == {"stale"}
 
 
+@pytest.mark.promise("trained-steps-count-towards")
 def test_only_what_is_trained_brings_the_run_nearer_to_its_end(redis_url: str, tmp_path: Path) -> None:
     given = settings(
         algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100},
@@ -132,6 +135,7 @@ OUTSIDE = np.zeros((STEPS, SLOTS), np.int64)
 OUTSIDE[1, 1] = 2
 
 
+@pytest.mark.promise("stale-invalid-quarantined-finite", "tensor-held-against-space")
 @pytest.mark.parametrize(
     "broken",
     [{"truncated": ENDED}, {"action": OUTSIDE}],
@@ -158,6 +162,7 @@ def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
     assert found["quarantined"] == result["ledger"]["dropped"]["quarantined"] >= 1
 
 
+@pytest.mark.promise("session-quarantined-good-next")
 def test_a_learner_that_starts_again_knows_its_quarantine(redis_url: str, tmp_path: Path) -> None:
     given = settings(learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False})
     with Producer(redis_url, tmp_path) as producer:
@@ -176,6 +181,7 @@ def test_a_learner_that_starts_again_knows_its_quarantine(redis_url: str, tmp_pa
     assert audited(tmp_path, redis_url)["invalid"] == 1
 
 
+@pytest.mark.promise("stale-invalid-quarantined-finite", "actor-reports-version-acts")
 def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Path) -> None:
     learner_section = {"total_steps": 10**9, "lease_ttl_s": 0.6, "checkpoint_interval_s": 3600}
     with (
@@ -199,6 +205,7 @@ def learner_json(producer: Producer) -> dict[str, int]:
     return dict(json.loads(producer.status().learner_json)["ledger"])
 
 
+@pytest.mark.promise("stale-invalid-quarantined-finite", "update-fails-exception-number")
 def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: str, tmp_path: Path) -> None:
     absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
     given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
@@ -213,6 +220,7 @@ def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: 
     assert audited(tmp_path, redis_url)["nan"] == 1
 
 
+@pytest.mark.promise("three-batches-row-finite")
 def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(
     redis_url: str, tmp_path: Path
 ) -> None:
@@ -233,6 +241,7 @@ def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkp
     assert list((tmp_path / "evidence").glob("nan-*.safetensors"))
 
 
+@pytest.mark.promise("session-whose-batches-fail")
 @pytest.mark.parametrize("batch", [CHARGE, 2 * CHARGE])
 def test_one_session_whose_batches_all_fail_does_not_end_the_run_of_others(
     redis_url: str, tmp_path: Path, batch: int
@@ -257,6 +266,7 @@ def test_one_session_whose_batches_all_fail_does_not_end_the_run_of_others(
     assert audited(tmp_path, redis_url)["quarantined"] > 0
 
 
+@pytest.mark.promise("log-fills-up-checkpointed")
 def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
     given = settings(
         broker={"max_log_bytes": 40_000},

@@ -28,6 +28,7 @@ from tests.support.run.learner_run import (
 from tests.support.storage.redis_server import RedisServer
 
 
+@pytest.mark.promise("flush-takes-pending-much")
 def test_what_is_pending_is_one_batch(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
@@ -45,6 +46,7 @@ def test_what_is_pending_is_one_batch(redis_url: str, tmp_path: Path) -> None:
     audited(tmp_path, redis_url)
 
 
+@pytest.mark.promise("flush-takes-pending-much")
 def test_fewer_steps_than_asked_for_are_left(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
@@ -62,6 +64,7 @@ def test_fewer_steps_than_asked_for_are_left(redis_url: str, tmp_path: Path) -> 
     assert result["ledger"]["balanced"]
 
 
+@pytest.mark.promise("flush-takes-pending-much")
 @pytest.mark.parametrize("kind", ["lock_step", "replay"])
 def test_where_nothing_waits_for_a_batch_a_flush_is_refused(
     redis_url: str, tmp_path: Path, kind: str
@@ -75,6 +78,7 @@ def test_where_nothing_waits_for_a_batch_a_flush_is_refused(
     assert "has no flush" in refused.detail
 
 
+@pytest.mark.promise("flush-takes-pending-much")
 def test_a_policy_server_is_waited_for(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, endless()):
         session = producer.open()
@@ -90,6 +94,7 @@ def test_a_policy_server_is_waited_for(redis_url: str, tmp_path: Path) -> None:
         assert producer.answer("flush", "1").steps == 2 * CHARGE
 
 
+@pytest.mark.promise("flush-takes-pending-much")
 @pytest.mark.parametrize(
     "place",
     [

@@ -111,6 +111,7 @@ def run_killed(url: str, run_dir: Path) -> Checkpoint:
     return newest(run_dir)
 
 
+@pytest.mark.promise("content-replay-log-read")
 def test_a_killed_learner_ends_bit_by_bit_like_one_that_was_not(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_killed_learner_ends_bit_by_bit_like_one_that_was_not(
     assert audited(tmp_path / "killed", redis_server.url)["trained"] == FRAGMENTS
 
 
+@pytest.mark.promise("fragments-kept-replay-trimmed")
 def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str, tmp_path: Path) -> None:
     given = replaying(
         algorithm={"capacity_bytes": 6_000, "replay_ratio": 0.1},
@@ -147,6 +149,7 @@ def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str,
     assert entries_of(last)[0] > entries_of(second)[0]
 
 
+@pytest.mark.promise("content-replay-log-read")
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_all_that_it_held(
     redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from penstock.broker.log.replies import CommandRefusal
@@ -51,6 +52,7 @@ def leave_waiting(producer: Producer, session: int, fragments: int) -> None:
     until(lambda: producer.status().latest.update == producer.acked // FRAGMENTS, "all whole batches")
 
 
+@pytest.mark.promise("restore-takes-model-optimiser")
 def test_a_restored_run_goes_on_with_the_old_model_and_its_own_counts(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
@@ -76,6 +78,7 @@ def test_a_restored_run_goes_on_with_the_old_model_and_its_own_counts(redis_url:
     assert audited(tmp_path, redis_url)["restored"] == 1
 
 
+@pytest.mark.promise("restore-takes-model-optimiser")
 def test_a_batch_that_was_read_ahead_is_dropped_as_restored(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
@@ -99,6 +102,7 @@ def test_a_batch_that_was_read_ahead_is_dropped_as_restored(redis_url: str, tmp_
     assert restored.version > 0
 
 
+@pytest.mark.promise("fit-refused-name-run")
 def test_what_does_not_fit_is_refused_by_name(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
@@ -130,6 +134,7 @@ def rewritten(run_dir: Path, name: str, over: dict[str, Any]) -> None:
     store.write(name, good.tensors, state)
 
 
+@pytest.mark.promise("named-checkpoints-bounded-never")
 def test_named_checkpoints_are_bounded_and_outlive_the_others(redis_url: str, tmp_path: Path) -> None:
     given = settings(learner={"total_steps": 10**9, "checkpoint_interval_s": 0, "keep_checkpoints": 2})
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, given):
@@ -148,6 +153,7 @@ def test_named_checkpoints_are_bounded_and_outlive_the_others(redis_url: str, tm
         assert len(CheckpointStore(tmp_path / "checkpoints", 2).ids()) <= 3
 
 
+@pytest.mark.promise("command-operator-done-once")
 def test_the_same_request_id_is_the_same_command(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
@@ -162,6 +168,7 @@ def test_the_same_request_id_is_the_same_command(redis_url: str, tmp_path: Path)
         learner.drain()
 
 
+@pytest.mark.promise("restore-takes-model-optimiser")
 def test_replay_keeps_what_it_holds(redis_url: str, tmp_path: Path) -> None:
     given = replaying(learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False})
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, given) as learner:
@@ -184,6 +191,7 @@ def test_replay_keeps_what_it_holds(redis_url: str, tmp_path: Path) -> None:
     assert result["ledger"]["balanced"]
 
 
+@pytest.mark.promise("restore-takes-model-optimiser")
 def test_a_lock_step_run_loses_one_round(redis_url: str, tmp_path: Path) -> None:
     given = settings(
         algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "staleness": 0},

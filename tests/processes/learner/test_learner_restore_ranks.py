@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from penstock.broker.log.replies import Answer
 from penstock.learner.checkpoint.store import CheckpointStore
 from tests.processes.learner.test_learner_restore import is_same, learned, tensors_of, updated
@@ -19,6 +21,7 @@ def answered(producer: Producer, action: str, argument: str) -> Answer:
     return producer.answer(action, argument)
 
 
+@pytest.mark.promise("ranks-go-back-together")
 def test_both_ranks_go_back_and_go_on(redis_url: str, tmp_path: Path) -> None:
     with (
         Producer(redis_url, tmp_path) as producer,
@@ -45,6 +48,7 @@ def test_both_ranks_go_back_and_go_on(redis_url: str, tmp_path: Path) -> None:
     assert audited(tmp_path, redis_url)["restored"] >= 8
 
 
+@pytest.mark.promise("ranks-go-back-together")
 def test_a_rank_that_is_gone_leaves_the_restore_to_the_learner_that_resumes(
     redis_url: str, tmp_path: Path
 ) -> None:

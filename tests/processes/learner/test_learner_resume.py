@@ -64,6 +64,7 @@ def _steady(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name not in CHANGING}
 
 
+@pytest.mark.promise("resumed-learner-continues-same")
 def test_a_resumed_learner_is_what_it_was_at_the_stop(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
@@ -115,6 +116,7 @@ def test_a_resumed_learner_shows_its_books_from_the_start(
         assert f'penstock_ledger_dropped_fragments{{reason="{reason}"}} {count:.1f}' in shown
 
 
+@pytest.mark.promise("restart-makes-fragment-stale")
 def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoint(
     redis_url: str, tmp_path: Path
 ) -> None:
@@ -138,6 +140,7 @@ def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoi
     assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
 
 
+@pytest.mark.promise("truncated-changed-checkpoint-skipped")
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     redis_url: str, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
@@ -174,6 +177,7 @@ def _damage(path: Path, how: str) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.promise("resuming-behind-trimmed-part")
 def test_beginning_behind_the_trim_floor_needs_permission_and_is_booked(
     redis_url: str, tmp_path: Path
 ) -> None:
@@ -207,6 +211,7 @@ def test_beginning_behind_the_trim_floor_needs_permission_and_is_booked(
     assert audited(tmp_path, redis_url)["log_lost"] == floor
 
 
+@pytest.mark.promise("empty-redis-opened-again")
 def test_an_empty_redis_is_filled_from_the_newest_checkpoint(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:

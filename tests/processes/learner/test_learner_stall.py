@@ -32,6 +32,7 @@ def failed(learner: LearnerThread) -> str:
     return str(caught.value)
 
 
+@pytest.mark.promise("healthz-role-turns-red")
 def test_a_run_whose_actors_are_gone_says_so(redis_url: str, tmp_path: Path) -> None:
     with LearnerThread(redis_url, tmp_path, impatient()) as learner, Producer(redis_url) as producer:
         session = producer.open()

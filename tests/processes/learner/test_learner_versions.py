@@ -97,6 +97,7 @@ def run(url: str, run_dir: Path, made: Settings, returns: tuple[float, ...], *, 
         learner.finish()
 
 
+@pytest.mark.promise("run-ended-best-version")
 def test_the_best_and_the_last_are_registered_with_their_bytes(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
@@ -114,6 +115,7 @@ def test_the_best_and_the_last_are_registered_with_their_bytes(
     assert kept_files(tmp_path) == versions.keys() == kept(redis_url)
 
 
+@pytest.mark.promise("run-ended-best-version")
 def test_what_an_operator_made_active_stays_so_when_the_run_ends_with_a_better_one(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
@@ -240,6 +242,7 @@ def test_what_an_operator_retires_is_answered_for_no_longer(
         learner.drain()
 
 
+@pytest.mark.promise("rollback-new-version-old")
 def test_a_rollback_is_a_new_version_with_old_content_and_training_goes_on(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
@@ -275,6 +278,7 @@ def renumbered(registry: Registry, original: int) -> PolicyVersion | None:
     return None if active is None or active.version == original else active
 
 
+@pytest.mark.promise("rollback-new-version-old")
 def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_does_not(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
@@ -294,6 +298,7 @@ def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_d
     assert copy.version in kept(redis_url)
 
 
+@pytest.mark.promise("weights-registered-version-available")
 def test_bytes_that_redis_lost_come_back_from_the_files(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
@@ -320,6 +325,7 @@ def test_what_a_run_begins_with_is_not_lost_to_a_registry_that_fails(
     assert updates[-1] > 2 * MAX_WAITING
 
 
+@pytest.mark.promise("registry-fails-end-learning")
 @pytest.mark.parametrize("broken", ["no folder", "not a database"])
 def test_learning_goes_on_without_a_registry(redis_url: str, tmp_path: Path, broken: str) -> None:
     file = tmp_path / "registry.sqlite"

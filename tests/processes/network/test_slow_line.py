@@ -31,6 +31,7 @@ def assert_all_rise(run: SlowLineRun) -> None:
     assert run.most_versions <= MOST_FETCHED + 2
 
 
+@pytest.mark.promise("line-20-mb-s")
 @pytest.mark.parametrize("fetch_wait_s", [0.0, 1000.0])
 def test_each_actor_gets_newer_weights_over_a_slow_line(
     redis_server: RedisServer, tmp_path: Path, fetch_wait_s: float
@@ -41,6 +42,7 @@ def test_each_actor_gets_newer_weights_over_a_slow_line(
         assert run.most_versions <= 2 or not fetch_wait_s
 
 
+@pytest.mark.promise("line-20-mb-s")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mib", [7, 25, 100])

@@ -94,6 +94,7 @@ def write(policy: Policy, folder: Path, *, masked: tuple[str, ...] = ()) -> None
     (folder / "policy.onnx").write_bytes(to_onnx(policy, {}, masks=masked))
 
 
+@pytest.mark.promise("exported-model-acts-policy")
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_lines_of_the_page_act_as_the_policy_does(name: str, tmp_path: Path) -> None:
     space, action, section = CASES[name]

@@ -114,6 +114,7 @@ def test_numbers_are_given_when_fragments_are_sent(
     log.close()
 
 
+@pytest.mark.promise("policy-server-numbers-fragments")
 def test_what_was_refused_as_full_is_numbered_again(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
@@ -154,6 +155,7 @@ def _refusals(reason: str) -> float:
     return value
 
 
+@pytest.mark.promise("policy-server-numbers-fragments")
 def test_what_has_grown_stale_is_dropped_before_it_has_a_number(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:

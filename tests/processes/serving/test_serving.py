@@ -111,6 +111,7 @@ def test_an_episode_is_played_over_calls(client: PolicyClient) -> None:
     assert (result.length, result.total_return) == (5, 5.5)
 
 
+@pytest.mark.promise("feedback-arrives-step-went")
 def test_a_reward_that_comes_after_the_end_is_kept_under_episode_and_step(
     run: ServedRun, server: BrokerProcess, client: PolicyClient
 ) -> None:
@@ -193,6 +194,7 @@ def test_a_promotion_is_followed(run: ServedRun, client: PolicyClient) -> None:
     check(run, client.act_batch(ROWS, distribution=True, version=old), ROWS)
 
 
+@pytest.mark.promise("client-keeps-arm-versions")
 def test_a_client_has_the_same_version_after_a_restart(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     run.promote(run.next_version(), canary_share=0.5)
@@ -271,11 +273,13 @@ def serves(client: PolicyClient, active: int) -> bool:
     return any(one.version == active and Arm.ACTIVE in one.arms for one in client.describe().versions)
 
 
+@pytest.mark.promise("answer-comes-wholly-version")
 def test_swaps_under_load_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
     swap_under_load(run, server.address, clients=8, swaps=20)
     run.withdraw_canary()
 
 
+@pytest.mark.promise("client-keeps-arm-versions")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_many_swaps_under_many_clients_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:

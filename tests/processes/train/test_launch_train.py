@@ -49,6 +49,7 @@ def test_the_algorithm_that_is_named_learns_and_the_books_balance(
     assert "clip_fraction" not in last
 
 
+@pytest.mark.promise("launcher-killed-leaves-nothing")
 def test_a_killed_launcher_leaves_nothing_running(start: Callable[..., Training]) -> None:
     training = start("CartPole-v1", *LONG)
     training.until_steps(5_000)

@@ -35,6 +35,7 @@ def content(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(file.relative_to(folder)): (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
 
 
+@pytest.mark.promise("refused-resume-writes-nothing")
 @pytest.mark.parametrize(
     ("said", "key"),
     [
@@ -87,6 +88,7 @@ def resumed_until(folder: Path, words: str, *arguments: str) -> tuple[int, str]:
     return process.returncode, err
 
 
+@pytest.mark.promise("refused-resume-writes-nothing")
 def test_an_attempt_that_learned_nothing_leaves_what_the_run_knows(ended: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(ended, tmp_path / "run"))
     before = content(folder)

@@ -85,6 +85,7 @@ class Operator:
         return json.loads(reply.stdout)
 
 
+@pytest.mark.promise("weights-registered-version-available")
 def test_versions_of_a_run_are_answered_for_until_they_are_retired(training: Training) -> None:
     training.until_steps(1)
     operator = Operator(training.run_dir)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from penstock.config.settings import dump
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.run.broker_process import BrokerProcess, eventually
@@ -34,6 +36,7 @@ def service(folder: Path, *words: str) -> Iterator[BrokerProcess]:
         started.end()
 
 
+@pytest.mark.promise("learner-finished-stays-alive")
 def test_a_learner_that_is_done_stays_until_it_is_asked_to_end(redis_url: str, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(dump(settings(learner={"total_steps": 2 * BATCH, "stop_at_target": False})))

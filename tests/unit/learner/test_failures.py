@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from penstock.broker.log.replies import Status
 from penstock.learner.algorithms.algorithm import Update
 from penstock.learner.failures import MOST_KEPT, cause, keep_evidence
@@ -26,6 +28,7 @@ def _log_batch(last: int) -> LogBatch:
     )
 
 
+@pytest.mark.promise("session-whose-batches-fail")
 def test_a_session_that_fails_again_and_again_fills_no_disk(tmp_path: Path) -> None:
     failed = Update(applied=False, reason="nan", steps=0, gradient_steps=0, metrics={})
     kept = [keep_evidence(tmp_path, _log_batch(last), failed, 7) for last in range(1, MOST_KEPT + 6)]

@@ -1,5 +1,7 @@
 """Health watches that published weights arrive and that the broker answers."""
 
+import pytest
+
 from penstock.actor.acting.local_policy import note_lag, watch, watch_broker
 from penstock.protocol.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 from penstock.runtime.health import Health
@@ -31,6 +33,7 @@ def test_weights_that_arrive_slowly_are_progress_and_those_that_stand_still_are_
     assert health.problem() is None
 
 
+@pytest.mark.promise("healthz-role-turns-red")
 def test_a_broker_that_answers_nothing_is_told_from_one_that_holds_a_call() -> None:
     clock = Clock()
     health = Health("actor", clock)

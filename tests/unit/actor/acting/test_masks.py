@@ -84,6 +84,7 @@ def test_the_mask_belongs_to_the_observation_beside_it(mode: AutoresetMode, *, i
         assert "mask" not in row
 
 
+@pytest.mark.promise("dqn-values-truncated-step")
 @pytest.mark.parametrize("inside", [False, True], ids=["info", "observation"])
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_what_a_last_observation_allows_comes_with_it(mode: AutoresetMode, *, inside: bool) -> None:

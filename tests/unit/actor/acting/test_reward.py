@@ -88,6 +88,7 @@ def rewards(fragments: list[Fragment]) -> list[list[float]]:
 TRUE = [[1, 2, 3, 101, 201, 202, 203], [1, 101, 102, 103, 104, 201, 202]]
 
 
+@pytest.mark.promise("reward-wrappers-change-rewards")
 def test_clip_and_scale_change_the_rewards_in_the_order_in_which_they_are_named() -> None:
     same = AutoresetMode.SAME_STEP
     assert rewards(collect(same)[0]) == TRUE
@@ -108,6 +109,7 @@ SHAPED = [
 ]
 
 
+@pytest.mark.promise("reward-wrappers-change-rewards")
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("cuts", [(7,), (3, 1, 3), (1,) * 7])
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
@@ -128,6 +130,7 @@ def test_shaping_sums_to_what_telescoping_says() -> None:
     assert (DISCOUNT ** np.arange(3) * shaped).sum() == pytest.approx(0.0)
 
 
+@pytest.mark.promise("reward-wrappers-change-rewards")
 @pytest.mark.parametrize("wrappers", [(), ({"scale": 0.0},), (shape(), {"clip": [-1, 1]})])
 def test_returns_of_episodes_are_the_environments_own(wrappers: tuple[dict[str, Any], ...]) -> None:
     _, episodes = collect(AutoresetMode.SAME_STEP, *wrappers, cuts=(2, 5))

@@ -81,6 +81,7 @@ def played(case: Any, mode: AutoresetMode, leaves: int, *, truncates: bool) -> l
     return found
 
 
+@pytest.mark.promise("terminal-observation-outside-space")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_a_terminal_state_of_no_space_is_neither_acted_on_nor_refused(case: Any, mode: AutoresetMode) -> None:
@@ -99,6 +100,7 @@ def test_a_terminal_state_of_no_space_is_neither_acted_on_nor_refused(case: Any,
     assert ends >= 2 * SLOTS
 
 
+@pytest.mark.promise("environment-leaves-space-otherwise")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize(("leaves", "truncates"), [(2, False), (2, True), (LENGTH, True)])

@@ -21,6 +21,7 @@ def reason(ids: EpisodeIds, episode_id: str, owner: Identity | None) -> Reason |
     return None
 
 
+@pytest.mark.promise("id-episode-proves-given")
 def test_an_id_holds_for_the_identity_that_it_was_given_to_alone() -> None:
     ids = EpisodeIds()
     for number in (1, 2, 10**15):
@@ -36,6 +37,7 @@ def test_an_id_of_another_server_is_elsewhere() -> None:
     assert reason(EpisodeIds(), EpisodeIds().give(1, ADA), ADA) is Reason.EPISODE_ELSEWHERE
 
 
+@pytest.mark.promise("id-episode-proves-given")
 @pytest.mark.parametrize(
     "changed",
     [

@@ -32,6 +32,7 @@ def taken(given: Answer | NotFinite) -> Answer:
     return given
 
 
+@pytest.mark.promise("answer-comes-wholly-version")
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_request_in_company_is_answered_as_alone(action: str, network: str) -> None:

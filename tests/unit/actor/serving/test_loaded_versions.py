@@ -221,6 +221,7 @@ async def test_who_says_no_name_is_dealt_anew_and_who_does_stays() -> None:
         assert len({(await ask(stand, client_key=key)).version for _ in range(10)}) == 1
 
 
+@pytest.mark.promise("shadow-version-changes-answer")
 async def test_a_shadow_answers_as_well_and_changes_no_answer() -> None:
     stand = Stand()
     stand.keep(1)

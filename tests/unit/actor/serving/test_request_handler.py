@@ -79,6 +79,7 @@ async def test_a_start_is_remembered_as_long_as_its_episode_is_open() -> None:
     assert stand.start(request_id="a") == first
 
 
+@pytest.mark.promise("repeated-call-gets-reply")
 async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
     stand = await ready()
     episode = stand.start()
@@ -137,6 +138,7 @@ async def test_an_act_that_was_refused_leaves_the_episode_as_it_was() -> None:
     assert stand.end(episode, TERMINATED).total_return == 1.0
 
 
+@pytest.mark.promise("repeated-call-gets-reply")
 async def test_a_reward_that_is_repeated_counts_once() -> None:
     stand = await ready(reward_window_s=10.0)
     episode = stand.start()

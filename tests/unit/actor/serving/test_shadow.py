@@ -45,6 +45,7 @@ class Slow:
         monkeypatch.setattr(shadow_module, "answer", answer)
 
 
+@pytest.mark.promise("shadow-delays-answer-asked")
 async def test_clients_are_answered_while_the_shadow_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, stand = Slow(monkeypatch), await shadowed()
     await stand.answer(stand.asking(seen(0)), 1e12)
@@ -61,6 +62,7 @@ async def test_clients_are_answered_while_the_shadow_stands_still(monkeypatch: p
         assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 19
 
 
+@pytest.mark.promise("shadow-delays-answer-asked")
 async def test_the_shadow_is_asked_after_the_reply_and_after_who_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -93,6 +95,7 @@ async def test_what_there_is_no_time_for_is_left_out_and_counted(monkeypatch: py
     assert [count for count, _ in slow.passes] == [1, 10]
 
 
+@pytest.mark.promise("shadow-delays-answer-asked")
 async def test_what_the_shadow_costs_is_counted() -> None:
     stand, before = await shadowed(), metrics.SHADOW_SECONDS._value.get()
     await stand.answer(stand.asking(rows_of(1)["observation"][0]), 1e12)

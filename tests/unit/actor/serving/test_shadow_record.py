@@ -85,6 +85,7 @@ async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
     assert [row["shadow"]["version"] for row in rows] == [2] * 10
 
 
+@pytest.mark.promise("shadow-version-changes-answer")
 async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = Stand(record=record)

@@ -103,6 +103,7 @@ class Clock:
         return self.now_s
 
 
+@pytest.mark.promise("reward-log-probability-beyond")
 async def test_bounds_that_a_resumed_learner_lowered_hold_from_the_next_second() -> None:
     stored, clock = StoredSpecification(specification().encode()), Clock()
     admission = Admission(stored.read, confirmed, clock)
@@ -115,6 +116,7 @@ async def test_bounds_that_a_resumed_learner_lowered_hold_from_the_next_second()
     assert "broker.max_reward=10" in admitted.refusal.detail
 
 
+@pytest.mark.promise("reward-log-probability-beyond")
 async def test_nothing_is_refused_by_bounds_that_a_resumed_learner_raised() -> None:
     stored, clock = StoredSpecification(replace(specification(), max_reward=10.0).encode()), Clock()
     admission = Admission(stored.read, confirmed, clock)

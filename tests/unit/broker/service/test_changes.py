@@ -51,6 +51,7 @@ async def test_a_change_of_everything_wakes_everybody(changes: Changes, feed: Fe
         assert await _is_woken(waiting)
 
 
+@pytest.mark.promise("publication-wakes-credit-wait")
 async def test_who_waits_for_credit_is_woken_by_name_only(changes: Changes, feed: Feed) -> None:
     with changes.holding(1) as working, changes.holding(2) as next_one, changes.holding(3) as waiting:
         changes.note_waiting(2, True)

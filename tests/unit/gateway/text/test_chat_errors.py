@@ -35,6 +35,7 @@ def hold_conversations(completions: Any, count: int) -> None:
         completions.create(model="default", messages=ASKED, extra_headers=kept)
 
 
+@pytest.mark.promise("openai-s-api-answers")
 def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
     socket = tmp_path / "text.sock"
     with (
@@ -69,6 +70,7 @@ def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> 
     assert raised.value.response.headers["retry-after"] == "1"
 
 
+@pytest.mark.promise("openai-s-api-answers")
 def test_a_defect_is_an_error_of_the_server(tmp_path: Path) -> None:
     def defect() -> RunAddresses:
         raise RuntimeError(f"a defect beside {tmp_path}")

@@ -124,6 +124,7 @@ def written_anew(message: Any) -> Any:
     return said | {"content": [text | {"cache_control": None}]}
 
 
+@pytest.mark.promise("unmodified-clients-openai-s", "unmodified-client-openai-s")
 @pytest.mark.parametrize("sent_back", [as_it_is, without_null, with_more, written_anew])
 @pytest.mark.parametrize("ask", [whole, streamed, put_together])
 def test_a_conversation_with_two_tool_calls_is_learned_from(
@@ -182,6 +183,7 @@ def test_models_are_the_policy_its_arms_and_its_versions(client: Any) -> None:
         assert client.chat.completions.create(model=name, messages=ASKED).model == name
 
 
+@pytest.mark.promise("label-operator-registry-model")
 def test_a_version_answers_by_its_name(client: Any, stand: TextStand) -> None:
     arms = stand.versions.arms
     asked = {"messages": ASKED, "max_tokens": 1}

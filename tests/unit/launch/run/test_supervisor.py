@@ -228,6 +228,7 @@ def two_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.1)
 
 
+@pytest.mark.promise("actor-makes-environments-session")
 @pytest.mark.parametrize(("role", "ends"), [("actor", False), ("broker", True)])
 def test_an_actor_that_hangs_now_and_then_is_started_again_while_the_run_goes_on(
     harness: Harness, two_hangs: None, role: str, ends: bool
@@ -248,6 +249,7 @@ DELIVERS_AND_HANGS = f"from penstock.runtime import metrics; metrics.FRAGMENTS_A
 )
 
 
+@pytest.mark.promise("actor-makes-environments-session")
 def test_an_actor_that_hangs_after_a_fragment_was_acknowledged_is_started_again(
     harness: Harness, two_hangs: None
 ) -> None:
@@ -257,6 +259,7 @@ def test_an_actor_that_hangs_after_a_fragment_was_acknowledged_is_started_again(
     assert sum("worker died" in event for event in harness.events) == 3
 
 
+@pytest.mark.promise("actor-makes-environments-session")
 def test_an_actor_that_hangs_before_a_fragment_is_acknowledged_ends_the_run(
     harness: Harness, two_hangs: None
 ) -> None:

@@ -234,6 +234,7 @@ COUNTS = ("generator/", "replay/", "rewards/slots", "rewards/returns")
 """Tensors that go on when a checkpoint is restored while a run goes on."""
 
 
+@pytest.mark.promise("restore-takes-model-optimiser")
 @each(CASES)
 def test_a_restore_takes_what_was_learned_and_nothing_that_counts(case: Case) -> None:
     algorithm = begun(case, 1, case.stored_after)
@@ -255,6 +256,7 @@ def test_a_restore_takes_what_was_learned_and_nothing_that_counts(case: Case) ->
     assert algorithm.updates == case.stored_after + 3
 
 
+@pytest.mark.promise("fit-refused-name-run")
 @each(CASES)
 def test_a_restore_that_does_not_fit_changes_nothing(case: Case) -> None:
     algorithm = begun(case, 1)

@@ -72,6 +72,7 @@ def reference(
     return [parameter.detach() for parameter in parameters]
 
 
+@pytest.mark.promise("cloning-maximum-likelihood-pytorch")
 @pytest.mark.parametrize("action", [None, CONTINUOUS], ids=["cross-entropy", "gaussian"])
 def test_ten_updates_give_the_weights_of_plain_pytorch(action: Any) -> None:
     policy, batch = expert(action)

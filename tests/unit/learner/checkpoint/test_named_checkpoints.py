@@ -20,6 +20,7 @@ TENSORS = {"policy/w": torch.arange(3.0)}
 STATE = {"updates": 7}
 
 
+@pytest.mark.promise("named-checkpoints-bounded-never")
 def test_a_name_is_taken_once_and_found_again(tmp_path: Path) -> None:
     named = NamedCheckpoints(tmp_path)
     assert named.names() == []

@@ -131,6 +131,7 @@ def test_a_crash_while_writing_leaves_nothing_that_counts(store: CheckpointStore
     assert [path.name for path in store.directory.iterdir()] == ["a"]
 
 
+@pytest.mark.promise("files-directory-name-checkpoint")
 def test_every_byte_is_on_the_disk_before_the_name_is(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

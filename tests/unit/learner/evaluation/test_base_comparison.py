@@ -51,6 +51,7 @@ def test_the_difference_is_that_of_pairs_and_has_their_interval() -> None:
     assert found.verdict == "better"
 
 
+@pytest.mark.promise("summary-compares-language-model")
 def test_who_is_the_base_decides_the_sign() -> None:
     version, base = played([1.0, 2.0, 3.0, 2.0, 1.0, 2.5]), played([0.0, 1.1, 2.0, 0.9, 0.2, 1.0])
     one, other = compared(version, base), compared(base, version)

@@ -58,6 +58,7 @@ def test_a_run_without_evaluations_asks_for_none() -> None:
     assert not it.pending
 
 
+@pytest.mark.promise("run-solved-whose-environments")
 def test_a_curve_that_says_nothing_any_more_asks_too() -> None:
     it, missed = evaluation(), 50 * MISSED_EPISODES
     low: dict[str, Any] = {"recent": [50.0] * RECENT_EPISODES, "length": 50.0}

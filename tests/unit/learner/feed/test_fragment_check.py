@@ -55,6 +55,7 @@ def test_a_fragment_that_means_nothing_is_refused(name: str, value: float, messa
         check_meaning(header, arrays | {name: changed})
 
 
+@pytest.mark.promise("tensor-held-against-space")
 @pytest.mark.parametrize("space", [Discrete(2), MultiDiscrete((2, 3)), MultiBinary(2)])
 def test_a_choice_of_a_probability_above_1_is_refused(space: Space) -> None:
     header, arrays = Collector(cartpoles(2)).fragment(small_policy(), 6)
@@ -112,6 +113,7 @@ BYTES = Box(np.zeros(2, np.uint8), np.full(2, 9, np.uint8))
 TWO = np.zeros((2, 1), np.int64)
 
 
+@pytest.mark.promise("tensor-held-against-space")
 @pytest.mark.parametrize(
     ("space", "value", "message"),
     [
@@ -140,6 +142,7 @@ def test_an_observation_outside_its_space_is_refused(
         check_meaning(header, arrays, ranges)
 
 
+@pytest.mark.promise("tensor-held-against-space")
 @pytest.mark.parametrize(
     ("space", "value", "message"),
     [
@@ -169,6 +172,7 @@ def terminal(observation: int) -> tuple[Any, dict[str, Any]]:
     return header, arrays | {"final/observation": final}
 
 
+@pytest.mark.promise("terminal-observation-outside-space")
 def test_a_terminal_state_of_no_space_is_replaced_and_counted() -> None:
     ranges = Ranges.of_run(Discrete(16), Discrete(2), NOTHING)
     before = metrics.TERMINAL_OBSERVATIONS_REPLACED._value.get()
@@ -199,6 +203,7 @@ def test_a_truncated_state_of_no_space_is_refused() -> None:
         check_meaning(header, arrays, Ranges.of_run(Discrete(16), Discrete(2), NOTHING))
 
 
+@pytest.mark.promise("tensor-held-against-space")
 def test_masks_of_several_choices_are_held_against_each() -> None:
     space = MultiDiscrete((2, 3))
     mask = np.ones((3, 1, 5), bool)

@@ -178,6 +178,7 @@ def batch_of(parts: list[Fragment], numbers: list[int], behind: int = 0) -> Batc
     return assemble([parts[number - 1] for number in numbers], torch.device("cpu"), places)
 
 
+@pytest.mark.promise("54-ways-poison-fragment")
 @pytest.mark.parametrize(
     ("case", "way"),
     [pytest.param(case, way, id=f"{case.name}: {way.name}") for case in CASES for way in case.ways],

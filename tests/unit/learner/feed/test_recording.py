@@ -65,6 +65,7 @@ def test_a_lost_index_is_found_again(folder: Path) -> None:
         assert sequences(Recording(folder)) == EVERYTHING
 
 
+@pytest.mark.promise("recording-read-whole-frames")
 def test_a_torn_last_record_is_recognised_wherever_it_was_torn(folder: Path, tmp_path: Path) -> None:
     last = Recording(folder).batches[-1]
     start = last.fragments[0].offset
@@ -84,6 +85,7 @@ def test_a_torn_last_record_is_recognised_wherever_it_was_torn(folder: Path, tmp
         shutil.rmtree(torn)
 
 
+@pytest.mark.promise("recording-read-whole-frames")
 @pytest.mark.parametrize("at", [0, 5, 20, 400, -1])
 def test_a_changed_byte_is_found_and_named(folder: Path, at: int) -> None:
     recording = Recording(folder)

@@ -76,6 +76,7 @@ def test_an_observation_of_more_parts_than_a_fragment_has_tensors_is_refused() -
         check_schema(fragment_schema(space, Discrete(2)))
 
 
+@pytest.mark.promise("learner-reads-once-bounded")
 def test_weights_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() -> None:
     made = configuration.load([{"run": "a", "broker": {"max_log_bytes": 100 * MIB, "max_staged_bytes": MIB}}])
     needed = (100 + 1 + (3 + 4 + 2 + 16 + 1) * 10 + 16 + 64) * MIB
@@ -121,6 +122,7 @@ def replaying(**algorithm: object) -> Settings:
     )
 
 
+@pytest.mark.promise("fragments-kept-replay-trimmed")
 def test_a_log_that_cannot_hold_what_replay_keeps_is_refused_with_the_figures() -> None:
     make_model(replaying())
     with pytest.raises(

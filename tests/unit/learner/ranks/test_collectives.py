@@ -39,6 +39,7 @@ def alone(name: str, updates: int) -> dict[str, Tensor]:
     return learn(name, updates, RankGroup(), 0)
 
 
+@pytest.mark.promise("several-ranks-agree-fragments")
 @pytest.mark.parametrize(("size", "name"), AS_ONE)
 def test_several_ranks_equal_one(several: dict[int, Path], size: int, name: str) -> None:
     found, expected = load_file(several[size] / f"{name}-0.safetensors"), alone(name, UPDATES[size])
@@ -55,6 +56,7 @@ def test_all_ranks_are_the_same_bit_by_bit(several: dict[int, Path], size: int, 
         assert all(torch.equal(first[key], other[key]) for key in first)
 
 
+@pytest.mark.promise("several-ranks-agree-fragments")
 def test_ranks_agree_on_the_fragments_that_make_an_update_fail(several: dict[int, Path]) -> None:
     wanted = [10 * update + place for update in range(UPDATES[3]) if update != 3 for place in (1, 4)]
     assert load_file(several[3] / "poisoned-0.safetensors")["culprits"].tolist() == wanted

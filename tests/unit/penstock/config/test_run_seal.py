@@ -42,6 +42,7 @@ def test_what_was_made_here_is_ones_own(state: Path, tmp_path: Path) -> None:
     assert [file.name for file in key.parent.iterdir()] == [key.name]
 
 
+@pytest.mark.promise("folder-made-here-module")
 def test_other_modules_places_and_users_are_foreign(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> N
     assert heads[-1]["start"] + heads[-1]["size"] == parameters.shape[1]
 
 
+@pytest.mark.promise("exported-model-acts-policy")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_acts_as_the_policy_does(name: str) -> None:
     space, (policy, session) = CASES[name][0], exported(name)
@@ -66,6 +67,7 @@ def test_the_model_acts_as_the_policy_does(name: str) -> None:
         np.testing.assert_allclose(mode, wanted, rtol=0, atol=5e-5)
 
 
+@pytest.mark.promise("exported-model-acts-policy")
 @pytest.mark.parametrize(
     "name",
     [
@@ -140,6 +142,7 @@ def test_exporting_leaves_the_policy_as_it_is() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
 
 
+@pytest.mark.promise("exported-model-acts-policy")
 @pytest.mark.parametrize("section", [{"recurrent": "gru"}, {"frame_stack": 2}], ids=str)
 def test_a_policy_that_remembers_is_refused(section: dict[str, Any]) -> None:
     from penstock.policy.onnx_export import to_onnx

@@ -52,6 +52,7 @@ def rounds_until(verdict: Verdict, state: TrialState, *seen: Seen, most: int = 1
 # ---------------------------------------------------------------- returns
 
 
+@pytest.mark.promise("canary-equals-active-version")
 @pytest.mark.parametrize("part", [0.001, 0.1, 0.5, MAX_PART])
 def test_every_bet_on_a_client_is_fair(part: float) -> None:
     draw = random.Random(7)
@@ -69,6 +70,7 @@ def test_every_bet_on_a_client_is_fair(part: float) -> None:
         state = replace(sides[draw.random() >= part], verdict=Verdict.GO_ON, cause=None)
 
 
+@pytest.mark.promise("canary-equals-active-version")
 @pytest.mark.parametrize("between", [0.0, 1.0, 2.0])
 def test_clients_that_differ_raise_no_false_alarms(between: float) -> None:
     trials = [
@@ -80,6 +82,7 @@ def test_clients_that_differ_raise_no_false_alarms(between: float) -> None:
     assert false / len(trials) <= 0.05 + 2.33 * (0.05 * 0.95 / len(trials)) ** 0.5
 
 
+@pytest.mark.promise("canary-worse-withdrawn-share")
 @pytest.mark.parametrize(
     ("part", "drop", "most"),
     [(0.01, 2.0, 30), (0.1, 1.0, 60), (0.5, 1.0, 80), (MAX_PART, 1.0, 200), (0.1, 2.0, 30), (0.5, 0.5, 250)],
@@ -129,6 +132,7 @@ def test_a_drop_in_thumbs_is_found() -> None:
     assert sum(state.cause is Cause.LOWER_RETURN for state in found) >= 36, [one.explain() for one in found]
 
 
+@pytest.mark.promise("canary-chat-judged-thumbs")
 def test_a_canary_that_people_rate_more_often_is_not_called_better() -> None:
     found = [opinions(seed, (0.4, 0.8)) for seed in range(20)]
     assert sum(state.verdict is Verdict.BETTER for state in found) <= 2
@@ -187,6 +191,7 @@ def test_answers_that_are_not_finite_withdraw_at_once_however_late() -> None:
     assert (state.verdict, state.cause) == (Verdict.WITHDRAW, Cause.NOT_FINITE)
 
 
+@pytest.mark.promise("judgement-canary-never-ends")
 @pytest.mark.parametrize(("failed", "most"), [(100, 6), (10, 10), (3, 20), (1, 60)])
 def test_failed_answers_withdraw_however_late(failed: int, most: int) -> None:
     for before in (0, 5000):
@@ -196,6 +201,7 @@ def test_failed_answers_withdraw_however_late(failed: int, most: int) -> None:
         assert windows <= most
 
 
+@pytest.mark.promise("judgement-canary-never-ends")
 @pytest.mark.parametrize(("slower", "most"), [(1.0, 40), (0.3, 120)])
 def test_slow_answers_withdraw_however_late(slower: float, most: int) -> None:
     for before in (0, 5000):

@@ -31,6 +31,7 @@ def test_the_oldest_feedback_makes_room(tmp_path: Path, monkeypatch: pytest.Monk
         assert [row.step for row in registry.feedback("default")] == list(range(15, 25))
 
 
+@pytest.mark.promise("clients-cannot-exhaust-server")
 def test_a_caller_pushes_out_its_own_rewards_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "MAX_KEPT_PER_CALLER", 10)
     with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:

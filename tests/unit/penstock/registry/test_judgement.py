@@ -67,6 +67,7 @@ def judge(registry: Registry, *seen: Seen) -> TrialState:
     return state
 
 
+@pytest.mark.promise("several-servers-restarts-make")
 def test_two_servers_make_one_judgement(servers: tuple[Registry, Registry]) -> None:
     for number in range(60):
         state = judge(servers[number % 2], client(number, drop=5.0))
@@ -76,6 +77,7 @@ def test_two_servers_make_one_judgement(servers: tuple[Registry, Registry]) -> N
     assert judge(servers[0]) == judge(servers[1]) == state
 
 
+@pytest.mark.promise("several-servers-restarts-make")
 def test_a_client_counts_once_on_all_servers_and_after_restarts(
     url: str, servers: tuple[Registry, Registry]
 ) -> None:
@@ -154,6 +156,7 @@ def _unreadable(_text: str) -> TrialState:
     raise ValueError("of another program")
 
 
+@pytest.mark.promise("canary-worse-withdrawn-share")
 @pytest.mark.parametrize(("latest", "most"), [(0.0, 0.8), (0.5, 0.4)])
 def test_a_share_that_leaves_no_client_to_compare_with_is_refused(
     servers: tuple[Registry, Registry], latest: float, most: float

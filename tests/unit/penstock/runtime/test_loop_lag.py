@@ -4,6 +4,8 @@ import asyncio
 import threading
 from functools import partial
 
+import pytest
+
 from penstock.runtime import metrics
 from penstock.runtime.health import Health
 from penstock.runtime.metrics import PERIOD_S, watch_loop
@@ -22,6 +24,7 @@ def until_health(health: Health, is_red: bool) -> str | None:
     raise AssertionError(f"health stays {health.problem()!r}")
 
 
+@pytest.mark.promise("healthz-role-turns-red")
 def test_a_blocked_loop_turns_health_red_and_shows_as_lag() -> None:
     health, blocked, go_on, end = Health("broker"), threading.Event(), threading.Event(), threading.Event()
     health.watch(LOOP, 1.0)

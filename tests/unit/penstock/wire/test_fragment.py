@@ -38,6 +38,7 @@ def test_what_is_built_follows_the_schema_and_reads_back(ends: int, compress: tu
         np.testing.assert_array_equal(array, actual[name])
 
 
+@pytest.mark.promise("learner-reads-exactly-actor")
 def test_reading_copies_nothing_and_cannot_be_written_to() -> None:
     fragment = fragment_of()
     reward = fragment.arrays()["reward"]
@@ -109,6 +110,7 @@ ENTRY_FAULTS: dict[str, tuple[str, dict[str, object], str]] = {
 }
 
 
+@pytest.mark.promise("fragment-breaks-run-s")
 @pytest.mark.parametrize(("name", "fields", "message"), ENTRY_FAULTS.values(), ids=ENTRY_FAULTS.keys())
 def test_a_wrong_table_is_refused_by_name(name: str, fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -135,6 +137,7 @@ def test_more_ends_than_steps_are_refused() -> None:
         check(fragment_of(ends=16), SCHEMA, RUN)
 
 
+@pytest.mark.promise("fragment-breaks-run-s")
 @pytest.mark.parametrize("compress", [(), ("reward", "log_prob")])
 @pytest.mark.parametrize("name", ["reward", "log_prob"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -145,6 +148,7 @@ def test_a_number_that_is_not_finite_is_refused(name: str, value: float, compres
         check(build(header_of(SCHEMA, 5, 3), arrays, compress), SCHEMA, RUN)
 
 
+@pytest.mark.promise("reward-log-probability-beyond")
 @pytest.mark.parametrize("name", ["reward", "log_prob"])
 @pytest.mark.parametrize("value", [1e6, -1e6])
 def test_a_number_beyond_the_bound_of_the_run_is_refused(name: str, value: float) -> None:
@@ -171,6 +175,7 @@ def corrupt(fragment: Fragment, edit: Callable[[bytearray], None]) -> Fragment:
     return replace(fragment, payload=bytes(payload))
 
 
+@pytest.mark.promise("table-reads-outside-payload")
 def test_a_frame_that_decodes_to_more_than_it_says_is_refused_before_it_is_decoded() -> None:
     arrays = arrays_of(SCHEMA, 5, 3) | {"reward": np.zeros(2**20, np.float32)}
     fragment = build(header_of(SCHEMA, 5, 3), arrays, ("reward",))

@@ -25,6 +25,7 @@ def held(**arguments: Any) -> tuple[Stepper, list[Any]]:
     return stepper, [one.unwrapped for one in environment.envs]
 
 
+@pytest.mark.promise("last-observation-episode-mask")
 @pytest.mark.parametrize("mask", ["array", "list"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_last_observation_and_its_mask_are_not_those_of_the_next_episode(way: str, mask: str) -> None:

@@ -258,6 +258,7 @@ async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
     assert [column(fragment, "reward") for fragment in stand.fragments()] == [[99.0]]
 
 
+@pytest.mark.promise("client-policy-server-session")
 async def test_nothing_that_a_client_observes_has_the_session_quarantined() -> None:
     stand, episode = await begun()
     far = np.full_like(seen(0), 20_000.0)
@@ -566,6 +567,7 @@ def transitions(fragment: Fragment) -> list[Transition]:
     ]
 
 
+@pytest.mark.promise("served-episodes-give-learner")
 @settings(max_examples=15)
 @given(played=st.lists(episodes(), min_size=1, max_size=4), unroll=st.integers(1, 7))
 def test_served_episodes_teach_what_a_rollout_worker_would(played: list[Played], unroll: int) -> None:

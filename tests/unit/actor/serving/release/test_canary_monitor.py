@@ -125,6 +125,7 @@ async def test_a_canary_that_is_as_good_is_undecided_at_the_horizon_and_judged_o
     assert [version for version, _ in stand.withdrawn] == [CANARY]
 
 
+@pytest.mark.promise("episode-never-ends-delays")
 @pytest.mark.parametrize("held", [0, 5])
 async def test_an_episode_that_never_ends_delays_no_client(held: int) -> None:
     stand = await on_trial()
@@ -242,6 +243,7 @@ async def test_a_canary_that_answers_nan_is_withdrawn_at_once(fallback: str, in_
     assert stand.canary_monitor.state.cause is Cause.NOT_FINITE
 
 
+@pytest.mark.promise("judgement-canary-never-ends")
 async def test_guards_outlive_ten_thousand_answers() -> None:
     stand = await on_trial()
     for client in range(64):

@@ -176,6 +176,7 @@ def test_the_registry_judges_as_the_simulation_does() -> None:
     assert 20 <= counts[1] <= 30
 
 
+@pytest.mark.promise("canary-equals-active-version")
 @pytest.mark.parametrize("between", [1.0, 2.0])
 @pytest.mark.parametrize(
     ("clients", "trials"),

@@ -74,6 +74,7 @@ def test_a_person_is_worth_the_share_of_their_conversations() -> None:
     assert (found.value, found.rated) == (0.5, 0.75)
 
 
+@pytest.mark.promise("turn-somebody-asked-about")
 def test_what_somebody_was_asked_about_counts_for_no_arm() -> None:
     assert settled(thumbs("ann", asked=[1.0])) == []
     (found,) = settled(thumbs("bob", -1.0, asked=[1.0]))

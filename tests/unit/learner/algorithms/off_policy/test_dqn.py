@@ -129,6 +129,7 @@ def test_a_batch_that_is_not_finite_is_out_of_replay(*, prioritised: bool) -> No
     assert [entry.number for entry in algorithm.replay.entries] == [1, 2, 3, 5]
 
 
+@pytest.mark.promise("replay-makes-updates-fail")
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_what_entered_replay_before_it_was_found_out_is_taken_out(*, prioritised: bool) -> None:
     algorithm = make(prioritised=prioritised, learning_starts=96)
@@ -247,6 +248,7 @@ def test_policies_that_single_steps_cannot_train_are_refused(policy: dict[str, A
         make(policy=policy)
 
 
+@pytest.mark.promise("replay-holds-observation-once")
 @pytest.mark.parametrize("normalise", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_stack_of_frames_is_learned_from(*, normalise: bool) -> None:
     section = DQNSection(

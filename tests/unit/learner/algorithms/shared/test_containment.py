@@ -44,6 +44,7 @@ def spoiled(parts: list[Fragment], number: int, name: str, value: float) -> None
     parts[number - 1] = (header, arrays | {name: array})
 
 
+@pytest.mark.promise("update-fails-exception-number")
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_rest_is_trained_as_if_the_culprits_had_not_come(name: str) -> None:
     parts, algorithm, other = fragments(), MAKERS[name](), MAKERS[name]()
@@ -66,6 +67,7 @@ def test_an_action_that_no_such_policy_takes_is_implausible(value: float) -> Non
     assert update.applied
 
 
+@pytest.mark.promise("metrics-overflow-metric-decides")
 @pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])
 @pytest.mark.parametrize("value", [-46.0, -100.0, -1e6])
 def test_a_log_ratio_that_is_let_pass_overflows_no_metric(name: str, value: float) -> None:
@@ -111,12 +113,14 @@ def attempt_on(refuse: Callable[[set[int]], Exception | str]) -> Callable[..., U
     return attempt
 
 
+@pytest.mark.promise("update-fails-exception-number")
 def test_an_exception_is_brought_home_too() -> None:
     attempt = attempt_on(lambda numbers: IndexError("2 is out of bounds") if 4 in numbers else "")
     update = contained(attempt, batch_of(fragments()))
     assert (update.applied, update.culprits, update.steps) == (True, {4: "error"}, 10)
 
 
+@pytest.mark.promise("failure-single-fragment-causes")
 @pytest.mark.parametrize("most", [0, 3])
 def test_an_exception_that_no_fragment_causes_is_raised(most: int) -> None:
     attempt = attempt_on(lambda numbers: RuntimeError("a bug") if len(numbers) > most else "")
@@ -129,6 +133,7 @@ def test_too_little_memory_is_no_fragments_fault() -> None:
         contained(attempt_on(lambda _: torch.OutOfMemoryError("no memory")), batch_of(fragments()))
 
 
+@pytest.mark.promise("failure-single-fragment-causes")
 def test_fragments_that_fail_only_together_have_no_culprit() -> None:
     attempt = attempt_on(lambda numbers: "nan" if {1, 6} <= numbers else "")
     update = contained(attempt, batch_of(fragments()))

@@ -46,6 +46,7 @@ def client(base: Path, tmp_path: Path, short_folder: Path) -> Iterator[TestClien
         yield made
 
 
+@pytest.mark.promise("account-rater-page-chat")
 def test_people_with_accounts_sign_in_and_are_one_whatever_their_browsers_say(
     base: Path, tmp_path: Path, short_folder: Path
 ) -> None:
@@ -278,6 +279,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.promise("turn-somebody-asked-about")
 def test_somebody_is_asked_where_heads_disagree_and_that_counts_for_no_version(
     client: TestClient, judged: str, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def once(stand: LoopStand, order: LoopOrder = ORDER) -> LoopState:
     return stand.state()
 
 
+@pytest.mark.promise("canary-loop-promoted-proof")
 def test_a_canary_that_is_proved_better_is_promoted(stand: LoopStand) -> None:
     stand.on_trial()
     stand.see(canary=1.0, active=-1.0, people=100)
@@ -51,6 +52,7 @@ def test_a_canary_that_servers_withdraw_ends_the_round(stand: LoopStand) -> None
     assert (state.past[-1].outcome, state.past[-1].why) == (Outcome.WITHDRAWN, "worse")
 
 
+@pytest.mark.promise("canary-loop-promoted-proof")
 @pytest.mark.parametrize("level", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_a_canary_that_nothing_is_proved_of_is_withdrawn_in_time(stand: LoopStand, level: float) -> None:
     stand.on_trial()
@@ -92,6 +94,7 @@ def test_what_is_paused_neither_promotes_nor_begins(stand: LoopStand) -> None:
         assert soon(lambda: bool(stand.state().past))
 
 
+@pytest.mark.promise("loop-chat-makes-round")
 def test_a_flood_of_one_person_begins_no_round(stand: LoopStand) -> None:
     order = LoopOrder(labels=10, rules=RatingRules(daily_cap=5))
     with stand.going(order):

@@ -15,6 +15,7 @@ from penstock.workloads.chat.loop.step_process import (
 )
 
 
+@pytest.mark.promise("people-wrote-nothing-stays")
 def test_of_a_round_that_is_over_the_weights_stay_and_the_texts_go(tmp_path: Path) -> None:
     lasting = ("run/policies/7.safetensors", "run/summary.json", "run/config.toml", "steps.log")
     gone = (

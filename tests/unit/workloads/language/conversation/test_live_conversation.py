@@ -40,6 +40,7 @@ def column(live: LiveConversation) -> Column:
     return only
 
 
+@pytest.mark.promise("trained-conversation-sampled-later")
 def test_three_turns_are_one_column_of_the_ids_that_were_sampled() -> None:
     live = conversation()
     assert ask(live, "a") == (USER, A, EOS, ASSISTANT)

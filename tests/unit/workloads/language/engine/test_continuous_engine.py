@@ -83,6 +83,7 @@ def finished(engine: ContinuousEngine, *answers: Growing) -> list[tuple[list[int
     return [(one.ids, one.finish) for one in answers]
 
 
+@pytest.mark.promise("request-language-model-joins")
 def test_who_joins_a_running_batch_is_answered_as_alone(endless: ContinuousEngine) -> None:
     cases = [(number, version, MOST - number) for number, version in enumerate((1, 1, 1, 2, 1))]
     alone = [finished(endless, _asked(endless, *case))[0] for case in cases]
@@ -158,6 +159,7 @@ def test_version_0_is_the_base_model(engine: ContinuousEngine, base: Path) -> No
     assert answer.ids == plain[0, ids.shape[1] :].tolist()
 
 
+@pytest.mark.promise("request-language-model-joins")
 def test_tokens_and_log_probabilities_are_those_of_bare_generate(
     engine: ContinuousEngine, base: Path, lora: bool
 ) -> None:
@@ -184,6 +186,7 @@ def test_tokens_and_log_probabilities_are_those_of_bare_generate(
         assert one.log_prob == pytest.approx(chosen, abs=1e-4)
 
 
+@pytest.mark.promise("request-language-model-joins")
 def test_a_version_of_no_numbers_fails_alone(engine: ContinuousEngine, base: Path, lora: bool) -> None:
     (alone,) = finished(engine, ask(engine, 1, 1))
     broken = policy_of(base, 3, lora=lora)

@@ -42,6 +42,7 @@ def opened(name: str, base: Path) -> TextEngine:
     return open_engine(name, policy_of(base), eos_id=EOS, pad_id=PAD, max_rows=2, seed=0)
 
 
+@pytest.mark.promise("server-answers-engine-run")
 def test_engines_of_all_names_answer_alike(base: Path, installed: Path) -> None:
     found = []
     for name in ("transformers", "theirs"):
@@ -54,6 +55,7 @@ def test_engines_of_all_names_answer_alike(base: Path, installed: Path) -> None:
     assert installed.exists()
 
 
+@pytest.mark.promise("server-answers-engine-run")
 @pytest.mark.parametrize(
     ("name", "message"),
     [

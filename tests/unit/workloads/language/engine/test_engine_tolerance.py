@@ -64,6 +64,7 @@ async def test_an_engine_of_the_plain_pass_is_within_the_tolerance(base: Path) -
     assert metrics.ENGINE_PROBE_DIFFERENCE._value.get() < 1e-5
 
 
+@pytest.mark.promise("server-answers-engine-run")
 async def test_an_engine_that_would_be_quarantined_does_not_begin(base: Path) -> None:
     versions, _ = versions_of(Rounding, base, 1e-5)
     message = r"engine='theirs': .* learner.probe_tolerance=1e-05: .* Set the tolerance to 0\.0\d"

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from penstock.actor.link.ack_journal import Run, SampleJournal, digest, read_samples, runs_of, sample_files
 from penstock.launch.audit.books import SessionHistory
 from tests.support.language.text_stand import TextStand, tool, user
 
 
+@pytest.mark.promise("token-trained-conversations-sampled")
 async def test_an_answer_is_on_record_before_it_leaves_and_a_column_holds_the_same(
     stand: TextStand, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ async def talk(stand: TextStand, conversation: str, **fields: Any) -> tuple[list
     return messages, replies
 
 
+@pytest.mark.promise("served-conversation-gives-learner")
 async def test_a_dialogue_with_tools_is_one_column_of_the_ids_that_were_sampled(stand: TextStand) -> None:
     conversation = stand.start()
     _, replies = await talk(stand, conversation)
@@ -73,6 +74,7 @@ async def test_a_dialogue_with_tools_is_one_column_of_the_ids_that_were_sampled(
     assert answers_by_heart()[1] in text
 
 
+@pytest.mark.promise("served-conversation-gives-learner")
 async def test_the_same_messages_once_more_get_the_same_answer(stand: TextStand) -> None:
     conversation = stand.start()
     first = await stand.say(conversation, user())
@@ -86,6 +88,7 @@ async def test_the_same_messages_once_more_get_the_same_answer(stand: TextStand)
     assert unlearned("sibling") - before == len(first.answers[0].ids)
 
 
+@pytest.mark.promise("served-conversation-gives-learner")
 async def test_of_siblings_the_one_that_the_history_continues_is_learned_from(stand: TextStand) -> None:
     conversation = stand.start()
     reply = await stand.say(conversation, user(), count=3)
@@ -115,6 +118,7 @@ async def test_what_a_person_thinks_is_the_newest_thing_that_they_said_unasked(s
     assert episode.total_return == 2.0
 
 
+@pytest.mark.promise("sampled-policy-answered-learned")
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -179,6 +183,7 @@ async def test_a_stop_or_a_most_of_tokens_truncates(stand: TextStand) -> None:
         assert not read(fragment)["terminated"].any()
 
 
+@pytest.mark.promise("sampled-policy-answered-learned")
 async def test_a_client_that_goes_away_costs_what_was_not_rewarded(stand: TextStand) -> None:
     conversation = stand.start()
     first = await stand.say(conversation, user())
@@ -238,6 +243,7 @@ async def test_in_the_window_a_reward_reaches_a_column_that_is_over(stand: TextS
     assert not stand.conversations._talks
 
 
+@pytest.mark.promise("version-language-model-cannot")
 async def test_a_version_that_gives_no_numbers_is_stood_in_for_by_the_model_without_its_adapter(
     stand: TextStand,
 ) -> None:

@@ -74,6 +74,7 @@ def not_learned() -> dict[str, float]:
     return {reason: metrics.NOT_LEARNED_STEPS.labels(reason)._value.get() for reason in REASONS}
 
 
+@pytest.mark.promise("token-server-sampled-conversation")
 @pytest.mark.parametrize("seed", range(3))
 async def test_each_sampled_token_is_learned_from_or_counted(stand: TextStand, seed: int) -> None:
     before, chance = not_learned(), random.Random(seed)

@@ -27,6 +27,7 @@ def difference(stand: TextStand, reply: TextReply, version: int) -> float:
     return max(abs(one - other) for one, other in zip(answer.log_prob, alone, strict=True))
 
 
+@pytest.mark.promise("versions-swapped-answers-grow")
 @pytest.mark.parametrize(
     ("swaps", "streams"),
     [(12, 8), pytest.param(200, 32, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],

@@ -97,6 +97,7 @@ async def test_without_a_budget_there_is_no_thought(thinking: TextStand) -> None
     assert (answer.message.content, answer.thought, answer.before) == (WITHOUT, None, ids("3"))
 
 
+@pytest.mark.promise("thought-answer-leaves-server")
 @pytest.mark.parametrize("budget", [1, 2, 3, MOST])
 async def test_a_thought_takes_no_more_than_its_budget(thinking: TextStand, budget: int) -> None:
     (answer,) = (await ask(thinking, thought_tokens=budget, show_thought=True)).answers
@@ -115,6 +116,7 @@ async def test_a_budget_beyond_the_runs_is_refused(thinking: TextStand, stand: T
     assert (await ask(stand, thought_tokens=0)).answers[0].thought is None
 
 
+@pytest.mark.promise("thought-answer-leaves-server")
 @pytest.mark.parametrize("shows", [True, False])
 async def test_no_stream_holds_what_was_thought(thinking: TextStand, shows: bool) -> None:
     parts = list[str]()
@@ -132,6 +134,7 @@ class Caller:
         return 60.0
 
 
+@pytest.mark.promise("thought-answer-leaves-server")
 async def test_on_the_wire_a_hidden_thought_is_numbers_alone(thinking: TextStand) -> None:
     fields: dict[str, Any] = {"messages": [pb.TextMessage(role="user", content="sum")], "temperature": 0.0}
     hidden = await thinking.service.generate(pb.GenerateRequest(**fields), Caller())
@@ -216,6 +219,7 @@ async def test_an_arm_without_thoughts_answers_at_once(thinker: Path) -> None:
         assert pinned.message.content == BEHIND
 
 
+@pytest.mark.promise("thought-answer-leaves-server")
 @pytest.mark.parametrize(("pattern", "shown"), [("lookup", None), ("banned", THOUGHT)])
 async def test_a_thought_that_is_shown_passes_the_guard(
     thinker: Path, pattern: str, shown: str | None
@@ -274,6 +278,7 @@ async def test_a_version_that_cannot_think_is_stood_in_for(thinking: TextStand) 
     assert reply.answers[0].message.content == BEHIND
 
 
+@pytest.mark.promise("thought-answer-leaves-server")
 async def test_a_version_stays_between_a_thought_and_its_answer(
     thinking: TextStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,6 +277,7 @@ def test_a_restore_takes_weights_and_keeps_counts(base: Path, batch: Batch) -> N
         algorithm.load(type(state)(tensors=state.tensors, numbers={"updates": 1}))
 
 
+@pytest.mark.promise("thoughts-answers-depend-called")
 def test_theatre_ends_a_run_when_its_grace_is_over(base: Path, batch: Batch) -> None:
     algorithm = reinforce(base, validate_every=1, theatre_grace=2)
     told_at_once, rejected = [], []

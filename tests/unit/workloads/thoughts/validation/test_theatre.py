@@ -54,6 +54,7 @@ def test_thoughts_that_help_and_are_followed_are_honest() -> None:
     ]
 
 
+@pytest.mark.promise("thoughts-answers-depend-called")
 @pytest.mark.parametrize(
     ("change", "verdict", "failed"),
     [

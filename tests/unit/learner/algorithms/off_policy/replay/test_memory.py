@@ -325,6 +325,7 @@ def test_stacks_stay_what_they_were_while_entries_come_and_go(data: st.DataObjec
             assert plain(memory) == expected
 
 
+@pytest.mark.promise("replay-holds-observation-once")
 def test_frames_are_held_once() -> None:
     policy = remembering(frame_stack=4)
     stack, actor = policy.memory.frames, Actor(policy, slots=2)

@@ -121,6 +121,7 @@ def test_a_truncated_step_is_followed_by_what_was_allowed_before_it() -> None:
     assert following.tolist() == [[False, True], [False, True], [True, False]]
 
 
+@pytest.mark.promise("dqn-values-truncated-step")
 def test_a_truncated_step_is_followed_by_what_its_last_observation_allows() -> None:
     one = batch(fragment(3, 1, ends={(1, 0): "truncated"}))
     mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
@@ -131,6 +132,7 @@ def test_a_truncated_step_is_followed_by_what_its_last_observation_allows() -> N
     assert following.tolist() == [[False, True], [True, False], [True, False]]
 
 
+@pytest.mark.promise("replay-holds-observation-once")
 @pytest.mark.parametrize("masked", [False, True])
 def test_stacks_are_those_that_the_policy_acts_on(*, masked: bool) -> None:
     policy = remembering(frame_stack=3, activation="tanh")
