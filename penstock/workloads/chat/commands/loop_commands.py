@@ -3,13 +3,15 @@
 import getpass
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.config.configuration_error import ConfigurationError
+from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.foreground import AsJson, finish
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ _MISUSED: Any = typer.BadParameter.__mro__[1]
 """UsageError, of click or of the copy that typer has."""
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run that answers people.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why.")]
+_WEIGHTS: Any = typer.Option(
+    "--weight", metavar="NAME=NUMBER", help="Of a head in the reward; may be repeated."
+)
 
 
 @loop_commands.command()
@@ -47,10 +53,7 @@ def run(
             "--head", metavar="NAME=SCALE", help="What people rate; default: what the page asks for."
         ),
     ] = None,
-    weights: Annotated[
-        list[str] | None,
-        typer.Option("--weight", metavar="NAME=NUMBER", help="Of a head in the reward; may be repeated."),
-    ] = None,
+    weights: Annotated[list[str] | None, _WEIGHTS] = None,
     reward: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="As `penstock rlhf reward train --set`; may be repeated."),
@@ -64,7 +67,6 @@ def run(
 
     def body(lifecycle: "Lifecycle") -> int:
         from penstock.config.run_folder import keep_private
-        from penstock.runtime.exit import EXIT_OK
         from penstock.workloads.chat.loop.learning_loop import LearningLoop
         from penstock.workloads.chat.loop.step_process import read_run
 
@@ -83,8 +85,6 @@ def run(
 
 def check_options(words: Sequence[str]) -> None:
     """Raise ConfigurationError for options that `run` would refuse when it begins."""
-    from penstock.config.configuration_error import ConfigurationError
-
     group = typer.main.get_group(loop_commands)
     command = group.commands["run"]
     try:
@@ -111,10 +111,8 @@ def status(run: Run, as_json: AsJson = False) -> None:
     """Tell which step the loop is at, how far the canary's trial is, and what became of rounds before."""
 
     def body() -> int:
-        from penstock.config.configuration_error import ConfigurationError
         from penstock.registry.records import RegistryError
         from penstock.registry.registry import Registry
-        from penstock.runtime.exit import EXIT_OK
         from penstock.workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
         from penstock.workloads.chat.loop.step_process import read_run
 
@@ -134,84 +132,71 @@ def status(run: Run, as_json: AsJson = False) -> None:
 
 
 @loop_commands.command()
-def weigh(
-    run: Run,
-    weights: Annotated[
-        list[str],
-        typer.Option("--weight", metavar="NAME=NUMBER", help="Of a head in the reward; may be repeated."),
-    ],
-    reason: Annotated[str, typer.Option("--reason", help="Why.")],
-) -> None:
+def weigh(run: Run, weights: Annotated[list[str], _WEIGHTS], reason: Reason) -> None:
     """Change what heads count in the reward, from the next reward model of the loop on."""
 
-    def body() -> int:
-        from penstock.runtime.exit import EXIT_OK
-        from penstock.workloads.chat.loop.loop_state import shown_weights
-        from penstock.workloads.chat.loop.loop_state import weigh as change
+    def ask(folder: Path) -> None:
+        from penstock.workloads.chat.loop import loop_state
         from penstock.workloads.language.reward.heads import parse_weights
 
-        every = change(_folder(run), parse_weights(weights), _why(reason), getpass.getuser())
-        sys.stdout.write(f"weights from the next reward model on: {shown_weights(every)}\n")
-        return EXIT_OK
+        every = loop_state.weigh(folder, parse_weights(weights), _why(reason), getpass.getuser())
+        sys.stdout.write(f"weights from the next reward model on: {loop_state.shown_weights(every)}\n")
 
-    finish(body)
+    _ask_of_loop(run, ask)
 
 
 @loop_commands.command()
-def pause(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.")]) -> None:
+def pause(run: Run, reason: Reason) -> None:
     """Have the loop wait: it trains and promotes nothing. Servers still withdraw a canary that is worse."""
 
-    def body() -> int:
-        from penstock.runtime.exit import EXIT_OK
+    def ask(folder: Path) -> None:
         from penstock.workloads.chat.loop import loop_state
 
-        loop_state.pause(_folder(run), _why(reason), getpass.getuser())
-        return EXIT_OK
+        loop_state.pause(folder, _why(reason), getpass.getuser())
 
-    finish(body)
+    _ask_of_loop(run, ask)
 
 
 @loop_commands.command()
 def resume(run: Run) -> None:
     """Let the loop go on; a step that failed is tried again."""
 
-    def body() -> int:
-        from penstock.runtime.exit import EXIT_OK
+    def ask(folder: Path) -> None:
         from penstock.workloads.chat.loop import loop_state
 
-        loop_state.resume(_folder(run))
-        return EXIT_OK
+        loop_state.resume(folder)
 
-    finish(body)
+    _ask_of_loop(run, ask)
 
 
 @loop_commands.command()
-def abandon(run: Run, reason: Annotated[str, typer.Option("--reason", help="Why.")]) -> None:
+def abandon(run: Run, reason: Reason) -> None:
     """Give up the round that goes on: its canary is withdrawn, and the next one begins by new ratings."""
 
-    def body() -> int:
-        from penstock.runtime.exit import EXIT_OK
+    def ask(folder: Path) -> None:
         from penstock.workloads.chat.loop import loop_state
 
-        number = loop_state.abandon(_folder(run), _why(reason), getpass.getuser())
+        number = loop_state.abandon(folder, _why(reason), getpass.getuser())
         sys.stdout.write(
             f"round {number} is given up as soon as the loop looks: `penstock chat loop status`\n"
         )
+
+    _ask_of_loop(run, ask)
+
+
+def _ask_of_loop(run: Path, ask: Callable[[Path], None]) -> None:
+    def body() -> int:
+        from penstock.workloads.chat.loop import loop_state
+        from penstock.workloads.chat.loop.step_process import read_run
+
+        read_run(run)
+        ask(loop_state.folder_of(run))
         return EXIT_OK
 
     finish(body)
 
 
-def _folder(run: Path) -> Path:
-    from penstock.workloads.chat.loop import loop_state
-    from penstock.workloads.chat.loop.step_process import read_run
-
-    read_run(run)
-    return loop_state.folder_of(run)
-
-
 def _why(reason: str) -> str:
-    from penstock.config.configuration_error import ConfigurationError
     from penstock.registry.records import check_text
 
     try:
