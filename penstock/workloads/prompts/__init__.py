@@ -15,7 +15,7 @@ WORKLOAD = Workload(
     target="penstock.workloads.control.environment:target",
     defaults="penstock.workloads.prompts:for_environment",
     acting="penstock.policy.acting_build:build_acting",
-    site="penstock.workloads.prompts.http.prompts_site:site",
+    site="penstock.workloads.prompts.http.prompt_routes:site",
     commands={"prompts": "penstock.workloads.prompts.commands.prompt_commands:prompt_commands"},
     places=("reward_source", "embedding_url", "embedding_key_file"),
 )

@@ -157,17 +157,16 @@ class CheckedReward:
             return tuple(self._waiting.values())
 
     def find(self, id_: str) -> Check:
-        with self._turn:
-            if id_ not in self._waiting:
-                raise NoSuchCheck("this check waits no longer: ask which do")
-            return self._waiting[id_]
+        found = self._waiting.get(id_)
+        if found is None:
+            raise NoSuchCheck("this check waits no longer: ask which do")
+        return found
 
     def answer(self, id_: str, better: Better) -> None:
         """Take a person's word; raises NoSuchCheck where no step waits for it."""
         with self._turn:
-            if id_ not in self._waiting:
-                raise NoSuchCheck("this check waits no longer: ask which do")
-            agrees = self._waiting.pop(id_).agrees(better)
+            agrees = self.find(id_).agrees(better)
+            del self._waiting[id_]
             self._count, self._agreed = self._count + 1, self._agreed + agrees
             self._last.append(agrees)
 

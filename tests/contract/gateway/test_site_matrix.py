@@ -11,7 +11,7 @@ from penstock.gateway.sites.site_process import OPEN, Reach, guarded_app
 from penstock.gateway.store.tables import Role
 from penstock.rpc.auth import Credentials
 from penstock.workloads.chat.http.chat_routes import site as chat
-from penstock.workloads.prompts.http.prompts_site import site as prompts
+from penstock.workloads.prompts.http.prompt_routes import site as prompts
 from tests.support.gateway.small_gateway import SmallGateway
 
 SITES = {"chat": chat(), "prompts": prompts()}

@@ -15,8 +15,8 @@ from penstock.gateway.sites.site_process import Reach, guarded_app
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.spaces import Box, Discrete
 from penstock.rpc.auth import Credentials
+from penstock.workloads.prompts.http.prompt_routes import site
 from penstock.workloads.prompts.http.prompts_api import PromptsApi
-from penstock.workloads.prompts.http.prompts_site import site
 from tests.support.serving.policy_address import ServedStand, served_policy
 from tests.support.serving.server_parts import specification
 

@@ -88,13 +88,12 @@ class Chains:
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __len__(self) -> int:
-        """Return how many go on."""
         return sum(map(len, self._open.values()))
 
     async def store(self, client: AsyncPolicyClient, caller: str, step: Step) -> None:
         """Take a transition in; raises a PolicyError, after which it was not taken in."""
         place = (caller, state_key(step.state))
-        before = self._taken(place)
+        before = self._pop(place) if place in self._open else None
         try:
             chain = await self._act(client, before, step)
         except (EpisodeUnknown, EpisodeElsewhere):
@@ -124,12 +123,9 @@ class Chains:
 
     def end_idle(self) -> None:
         before_s = time.monotonic() - self.idle_s
-        for place in [key for key, chains in self._open.items() if chains[0].heard_s < before_s]:
-            chains = self._open[place]
+        for place, chains in list(self._open.items()):
             while chains and chains[0].heard_s < before_s:
-                self._end_soon(chains.pop(0))
-            if not chains:
-                del self._open[place]
+                self._end_first(place)
 
     async def _act(self, client: AsyncPolicyClient, chain: _Chain | None, step: Step) -> _Chain:
         """Take the step in a chain, or in a new one."""
@@ -150,12 +146,10 @@ class Chains:
         chain.heard_s, chain.steps = time.monotonic(), chain.steps + 1
         return chain
 
-    def _taken(self, place: _Place) -> _Chain | None:
-        """Take the chain that a state follows out of the open ones."""
-        chains = self._open.get(place)
-        if chains is None:
-            return None
-        chain = chains.pop()
+    def _pop(self, place: _Place, index: int = -1) -> _Chain:
+        """Take a chain out of the open ones."""
+        chains = self._open[place]
+        chain = chains.pop(index)
         if not chains:
             del self._open[place]
         return chain
@@ -168,13 +162,7 @@ class Chains:
             self._end_first(next(iter(self._open)))
 
     def _end_first(self, place: _Place) -> None:
-        chains = self._open[place]
-        self._end_soon(chains.pop(0))
-        if not chains:
-            del self._open[place]
-
-    def _end_soon(self, chain: _Chain) -> None:
-        task = asyncio.create_task(self._end_quietly(chain))
+        task = asyncio.create_task(self._end_quietly(self._pop(place, 0)))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 

@@ -1,30 +1,43 @@
 """The routes: actions for prompts, transitions, updates, checkpoints, mutations of a text, ratings."""
 
 import asyncio
+import contextlib
 import inspect
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from penstock.client import Action, CommandRefusal
-from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.sites.site import Handler, JsonRoute, answered, caller_of
+from penstock.gateway.frame.api_errors import ApiError, add_handlers
+from penstock.gateway.frame.envelope import bare_app
+from penstock.gateway.routes.console_routes import page_router
+from penstock.gateway.routes.description_routes import ERROR_SCHEMA, error_answer
+from penstock.gateway.sites.site import Handler, JsonRoute, Site, Upstream, answered, caller_of
 from penstock.protocol.tensor import Array
 from penstock.workloads.prompts.categories import classify
 from penstock.workloads.prompts.checked_reward import NoSuchCheck
 from penstock.workloads.prompts.features import MUTATION_TYPES, mutate
 from penstock.workloads.prompts.http import api_bodies as bodies
 from penstock.workloads.prompts.http.chains import Step
-from penstock.workloads.prompts.http.prompts_api import PromptsApi, PromptWork, checked_prompt, numbers
-from penstock.workloads.prompts.http.run_learning import state_key
+from penstock.workloads.prompts.http.prompts_api import (
+    PromptsApi,
+    PromptWork,
+    ShownPath,
+    checked_prompt,
+    numbers,
+)
+from penstock.workloads.prompts.http.run_learning import GivenAnswer, state_key
 from penstock.workloads.prompts.optimise import Optimised, optimise
 
 
@@ -89,23 +102,17 @@ async def best_path(
         return optimise(start, steps=steps, choose=choose, embedder=work.parts.embedder, reward=reward)
 
     found = await work.do_beside(follow)
-    shown = api.shown.keep(caller, start, found.prompt, asked[-1].version)
+    version = asked[-1].version
     return bodies.OptimizeAnswer(
-        id=shown.id,
+        id=api.shown.keep(ShownPath(caller=caller, start=start, prompt=found.prompt, version=version)),
         prompt=found.prompt,
         category=classify(start),
         reward=found.reward,
         path=[
-            bodies.PathStep(
-                action=one.action,
-                mutation_type=one.mutation_type,
-                prompt=one.prompt,
-                reward=one.reward,
-                probabilities=numbers(answer.distribution["probability"]),
-            )
+            bodies.PathStep(**asdict(one), probabilities=numbers(answer.distribution["probability"]))
             for one, answer in zip(found.path, asked, strict=False)
         ],
-        version=asked[-1].version,
+        version=version,
     )
 
 
@@ -142,10 +149,10 @@ async def drawn_path(
         )
         state = following
     version = taken[-1].version
-    shown = api.shown.keep(caller, start, text, version, tuple(taken))
+    shown = ShownPath(caller=caller, start=start, prompt=text, version=version, steps=tuple(taken))
     rewards = [one.reward for one in path if one.reward is not None]
     return bodies.OptimizeAnswer(
-        id=shown.id,
+        id=api.shown.keep(shown),
         prompt=text,
         category=classify(start),
         reward=sum(rewards) if rewards else None,
@@ -218,17 +225,16 @@ async def stats(api: Api) -> bodies.StatsAnswer | bodies.NoStatsAnswer:
 @_at_each_step("/select_action")
 async def select_action(request: Request, api: Api, body: bodies.SelectRequest) -> bodies.SelectAnswer:
     """Choose a mutation for a prompt."""
-    state = body.embedding
-    answer = await api.act(state, deterministic=body.deterministic)
+    answer = await api.act(body.embedding, deterministic=body.deterministic)
     assert answer.log_prob is not None
     assert answer.value is not None
-    given = api.given.give(
-        caller_of(request),
-        state_key(state),
-        answer.action,
-        None if body.deterministic else answer.log_prob,
-        answer.version,
+    given = GivenAnswer(
+        state=state_key(body.embedding),
+        action=answer.action,
+        log_prob=None if body.deterministic else answer.log_prob,
+        version=answer.version,
     )
+    api.given.give(caller_of(request), given)
     return bodies.SelectAnswer(
         action=answer.action,
         mutation_type=MUTATION_TYPES[answer.action],
@@ -242,7 +248,7 @@ async def select_action(request: Request, api: Api, body: bodies.SelectRequest) 
 @_at_each_step("/store_experience")
 async def store_experience(request: Request, api: Api, body: bodies.StoreRequest) -> bodies.StoreAnswer:
     """Take in a transition, to be learned from."""
-    verified, duplicate = await api.store(caller_of(request), body, body.state, body.next_state)
+    verified, duplicate = await api.store(caller_of(request), body)
     return bodies.StoreAnswer(
         stored=True, buffer_size=api.learning.waiting_steps, verified=verified, duplicate=duplicate
     )
@@ -342,12 +348,7 @@ async def checks(api: Api) -> bodies.ChecksAnswer:
         every=reward.every,
         checked=said.count,
         agreed=said.agreed,
-        waiting=[
-            bodies.WaitingCheck(
-                id=one.id, start=one.start, before=one.before, after=one.after, reward=one.reward
-            )
-            for one in reward.waiting()
-        ],
+        waiting=[bodies.WaitingCheck(**asdict(one)) for one in reward.waiting()],
     )
 
 
@@ -366,3 +367,73 @@ async def check(request: Request, api: Api, body: bodies.CheckRequest) -> bodies
         raise ApiError(404, str(error), field="id") from error
     said = reward.checked()
     return bodies.CheckAnswer(stored=True, checked=said.count, agreed=said.agreed)
+
+
+# ---- The application over one run, and what the gateway is told of it.
+
+_OF_CONSOLE: Final = frozenset({"console.css", "elements.js", "icon.svg"})
+
+_ERRORS: Final[dict[int | str, str]] = {
+    400: "The body cannot be read.",
+    401: "No token of the project, where the API is reached from other machines.",
+    403: "A page of another origin, or a token whose role does not suffice.",
+    404: "There is no such checkpoint.",
+    408: "The body came too slowly.",
+    409: "The run refuses it; `detail` says why.",
+    413: "The body is too large.",
+    415: "The body is said to be no JSON.",
+    421: "The request names another host.",
+    422: "A field is wrong.",
+    429: "Too many requests, or too many steps wait for an update; `Retry-After` says when to try again.",
+    502: "The run does not understand the gateway, or a source of rewards or embeddings gives none.",
+    503: "The run is not ready; `Retry-After` says when to try again.",
+    504: "The run did not answer in time; what was asked for still goes on.",
+}
+_PACKAGE: Final = Path(__file__).resolve().parents[3]
+
+
+def make_app(upstream: Upstream, make_api: Callable[[Upstream], PromptsApi] = PromptsApi) -> FastAPI:
+    """Return the application over one run."""
+
+    @contextlib.asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        api = app.state.api = make_api(upstream)
+        working = asyncio.create_task(api.keep_house(), name="prompts")
+        yield
+        working.cancel()
+        await asyncio.wait([working])
+        await api.close()
+
+    app = bare_app("Penstock prompts", life, openapi_url="/openapi.json")
+    app.include_router(router, responses={status: error_answer(text) for status, text in _ERRORS.items()})
+    static = Path(__file__).parent / "static"
+    app.include_router(page_router("/prompts", static, "index.html", _OF_CONSOLE))
+    add_handlers(app)
+    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
+    return app
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document, with the one shape of errors."""
+    if app.openapi_schema is None:
+        content = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        schemas = content["components"]["schemas"]
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        schemas["Error"] = ERROR_SCHEMA
+        app.openapi_schema = content
+    return app.openapi_schema
+
+
+def site() -> Site:
+    """Return what the workload answers with under an address of its own."""
+    return Site(
+        recipe=_PACKAGE / "recipes" / "prompts.toml",
+        settings=(),
+        make_app=make_app,
+        open_paths=("/health", "/openapi.json", "/prompts"),
+        page="/prompts",
+        viewer_paths=frozenset(
+            {"/health", "/stats", "/select_action", "/get_distribution", "/embed", "/mutate", "/optimize"}
+        ),
+    )

@@ -72,18 +72,17 @@ class PromptWork:
         return self.parts.reward if isinstance(self.parts.reward, CheckedReward) else None
 
     def close(self) -> None:
-        """Let go of the parts; work that goes on is not waited for."""
+        """Close the parts; work that goes on is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.parts.close()
 
     async def do(self, text: str, work: Callable[[], T]) -> T:
-        """Return the result of work on a text; raises ApiError for what a source does not give."""
+        """Do work on a text, a long one in a thread; raises ApiError for what a source does not give."""
         if self._is_quick and len(text) <= _LONG:
             return work()
         return await self.do_beside(work)
 
     async def do_beside(self, work: Callable[[], T]) -> T:
-        """Return the result of work, done in a thread; raises ApiError for what a source does not give."""
         if self._waiting >= MOST_WORK_WAITING:
             raise ApiError(503, f"{self._waiting} texts are being worked on: try again", retry_s=1)
         self._waiting += 1
@@ -148,90 +147,41 @@ def checked_prompt(text: str, field: str = "prompt") -> str:
 KEPT: Final = 64
 """Paths that are remembered, of all callers."""
 POLICY: Final = "default"
-_SOURCE: Final = "prompts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPath:
     """A path. steps: those that can be learned from; none of a path that was not drawn."""
 
-    id: str
     caller: str
     start: str
     prompt: str
     version: int
     steps: tuple[Step, ...] = ()
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
 
 
 class ShownPaths:
     """The newest paths; used by one event loop."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
+    def __init__(self) -> None:
         self._paths: OrderedDict[str, ShownPath] = OrderedDict()
 
-    def keep(
-        self, caller: str, start: str, prompt: str, version: int, steps: tuple[Step, ...] = ()
-    ) -> ShownPath:
-        """Remember a path, and forget the oldest beyond those that are kept."""
-        made = ShownPath(
-            id=secrets.token_hex(12),
-            caller=caller,
-            start=start,
-            prompt=prompt,
-            version=version,
-            steps=steps,
-        )
-        self._paths[made.id] = made
-        while len(self._paths) > self._kept:
-            self._paths.popitem(last=False)
-        return made
-
-    def find(self, caller: str, id_: str) -> ShownPath | None:
-        """Return a path that was shown to this caller; None where it is not remembered."""
-        found = self._paths.get(id_)
-        return found if found is not None and found.caller == caller else None
-
-    def restore(self, path: ShownPath) -> None:
-        """Remember a path again that was forgotten."""
+    def keep(self, path: ShownPath) -> str:
+        """Remember a path, forget the oldest beyond those that are kept, and return its id."""
         self._paths[path.id] = path
+        while len(self._paths) > KEPT:
+            self._paths.popitem(last=False)
+        return path.id
 
-    def forget(self, id_: str) -> None:
-        """Let a path be rated no further."""
-        self._paths.pop(id_, None)
-
-
-def keep_rating(registry: str, path: ShownPath, score: float) -> None:
-    """Keep what somebody says of a path, from 0 to 1, once; raises RegistryError."""
-    rating = Rating(
-        prompt=path.start,
-        response=path.prompt,
-        score=score,
-        source=_SOURCE,
-        version=path.version or None,
-        rater=path.caller,
-        request_key=f"path-{path.id}",
-    )
-    _keep(registry, rating)
-
-
-def keep_check(registry: str, check: Check, better: Better, caller: str) -> None:
-    """Keep which of two texts somebody prefers, once; raises RegistryError."""
-    better_text, worse = (check.before, check.after) if better == "before" else (check.after, check.before)
-    rating = Rating(
-        prompt=check.start,
-        response=better_text,
-        rejected=worse,
-        source=_SOURCE,
-        rater=caller,
-        request_key=f"check-{check.id}",
-    )
-    _keep(registry, rating)
-
-
-def _keep(registry: str, rating: Rating) -> None:
-    with Registry.open(registry, migrate=True) as opened:
-        opened.add_ratings(POLICY, (rating,))
+    def take(self, caller: str, id_: str) -> ShownPath:
+        """Forget a path, so that it is rated no further, and return it; raises ApiError 404."""
+        found = self._paths.get(id_)
+        if found is None or found.caller != caller:
+            raise ApiError(
+                404, "id: this path is not remembered, or was rated: ask for another one", field="id"
+            )
+        return self._paths.pop(id_)
 
 
 MOST_WAITING: Final = 4096
@@ -301,7 +251,6 @@ class PromptsApi:
                 log.warning("the run does not answer", extra={"error": str(error)})
 
     async def close(self) -> None:
-        """End all chains, and close the connections."""
         await self.chains.end_all()
         await self._close()
         if self._work is not None:
@@ -372,7 +321,6 @@ class PromptsApi:
 
     @property
     def knows_its_broker(self) -> bool:
-        """Return whether the run can be steered."""
         return self._control is not None
 
     def _note_version(self, version: int) -> None:
@@ -382,29 +330,27 @@ class PromptsApi:
 
     # ------------------------------------------------------------ transitions
 
-    async def store(
-        self, caller: str, body: StoreRequest, state: Array, next_state: Array
-    ) -> tuple[bool, bool]:
+    async def store(self, caller: str, body: StoreRequest) -> tuple[bool, bool]:
         """Take a transition in; returns whether it belongs to an answer, and whether it was there before.
 
         Raises ApiError.
         """
         client = await self.client()
-        given = self._matched(caller, body, state)
+        given = self._matched(caller, body)
         if given is not None and given.is_used:
             return True, True
         self._check_room()
         step = Step(
-            state=state,
+            state=body.state,
             action=body.action,
             reward=body.reward,
-            next_state=next_state,
+            next_state=body.next_state,
             done=body.done,
             log_prob=body.log_prob if given is None else given.log_prob,
             version=0 if given is None else given.version,
         )
         if given is None:
-            await self._check_unverified(body, state)
+            await self._check_unverified(body)
         else:
             given.is_used = True
         try:
@@ -420,42 +366,39 @@ class PromptsApi:
 
     async def work(self) -> PromptWork:
         """Return what texts are worked on with, as the run's settings say; raises ApiError."""
-        if self._work is not None:
-            return self._work
         async with self._reading:
-            return await self._read_settings()
-
-    async def _read_settings(self) -> PromptWork:
-        if self._work is not None:
+            if self._work is not None:
+                return self._work
+            try:
+                found = await asyncio.to_thread(self.upstream.settings)
+                if found is None:
+                    raise not_yet("its settings have not been written")
+                self._work = PromptWork(await asyncio.to_thread(parts_of, found.task))
+            except ConfigurationError as error:
+                raise ApiError(409, str(error)) from error
+            self._registry = found.registry
             return self._work
-        try:
-            found = await asyncio.to_thread(self.upstream.settings)
-            if found is None:
-                raise not_yet("its settings have not been written")
-            self._work = PromptWork(await asyncio.to_thread(parts_of, found.task))
-        except ConfigurationError as error:
-            raise ApiError(409, str(error)) from error
-        self._registry = found.registry
-        return self._work
 
     async def rate(self, caller: str, id_: str, score: float, *, learns: bool) -> int:
         """Keep a rating of a path, and return how many steps were stored with it; raises ApiError.
 
         learns: whether ratings, from 0 to 1, are the reward: the last step earns it, from -1 to 1.
         """
-        path = self.shown.find(caller, id_)
-        if path is None:
-            raise ApiError(
-                404, "id: this path is not remembered, or was rated: ask for another one", field="id"
-            )
+        path = self.shown.take(caller, id_)
         steps = path.steps if learns else ()
-        if steps:
-            self._check_room()
-        self.shown.forget(id_)
         try:
-            await asyncio.to_thread(keep_rating, self._known_registry(), path, score)
+            if steps:
+                self._check_room()
+            await self._keep(
+                prompt=path.start,
+                response=path.prompt,
+                score=score,
+                version=path.version or None,
+                rater=path.caller,
+                request_key=f"path-{path.id}",
+            )
         except BaseException:
-            self.shown.restore(path)
+            self.shown.keep(path)
             raise
         client, whose = await self.client(), f"{caller} {path.id}"  # no other transition joins its chain
         for step in steps:
@@ -465,17 +408,29 @@ class PromptsApi:
         return len(steps)
 
     async def keep_check(self, caller: str, check: Check, better: Better) -> None:
-        """Keep which text of a check is the better one; raises ApiError."""
-        await asyncio.to_thread(keep_check, self._known_registry(), check, better, caller)
+        texts = (check.before, check.after) if better == "before" else (check.after, check.before)
+        await self._keep(
+            prompt=check.start,
+            response=texts[0],
+            rejected=texts[1],
+            rater=caller,
+            request_key=f"check-{check.id}",
+        )
 
-    def _known_registry(self) -> str:
+    async def _keep(self, **said: Any) -> None:
+        """Keep a rating, once by its request key; raises ApiError, RegistryError."""
         if not self._registry:
             raise ApiError(
                 409,
                 "the run's registry, which keeps what people say, is not known: serve the run by --run, or "
                 "name its registry.url with --set",
             )
-        return self._registry
+
+        def store() -> None:
+            with Registry.open(self._registry, migrate=True) as opened:
+                opened.add_ratings(POLICY, (Rating(source="prompts", **said),))
+
+        await asyncio.to_thread(store)
 
     def _check_room(self) -> None:
         if self.learning.waiting_steps >= self.most_waiting:
@@ -485,9 +440,10 @@ class PromptsApi:
                 retry_s=1,
             )
 
-    def _matched(self, caller: str, body: StoreRequest, state: Array) -> GivenAnswer | None:
+    def _matched(self, caller: str, body: StoreRequest) -> GivenAnswer | None:
         """Return the answer that a transition belongs to; None where it names none, and none fits."""
-        key, transition = state_key(state), _transition_key(body)
+        key = state_key(body.state)
+        transition = state_key(body.next_state) + struct.pack("<d?", body.reward, body.done)
         if not body.ticket:
             found = self.given.unused(caller, key, body.action)
             if found is not None:
@@ -512,16 +468,15 @@ class PromptsApi:
         self.given.leave_to(caller, given, transition)
         return given
 
-    async def _check_unverified(self, body: StoreRequest, state: Array) -> None:
-        answer = await self.act(state, distribution=True)
-        probability = float(answer.distribution["probability"][body.action])
-        off_by = abs(math.log(max(probability, 1e-30)) - body.log_prob)
-        if off_by > OFF_BY:
+    async def _check_unverified(self, body: StoreRequest) -> None:
+        answer = await self.act(body.state, distribution=True)
+        log_prob = math.log(max(float(answer.distribution["probability"][body.action]), 1e-30))
+        if abs(log_prob - body.log_prob) > OFF_BY:
             raise ApiError(
                 422,
                 "log_prob: this transition belongs to none of the last answers, and the version that answers "
-                f"now gives its action a log-probability of {math.log(max(probability, 1e-30)):.3f}: store "
-                "transitions sooner, with the ticket of their answer",
+                f"now gives its action a log-probability of {log_prob:.3f}: store transitions sooner, with "
+                "the ticket of their answer",
                 field="log_prob",
             )
         self.unverified += 1
@@ -529,8 +484,3 @@ class PromptsApi:
     def _ended(self, total_return: float) -> None:
         self.episodes += 1
         self.returns.append(total_return)
-
-
-def _transition_key(body: StoreRequest) -> bytes:
-    """Return what a transition from a state by an action is known by."""
-    return state_key(body.next_state) + struct.pack("<d?", body.reward, body.done)

@@ -185,11 +185,11 @@ class GivenAnswer:
     found_for: that transition, where it came without ticket.
     """
 
-    ticket: str
     state: StateKey
     action: int
     log_prob: float | None
     version: int
+    ticket: str = field(default_factory=lambda: secrets.token_hex(12))
     is_used: bool = False
     found_for: bytes = b""
 
@@ -197,18 +197,11 @@ class GivenAnswer:
 class GivenAnswers:
     """Remembers the answers of each caller; used by one event loop."""
 
-    def __init__(self, kept: int = KEPT, callers: int = CALLERS) -> None:
-        self._kept, self._most = kept, callers
+    def __init__(self) -> None:
         self._callers: OrderedDict[str, _OfCaller] = OrderedDict()
 
-    def give(
-        self, caller: str, state: StateKey, action: int, log_prob: float | None, version: int
-    ) -> GivenAnswer:
-        """Remember an answer, with a ticket of its own."""
-        ticket = secrets.token_hex(12)
-        given = GivenAnswer(ticket=ticket, state=state, action=action, log_prob=log_prob, version=version)
-        self._of(caller).add(given, self._kept)
-        return given
+    def give(self, caller: str, given: GivenAnswer) -> None:
+        self._of(caller).add(given)
 
     def by_ticket(self, caller: str, ticket: str) -> GivenAnswer | None:
         """Return the answer of a ticket, used or not; None where it is not remembered."""
@@ -236,7 +229,7 @@ class GivenAnswers:
         found = self._callers.get(caller)
         if found is None:
             found = self._callers[caller] = _OfCaller()
-            if len(self._callers) > self._most:
+            if len(self._callers) > CALLERS:
                 self._callers.popitem(last=False)
         self._callers.move_to_end(caller)
         return found
@@ -247,11 +240,11 @@ class _OfCaller:
         self.by_ticket: OrderedDict[str, GivenAnswer] = OrderedDict()
         self.by_place: dict[tuple[StateKey, int], deque[GivenAnswer]] = {}
 
-    def add(self, given: GivenAnswer, kept: int) -> None:
-        """Remember an answer, and forget the oldest beyond `kept`."""
+    def add(self, given: GivenAnswer) -> None:
+        """Remember an answer, and forget the oldest beyond those that are kept."""
         self.by_ticket[given.ticket] = given
         self.by_place.setdefault((given.state, given.action), deque()).append(given)
-        if len(self.by_ticket) > kept:
+        if len(self.by_ticket) > KEPT:
             _, oldest = self.by_ticket.popitem(last=False)
             place = (oldest.state, oldest.action)
             same = self.by_place[place]

@@ -11,7 +11,7 @@ from penstock.config.settings import Settings
 from penstock.launch.gateway.gateway_commands import agents_of, loop_words
 from penstock.launch.gateway.run_behind import NamedRun, NamedServer
 from penstock.workloads.chat.http.chat_routes import site as chat_site
-from penstock.workloads.prompts.http.prompts_site import site as prompts_site
+from penstock.workloads.prompts.http.prompt_routes import site as prompts_site
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from penstock.gateway.sites.site import RunAddresses, Upstream
 from penstock.gateway.sites.site_process import Reach, guarded_app
 from penstock.gateway.store.tables import Role
 from penstock.rpc.auth import Credentials
-from penstock.workloads.prompts.http.prompts_site import site
+from penstock.workloads.prompts.http.prompt_routes import site
 from tests.support.gateway.small_gateway import SmallGateway
 
 HOST = "prompts.example"
