@@ -27,6 +27,7 @@ from penstock.client.errors import (
 from penstock.client.http_calls import HttpReply, HttpRequest
 from penstock.client.text_calls import (
     DEADLINE_S,
+    ConversationOptions,
     ConversationResult,
     Generation,
     Messages,
@@ -39,7 +40,6 @@ from penstock.client.values import (
     Action,
     ActionBatch,
     ActOptions,
-    Arm,
     Description,
     EpisodeResult,
     StepOptions,
@@ -72,10 +72,7 @@ class _Client:
 
 
 class ActStream:
-    """Sends many requests over one call; `AsyncPolicyClient.act_stream` makes it, in a running loop.
-
-    It is also an async context manager.
-    """
+    """Sends many requests over one call; made in a running loop. It is also an async context manager."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -275,18 +272,10 @@ class AsyncTextClient(_Client):
         )
 
     async def start_conversation(
-        self,
-        client_key: str = "",
-        *,
-        name: str = "",
-        learned: bool = True,
-        arm: Arm | None = None,
-        must_exist: bool = False,
-        opinions: bool = False,
+        self, client_key: str = "", **options: Unpack[ConversationOptions]
     ) -> "AsyncConversation":
         """Begin a conversation, as `TextClient.start_conversation` does."""
-        policy = self._connection.policy
-        call = text_calls.start(policy, client_key, name, learned, arm, must_exist, opinions)
+        call = text_calls.start(self._connection.policy, client_key, options)
         return AsyncConversation(self._connection, await self._connection.do(call))
 
     async def http(self, request: HttpRequest) -> HttpReply:

@@ -46,10 +46,7 @@ _INTEGERS: Final = "biu"
 
 
 def rows_of(field: str, space: Space, value: Any) -> int:
-    """Return the number B of rows of a batch in the form of `space`.
-
-    Raises ValueError where there is no leading axis, or an empty one.
-    """
+    """Return the number B of rows of a batch of `space`; raises ValueError where there is no such axis."""
     for path, part in _flat(field, space, value).items():
         array = _array(path, part)
         if not array.ndim or not len(array):
@@ -168,10 +165,7 @@ class Call(Generic[T]):
     share: float = 0.5
 
     def result(self, reply: Any) -> T:
-        """Return the content of the reply.
-
-        Raises the PolicyError of its refusal, BadReply when it cannot be read.
-        """
+        """Return the content; raises the PolicyError of its refusal, BadReply when it cannot be read."""
         try:
             refusal = Refusal.from_proto(reply.refusal) if hasattr(reply, "refusal") else None
             if refusal is None:

@@ -47,10 +47,7 @@ class Attempts:
         return max(0.0, self._ends_s - time.monotonic())
 
     def timeout_s(self) -> float:
-        """Return the seconds for one more attempt.
-
-        Without any it raises the error that ended the last one.
-        """
+        """Return the seconds for one more attempt; with none left it raises what ended the last one."""
         left_s = self.left_s()
         if left_s <= _LEAST_S:
             raise self._last or DeadlinePassed(
@@ -85,10 +82,7 @@ _PERHAPS_OTHER_SPACES: Final = (InvalidRequest, BadReply, ValueError)
 
 
 class Connection:
-    """A connection that any number of threads may use.
-
-    stub: of the service that is called.
-    """
+    """A connection that any number of threads may use. stub: of the service that is called."""
 
     def __init__(
         self,

@@ -1,17 +1,5 @@
 """Errors of a call to a policy server.
 
-    PolicyError            .refusal: the server's refusal, None where there was no reply
-      Overloaded           too busy until the deadline; .refusal.retry_after_ms
-      InvalidRequest       no repetition helps: the request must change
-      NotAllowed           not with these credentials
-      UnknownVersion       the version that was asked for is not held
-      EpisodeUnknown       over, given up, or never begun: start another
-      EpisodeElsewhere     another server has it, or had it: start another
-      NotReady             no weights yet, or no more
-      DeadlinePassed       no answer in time; it is unknown whether the call arrived
-      Unreachable          no connection in time, or the client was closed; equally unknown
-      BadReply             the server speaks another version of the protocol
-
 Raised before anything is sent: ValueError, for an observation or an option that the spaces do not allow.
 """
 
@@ -28,7 +16,7 @@ from penstock.runtime.retry import Interrupted
 
 
 class PolicyError(Exception):
-    """A call to a policy server that failed; base of all errors here."""
+    """A call that failed; base of all errors here. refusal: the server's; None where there was no reply."""
 
     def __init__(self, message: str, refusal: Refusal | None = None) -> None:
         super().__init__(message)
@@ -36,11 +24,11 @@ class PolicyError(Exception):
 
 
 class Overloaded(PolicyError):
-    """The server had no room for the call until its deadline."""
+    """The server had no room for the call until its deadline; see `refusal.retry_after_ms`."""
 
 
 class InvalidRequest(PolicyError):
-    """The request is wrong; the message says which part of it."""
+    """The request is wrong, and no repetition helps; the message says which part of it must change."""
 
 
 class NotAllowed(PolicyError):
@@ -52,27 +40,27 @@ class UnknownVersion(PolicyError):
 
 
 class EpisodeUnknown(PolicyError):
-    """The server has no such episode: it is over, was given up, or the server was restarted."""
+    """The server has no such episode, or no more; start another. It may have been restarted."""
 
 
 class EpisodeElsewhere(PolicyError):
-    """Another server has the episode: the connection leads to a new one."""
+    """Another server has the episode, or had it: start another."""
 
 
 class NotReady(PolicyError):
-    """The server has no weights to answer with."""
+    """The server has no weights yet, or no more."""
 
 
 class DeadlinePassed(PolicyError):
-    """The server did not answer in time."""
+    """No answer came in time; it is unknown whether the call arrived."""
 
 
 class Unreachable(PolicyError):
-    """No server was reached, or the connection failed."""
+    """No connection in time, or the client was closed; it is unknown whether the call arrived."""
 
 
 class BadReply(PolicyError):
-    """The reply cannot be read by this version of the client."""
+    """The reply cannot be read: the server speaks another version of the protocol."""
 
 
 _BY_REASON: Final[dict[Reason, type[PolicyError]]] = {

@@ -15,6 +15,7 @@ from penstock.client.connection import PLAINTEXT, Connection
 from penstock.client.errors import BadReply, EpisodeElsewhere, EpisodeUnknown, PolicyError, typed
 from penstock.client.text_calls import (
     DEADLINE_S,
+    ConversationOptions,
     ConversationResult,
     Generation,
     Messages,
@@ -27,7 +28,6 @@ from penstock.client.values import (
     Action,
     ActionBatch,
     ActOptions,
-    Arm,
     Description,
     EpisodeResult,
     StepOptions,
@@ -214,24 +214,13 @@ class TextClient(_Client):
         return AnswerStream(self._connection, text_calls.generate(self._connection.policy, messages, options))
 
     def start_conversation(
-        self,
-        client_key: str = "",
-        *,
-        name: str = "",
-        learned: bool = True,
-        arm: Arm | None = None,
-        must_exist: bool = False,
-        opinions: bool = False,
+        self, client_key: str = "", **options: Unpack[ConversationOptions]
     ) -> "Conversation":
-        """Begin a conversation, or return to the one of this name.
+        """Begin a conversation, or return to the one that is named; the same client key gets the same arm.
 
-        client_key: the same key gets the same arm. learned: False: the system does not learn from it.
-        arm: follow this one; None: that of the key. must_exist: raise EpisodeUnknown where there is none of
-        this name, instead of beginning one. opinions: its rewards are what a person thinks of answers, so a
-        canary is judged by how many of all conversations were liked.
+        Options: `name`, `learned`, `arm`, `must_exist`, `opinions`; see ConversationOptions.
         """
-        policy = self._connection.policy
-        call = text_calls.start(policy, client_key, name, learned, arm, must_exist, opinions)
+        call = text_calls.start(self._connection.policy, client_key, options)
         return Conversation(self._connection, self._connection.do(call))
 
 
@@ -362,10 +351,7 @@ class ExternalEnvironment:
                 observation, _ = environment.reset()
 
     def _play(self, environment: Environment, observation: Any) -> float:
-        """Play one episode from its first observation to its end.
-
-        Returns its return as the server added it up.
-        """
+        """Play one episode to its end, and return its return as the server added it up."""
         episode = self._client.start_episode(self._client_key, learned=self._learned)
         try:
             return self._play_to_the_end(environment, episode, observation)

@@ -66,6 +66,21 @@ class SingleOptions(TextOptions, total=False):
     """Follow this arm; None: the one of the client key."""
 
 
+class ConversationOptions(TypedDict, total=False):
+    """Options of a conversation that begins."""
+
+    name: str
+    """Return to the one of this name, if there is one."""
+    learned: bool
+    """False: the system does not learn from it."""
+    arm: Arm | None
+    """Follow this arm; None: the one of the client key."""
+    must_exist: bool
+    """Raise EpisodeUnknown where there is none of this name, instead of beginning one."""
+    opinions: bool
+    """Its rewards are what a person thinks of answers: a canary is judged by how many of all were liked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thought:
     """What was thought before an answer.
@@ -197,24 +212,17 @@ def describe(policy: str) -> Call[TextDescription]:
     return Call("Describe", pb.DescribeTextRequest(policy=policy), _description)
 
 
-def start(
-    policy: str,
-    client_key: str,
-    name: str,
-    learned: bool,
-    arm: Arm | None,
-    must_exist: bool,
-    opinions: bool = False,
-) -> Call[Started]:
-    """Return the call StartConversation. name: the same one names the same conversation; "": a new one."""
+def start(policy: str, client_key: str, options: ConversationOptions) -> Call[Started]:
+    """Return the call StartConversation; raises TypeError for an option that there is not."""
+    _check_names(options, ConversationOptions, "a conversation")
     request = pb.StartConversationRequest(
         policy=policy,
-        request_id=checked_text("name", name) or new_request_id(),
+        request_id=checked_text("name", options.get("name", "")) or new_request_id(),
         client_key=checked_text("client_key", client_key),
-        not_learned=not learned,
-        arm=_number(arm),
-        must_exist=must_exist,
-        opinions=opinions,
+        not_learned=not options.get("learned", True),
+        arm=_number(options.get("arm")),
+        must_exist=options.get("must_exist", False),
+        opinions=options.get("opinions", False),
     )
     return Call(
         "StartConversation",
@@ -322,12 +330,16 @@ def _request(policy: str, messages: Messages, options: TextOptions) -> pb.Genera
     return request
 
 
-def _check_names(options: Mapping[str, object], known: type[TextOptions]) -> None:
+def _check_names(
+    options: Mapping[str, object],
+    known: type[TextOptions | ConversationOptions],
+    what: str = "an answer",
+) -> None:
     """Refuse a name that is misspelt, which would be as if it had not been said."""
     names = known.__annotations__
     strange = sorted(options.keys() - names.keys())
     if strange:
-        raise TypeError(f"{strange[0]}: no option of an answer; there are {', '.join(names)}")
+        raise TypeError(f"{strange[0]}: no option of {what}; there are {', '.join(names)}")
 
 
 def checked_biases(given: Mapping[int, float]) -> Mapping[int, float]:

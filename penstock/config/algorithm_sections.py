@@ -305,7 +305,6 @@ class TokenPPOSection(OnPolicySection):
 
 
 def algorithm_sections() -> dict[str, type[AlgorithmSection]]:
-    """Return the settings sections that the installed workloads add, by `algorithm.name`."""
     sections: dict[str, type[AlgorithmSection]] = {}
     for workload, name, path in entries("algorithms"):
         section = load(path)

@@ -14,7 +14,6 @@ _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def credentials(section: SecuritySection) -> Credentials:
-    """Return the files that the section names, read."""
     try:
         return Credentials.from_files(
             insecure=section.insecure,
@@ -34,7 +33,6 @@ def tls_files(section: SecuritySection) -> TlsFiles:
 
 
 def redis_password(section: SecuritySection) -> str | None:
-    """Return the password that is set, or else the one in the file."""
     if section.redis_password is not None:
         return section.redis_password.get_secret_value()
     if section.redis_password_file is None:

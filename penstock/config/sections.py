@@ -64,11 +64,9 @@ class Section(BaseModel):
 
     @classmethod
     def is_advanced(cls, field: str) -> bool:
-        """Return whether the field of this name is marked as `ADVANCED`."""
         return ADVANCED in cls.model_fields[field].metadata
 
     def canonical_json(self, exclude: set[str] | None = None) -> str:
-        """Return JSON with sorted keys and no spaces, without those of `exclude`."""
         return json.dumps(
             self.model_dump(mode="json", exclude=exclude), sort_keys=True, separators=(",", ":")
         )

@@ -31,7 +31,6 @@ def service_settings(
 
 
 def learner_settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
-    """Return the settings of a learner, which decides for all."""
     return over_defaults(_service_layers(config, assignments))
 
 
@@ -63,7 +62,6 @@ def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
 
 
 def _serving_layer(run_dir: Path | None, said: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
-    """Return what a policy server takes from the run that it serves."""
     written = {} if run_dir is None else _written(run_dir, said, trust=trust)
     if not written:
         return {}

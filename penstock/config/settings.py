@@ -238,7 +238,6 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(layers: Iterable[Mapping[str, Any]]) -> Settings:
-    """Validate the layers laid on one another, first to last."""
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge(merged, layer)
@@ -343,10 +342,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The callbacks of a long preparation.
-
-    say: tells the user. stop: set when it must end early, by Interrupted.
-    """
+    """Of a long preparation. say: tells the user. stop: set when it must end early, by Interrupted."""
 
     say: Callable[[str], None]
     stop: threading.Event

@@ -24,12 +24,10 @@ _ELSEWHERE = True
 
 
 def module_of(name: str) -> str:
-    """Return the module of `module:Name`, "" where there is none."""
     return name.rpartition(":")[0]
 
 
 def check_trusted(key: str, name: str, allowed: Collection[str]) -> None:
-    """Raise ConfigurationError with the remedy when the module of `name` is not `allowed`."""
     module = module_of(name)
     if module and module not in allowed:
         raise ConfigurationError(

@@ -53,7 +53,6 @@ def without_secret(text: str) -> str:
 
 
 def remedy(text: str) -> str:
-    """Return where the secret of such a URL belongs."""
     return _REMEDIES.get(_scheme(text), _HEADERS_REMEDY)
 
 

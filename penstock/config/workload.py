@@ -27,7 +27,6 @@ def installed() -> list[str]:
 
 
 def record_of(name: str) -> Any:
-    """Return what the entry point of an installed workload names."""
     for point in _points():
         if point.name == name:
             try:
@@ -92,7 +91,6 @@ def moved(path: str, error: Exception) -> str:
 
 
 def entries(field: str) -> Iterator[tuple[str, str, str]]:
-    """Yield workload, name and path of each entry of the installed records in `field`."""
     for workload in installed():
         for name, path in getattr(record_of(workload), field, {}).items():
             yield workload, name, path
@@ -135,10 +133,7 @@ class Workload:
     there are.
     """
     unsent: tuple[str, ...] = ()
-    """Keys of `environment.kwargs` and `policy.kwargs` that no actor needs.
-
-    They are left out of the specification.
-    """
+    """Keys of `environment.kwargs` and `policy.kwargs` that no actor needs: no specification holds them."""
     environments: Mapping[str, str] = field(default_factory=dict)
     """Modules that register Gymnasium environments, by id: a run names these without a module."""
     algorithms: Mapping[str, str] = field(default_factory=dict)
@@ -170,20 +165,14 @@ class Workload:
     site: str = ""
     """() → `gateway.sites.site.Site`: what `penstock gateway NAME` answers with, over a run; "": nothing."""
     services: str = ""
-    """(Settings, folder of sockets: Path) → `Services`.
-
-    They are the processes that a run has beside the core's; "": none.
-    """
+    """(Settings, folder of sockets: Path) → `Services`: its processes beside the core's; "": none."""
     server: str = ""
     """(Settings, Source, RunSpecification, RunFollower or None) → `HostedService`.
 
     What `penstock serve` answers clients with; "": the actions of `policy`, by the core's own calls.
     """
     artefacts: str = ""
-    """(Settings, run folder: Path, summary: dict) → None.
-
-    What a run leaves beside the core's files; "": nothing.
-    """
+    """(Settings, run folder: Path, summary: dict) → None: leaves files beside the core's; "": nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,16 +62,12 @@ class CustomBody(nn.Module):
         self.width = width
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Return features [M, F]."""
         features: Tensor = self.network(inputs)
         return features
 
 
 def body_of(reader: Reader, section: PolicySection) -> Body | CustomBody:
-    """Return the network between inputs and heads.
-
-    Raises ConfigurationError for a custom one that breaks its contract.
-    """
+    """Return what is between inputs and heads; ConfigurationError for one that breaks its contract."""
     if not section.network:
         return Body(reader, section)
     name = f"policy.network={section.network!r}"
@@ -84,10 +80,7 @@ def body_of(reader: Reader, section: PolicySection) -> Body | CustomBody:
 
 
 def load(name: str) -> type[nn.Module]:
-    """Import the module and return the class of `module:Class`.
-
-    Raises ConfigurationError that says what is wrong.
-    """
+    """Return the class of `module:Class`; raises ConfigurationError that says what is wrong."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ConfigurationError(f"policy.network={name!r}: write module:Class")
@@ -177,7 +170,6 @@ def _features(name: str, network: nn.Module, inputs: Inputs, width: int) -> Tens
 
 
 def _sample_inputs(reader: Reader) -> Inputs:
-    """Return inputs of observations drawn within their bounds."""
     random = np.random.default_rng(0)
     drawn = {path: sample(leaf, _ROWS, random) for path, leaf in leaves(reader.space, "observation")}
     return reader.read({path: torch.from_numpy(array) for path, array in drawn.items()}, torch.float32)
@@ -234,7 +226,6 @@ class Memory(nn.Module):
         self._state = list(leaves(self.state_space, "state"))
 
     def add_cores(self, width: int) -> int:
-        """Add cores behind bodies of `width` features, where the section asks for them."""
         kind, size = self._section.recurrent, self._section.recurrent_size
         if kind == "none":
             return width
@@ -314,24 +305,8 @@ def _behind(first: Inputs, second: Inputs) -> Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """Results of `evaluate`.
-
-    log_prob, entropy, value: [...], in the policy's dtype, differentiable.
-    """
-
-    log_prob: Tensor
-    entropy: Tensor
-    value: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Outputs:
-    """Outputs of both networks for M rows.
-
-    parameters: [M, P], of every action head behind one another, masked.
-    value: [M].
-    """
+    """Of M rows. parameters: [M, P], of every action head behind one another, masked. value: [M]."""
 
     parameters: Tensor
     value: Tensor
@@ -366,12 +341,10 @@ class ActorCritic(nn.Module):
 
     @property
     def normaliser(self) -> Normaliser | None:
-        """Return the statistics of the observations, where the section asks for them."""
         return self.reader.normaliser
 
     @property
     def state_space(self) -> Dict:
-        """Return the parts of the state by path below `state`; none for a policy without state."""
         return self.memory.state_space
 
     @property
@@ -388,10 +361,7 @@ class ActorCritic(nn.Module):
         return self._masked_by(inputs, observation)
 
     def look(self, seen: Trajectory) -> SeenTrajectory:
-        """Return inputs of all rows and last observations of a trajectory.
-
-        Each row has the state before it.
-        """
+        """Return inputs of all rows and last observations of a trajectory, each with the state before it."""
         look = self.memory.look(seen, self.reader, self.dtype)
         return replace(look, inputs=self._masked_by(look.inputs, seen.observation))
 
@@ -405,11 +375,9 @@ class ActorCritic(nn.Module):
         return actor, actor if self.critic_body is None else self.critic_body(inputs)
 
     def _features(self, inputs: Inputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the features that the heads read, and the newest state."""
         return self.memory.recall(*self.bodies(inputs), inputs)
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Run both networks on the wanted rows."""
         actor, critic, _ = self._features(inputs)
         parameters = masked(self.actor_head(actor), inputs.forbidden)
         return Outputs(parameters, self.critic_head(critic).squeeze(-1))
@@ -429,10 +397,7 @@ class ActorCritic(nn.Module):
         return value.squeeze(-1)
 
     def joint_log_prob(self, parameters: Tensor, action: Mapping[str, Tensor]) -> Tensor:
-        """Return log-probabilities [...], summed over action heads.
-
-        parameters: [..., P]. action: stored actions by path, [..., *shape].
-        """
+        """Return log-probabilities [...] of stored actions [..., *shape] by path; parameters: [..., P]."""
         pieces = zip(self.action_heads, self._cuts, strict=True)
         parts = [head.log_prob(parameters[..., cut], action[head.path]) for head, cut in pieces]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
@@ -443,19 +408,8 @@ class ActorCritic(nn.Module):
         parts = [head.entropy(parameters[..., cut]) for head, cut in pieces]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
-    def evaluate(self, observation: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Evaluated:
-        """Return log-probability, entropy and value of tensors with any equal leading axes [..., *shape]."""
-        lead = self._leading(observation)
-        outputs = self.outputs(self.read(observation))
-        parameters = outputs.parameters.reshape(*lead, -1)
-        log_prob, entropy = self.joint_log_prob(parameters, action), self.joint_entropy(parameters)
-        return Evaluated(log_prob, entropy, outputs.value.reshape(lead))
-
     def value(self, observation: Mapping[str, Tensor]) -> Tensor:
         """Return the critic's values [...] of observations [..., *shape]."""
-        return self.value_of(self.read(observation)).reshape(self._leading(observation))
-
-    def _leading(self, observation: Mapping[str, Tensor]) -> tuple[int, ...]:
         path, leaf = next(leaves(self.observation_space, "observation"))
         shape = tuple(observation[path].shape)
-        return shape[: len(shape) - len(leaf.shape)]
+        return self.value_of(self.read(observation)).reshape(shape[: len(shape) - len(leaf.shape)])

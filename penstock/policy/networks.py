@@ -137,7 +137,6 @@ class BatchNorm(nn.Module):
         return (rows - mean.to(rows.dtype)) * scale + self.bias
 
     def merge(self, new: Moments) -> None:
-        """Move the statistics towards those of a batch."""
         mean, variance = self._merged(new)
         self.mean.copy_(mean)
         self.variance.copy_(variance)
@@ -159,11 +158,9 @@ class Measured:
     seen: tuple[tuple[BatchNorm, Moments], ...]
 
     def checksum(self) -> Tensor:
-        """Return a scalar on the device that is finite exactly when all moments are."""
         return torch.stack([moments.checksum() for _, moments in self.seen]).sum()
 
     def merge(self) -> None:
-        """Merge the moments into the layers' statistics."""
         for layer, seen in self.seen:
             layer.merge(seen)
 
@@ -203,7 +200,6 @@ class Dropout(nn.Module):
 
 
 def dropouts(module: nn.Module) -> tuple[Dropout, ...]:
-    """Return the layers of a module that `thinned` switches on."""
     return tuple(layer for layer in module.modules() if isinstance(layer, Dropout))
 
 
@@ -332,7 +328,6 @@ class Inputs:
     wanted: Tensor | None = None
 
     def select(self, index: Tensor) -> "Inputs":
-        """Return the rows at an int64 index [m]."""
         if self.time is not None:
             raise ValueError("inputs: rows of a recurrent policy are taken by whole sequences, not alone")
         images = tuple(image.index_select(0, index) for image in self.images)
@@ -365,7 +360,6 @@ class Reader(nn.Module):
 
     @property
     def columns(self) -> dict[str, slice]:
-        """Return the columns of each part in `Inputs.vector`, by path."""
         return self.layout.columns
 
     def raw_reals(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:

@@ -66,10 +66,7 @@ _NO_STATE: Final[dict[str, Array]] = {}
 
 
 class Policy(ActorCritic, ActingPolicy):
-    """An actor and critic that acts: it draws actions and returns their probabilities.
-
-    Make one with `penstock.policy.policy`.
-    """
+    """An actor and critic that acts: it draws actions and returns their probabilities; see `build`."""
 
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__(observation_space, action_space, section)
@@ -98,14 +95,9 @@ class Policy(ActorCritic, ActingPolicy):
         return Step(parameters, {**state, **{path: one.float().cpu().numpy() for path, one in after.items()}})
 
     def values(self, observation: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Return the critic's values, float32 [N]; no gradients."""
         with torch.inference_mode():
             values: NDArray[np.float32] = self.value(self._tensors(observation)).float().cpu().numpy()
         return values
-
-    def action_parameters(self, observation: Mapping[str, Array]) -> Reals:
-        """Return outputs of the actor network, [N, P], not masked, with the current weights; no gradients."""
-        return self.step(observation).parameters
 
     def _actor_outputs(self, observation: Mapping[str, Array]) -> Reals:
         if self._fast is None or not self._fast.is_current():
@@ -138,7 +130,7 @@ class QPolicy(Policy):
     """A policy with values of actions in place of logits; an observation's value is that of its best action.
 
     Dueling (Wang et al. 2016, eq. 9): the critic's V and the actor's A make Q = V + A − mean A. Acting needs
-    A alone, since V is the same for all actions; so `action_parameters` are A, and the forward pass stays a
+    A alone, since V is the same for all actions; so `step` gives A, and the forward pass stays a
     chain of layers.
     """
 

@@ -85,11 +85,7 @@ HELD: Final = "state/frames/held"
 
 
 class FrameStack:
-    """Builds the stacks that the network reads.
-
-    space: space of the stacked observation.
-    state: leaves of the state by path below `state`.
-    """
+    """Builds the stacks of `space` that the network reads. state: its leaves by path below `state`."""
 
     def __init__(self, space: Space, depth: int) -> None:
         self.depth = depth
@@ -345,7 +341,6 @@ class Core(nn.Module):
 
     @property
     def state(self) -> tuple[tuple[str, Leaf], ...]:
-        """Return the leaves of its state by path below `state`."""
         bound = np.full(self.size, np.inf, np.float32)
         return tuple((path, Box(-bound, bound)) for path in self._paths)
 
@@ -374,7 +369,6 @@ class Core(nn.Module):
         return output.data, [one.squeeze(0) for one in every]
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Set orthogonal weights, one gate at a time, and zero biases."""
         with torch.no_grad():
             for name, parameter in self.rnn.named_parameters():
                 if name.startswith("bias"):

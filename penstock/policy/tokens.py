@@ -27,10 +27,7 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenOutputs:
-    """Outputs of n places, float32 [n] each.
-
-    log_prob: of the action. entropy: of the next token, in nats. value: V.
-    """
+    """Of n places, float32 [n]. log_prob: of the action. entropy: of the next token, in nats. value: V."""
 
     log_prob: Tensor
     entropy: Tensor

@@ -161,7 +161,6 @@ class AppendCall:
 
 
 def encode(session: int, acked_through: int, fragments: Iterable[Fragment]) -> bytes:
-    """Return the bytes of an AppendRequest."""
     own = AppendRequest(session=session, acked_through=acked_through)
     pieces: list[bytes | memoryview] = [own.SerializeToString()]
     for fragment in fragments:

@@ -129,7 +129,6 @@ def _store(array: Array, codec: str) -> tuple[Any, int]:
 
 
 def read_payload(header: FragmentHeader, payload: bytes | memoryview) -> dict[str, Array]:
-    """Return every tensor by name, in the shape and dtype of the table."""
     return {entry.name: read_entry(entry, payload) for entry in header.tensors}
 
 
@@ -201,7 +200,6 @@ def _without_table(header: FragmentHeader) -> pb.FragmentHeader:
 
 @lru_cache(maxsize=1024)
 def _table_bytes(entries: tuple[TensorEntry, ...]) -> bytes:
-    """A header with a table and nothing else."""
     tensors = [pb.TensorEntry(**entry._asdict()) for entry in entries]
     return pb.FragmentHeader(tensors=tensors).SerializeToString()
 
@@ -269,7 +267,6 @@ class Fragment:
     payload: bytes | memoryview
 
     def arrays(self) -> dict[str, Array]:
-        """Return every tensor by name, in the shape and dtype of the table."""
         return read_payload(self.header, self.payload)
 
 

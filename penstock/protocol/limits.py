@@ -37,10 +37,7 @@ MAX_ATTRIBUTES_BYTES: Final = KIB
 MAX_FRAGMENTS_PER_APPEND: Final = 256
 MAX_EPISODES_PER_REPORT: Final = 4096
 MAX_FIELDS: Final = 1024
-"""Fields of an Append or a fragment; of a header as many more as it may have rows.
-
-The limit exists because walking them takes time.
-"""
+"""Fields, which take time to walk, of an Append or a fragment; of a header more by its rows."""
 MAX_ROW_BYTES: Final = KIB
 """Most bytes of a row in a header whose rows are counted before it is parsed."""
 MAX_UNCOUNTED_BYTES: Final = 2 * KIB

@@ -118,7 +118,6 @@ class FragmentSchema:
 
     @classmethod
     def from_proto(cls, message: pb.FragmentSchema) -> "FragmentSchema":
-        """Return the schema of a message."""
         rules = []
         for rule in message.tensors:
             check_dtype(f"schema.{rule.name}", rule.dtype)
@@ -240,11 +239,9 @@ class Range:
         raise ValueError(f"{name}: holds {value:g} at {list(place)}, outside {self.around(array, place)}")
 
     def first_outside(self, array: Array) -> tuple[int, ...]:
-        """Return the place of the first value outside; there is one."""
         return tuple(int(index) for index in np.argwhere(~self.inside(array))[0])
 
     def around(self, array: Array, place: tuple[int, ...]) -> str:
-        """Return what the element at a place may be, for messages."""
         if not self.is_real:
             return self.stated
         return f"±{np.broadcast_to(self.high, array.shape)[place]:g}, which is far from {self.stated}"
@@ -264,7 +261,6 @@ class Ranges:
 
     @classmethod
     def of_run(cls, observation: Space, action: Space, state: Space) -> "Ranges":
-        """Return the ranges of every tensor of a run's fragments."""
         found: dict[str, Range | None] = {}
         for path, leaf in leaves(observation, _OBSERVATION):
             found[path] = found[f"{_FINAL}{path}"] = observed(leaf)

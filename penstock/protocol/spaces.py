@@ -106,7 +106,6 @@ Space = Leaf | Dict | Tuple
 
 
 def parts(space: Dict | Tuple) -> tuple[tuple[str, Space], ...]:
-    """Return name and space of each direct part."""
     if isinstance(space, Dict):
         return space.spaces
     return tuple((str(index), part) for index, part in enumerate(space.spaces))
@@ -196,7 +195,6 @@ def from_proto(field: str, message: pb.Space, depth: int = 0) -> Space:
 
 
 def zeros(leaf: Leaf, leading: tuple[int, ...] = ()) -> Array:
-    """Return an array of zeros with the leaf's dtype and `leading` axes before its shape."""
     return np.zeros((*leading, *leaf.shape), np.dtype(leaf.dtype))
 
 

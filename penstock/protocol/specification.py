@@ -44,7 +44,6 @@ class RunSpecification:
     final_masks: bool = False
 
     def bounds(self) -> dict[str, float]:
-        """Return the largest absolute value of each bounded tensor, by name."""
         return {"reward": self.max_reward or MOST, "log_prob": self.max_log_prob or MOST}
 
     def to_proto(self) -> pb.RunSpecification:

@@ -34,7 +34,6 @@ if sys.byteorder != "little":
 
 
 def all_finite(array: Array) -> bool:
-    """Return whether an array of real numbers, of any shape, holds neither NaN nor infinity."""
     if array.size <= FEW:
         # Only finite numbers have a finite sum; where one overflows each is asked.
         numbers: list[Any] = array.ravel().tolist()

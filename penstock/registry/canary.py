@@ -138,10 +138,7 @@ _MOST: Final = 1e300
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The capital of one question.
-
-    count: bets that were made.   capital: of what has started, for each of BETS.
-    """
+    """The capital of one question. count: bets made. capital: of what has started, for each of BETS."""
 
     count: int = 0
     capital: tuple[float, ...] = (0.0,) * len(BETS)
@@ -185,7 +182,6 @@ class Verdict(StrEnum):
 
     @property
     def text(self) -> str:
-        """The verdict as an operator reads it."""
         return "better" if self is Verdict.BETTER else self.value
 
 
@@ -249,7 +245,6 @@ class TrialState:
 
     @property
     def compares_returns(self) -> bool:
-        """Clients of both arms have earned something that could be compared."""
         first = self.levels[0]
         return min(first.canary, first.active) > 0 and first.lower.count > 0
 
@@ -267,13 +262,11 @@ class TrialState:
 
     @property
     def rates_differ(self) -> bool:
-        """Return whether people seem to rate the canary more or less often than the active version."""
         return any(
             max(level.rated_less.value, level.rated_more.value) >= RATES_APART for level in self.levels
         )
 
     def explain(self) -> str:
-        """Return one line for the audit."""
         first = self.levels[0]
         why = f" for {self.cause.value}" if self.cause else ""
         returns = max(level.lower.value for level in self.levels)
@@ -371,7 +364,7 @@ def _judge(state: TrialState, bounds: Bounds) -> TrialState:
     if state.not_finite:
         return replace(state, verdict=Verdict.WITHDRAW, cause=Cause.NOT_FINITE)
     for cause in SHARES:
-        if not _is_proved(state, bounds, cause):
+        if state.progress(cause, bounds.false_alarm) < 1.0:
             continue
         if cause is not Cause.HIGHER_RETURN:
             return replace(state, verdict=Verdict.WITHDRAW, cause=cause)
@@ -381,10 +374,6 @@ def _judge(state: TrialState, bounds: Bounds) -> TrialState:
     if state.verdict is Verdict.GO_ON and state.levels[0].canary >= bounds.horizon:
         return replace(state, verdict=Verdict.UNDECIDED, cause=Cause.HORIZON)
     return state
-
-
-def _is_proved(state: TrialState, bounds: Bounds, cause: Cause) -> bool:
-    return state.progress(cause, bounds.false_alarm) >= 1.0
 
 
 # ---------------------------------------------------------------- as JSON

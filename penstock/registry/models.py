@@ -273,12 +273,10 @@ class RatingUsageRow(Base):
 
 
 def values(kind: type[Any], source: object) -> dict[str, Any]:
-    """Return the attributes of a row or a record that the dataclass `kind` has as fields."""
     return {field.name: getattr(source, field.name) for field in fields(kind)}
 
 
 def version_row(new: NewVersion) -> VersionRow:
-    """Return a row for a version that is not registered yet."""
     own = values(NewVersion, new)
     own["evaluation"] = None if new.evaluation is None else asdict(new.evaluation)
     time = now()
@@ -309,7 +307,6 @@ def event_record(row: EventRow) -> Event:
 
 
 def find(session: Session, policy: str, version: int) -> VersionRow:
-    """Return the row of a version; raises UnknownVersion."""
     row = session.get(VersionRow, (policy, version))
     if row is None:
         raise UnknownVersion(

@@ -51,7 +51,6 @@ def count(session: Session, rows: Sequence[RatingRow], bounds: RatingBounds | No
 
 
 def discount(session: Session, project: str, ratings: int, text_bytes: int) -> None:
-    """Count ratings of a project no more that are deleted."""
     if project and ratings:
         _change(session, project, -ratings, -text_bytes)
 

@@ -146,10 +146,7 @@ class Traffic:
 
     policy: str
     revision: int = 0
-    """Rises with each promotion, rollback and change of traffic.
-
-    Versions that are only kept leave it as it is.
-    """
+    """Rises with each promotion, rollback and change of traffic, not with versions that are only kept."""
     experiment: str = "default"
     """Name of the experiment; another name assigns the clients independently of the old one."""
     canary_share: float = 0.0
@@ -194,21 +191,18 @@ class Event:
 
 
 def check_number(name: str, value: int, least: int = 0) -> int:
-    """Return `value`; raises ValueError unless it is between `least` and MAX_NUMBER."""
     if not least <= value <= MAX_NUMBER:
         raise ValueError(f"{name}={value}: must be between {least} and {MAX_NUMBER}")
     return value
 
 
 def check_hash(name: str, value: str) -> str:
-    """Return `value`; raises ValueError unless it is a sha256 in lower-case hexadecimal."""
     if not _SHA256.fullmatch(value):
         raise ValueError(f"{name}={value[:80]!r}: must be 64 lower-case hexadecimal digits")
     return value
 
 
 def check_text(name: str, value: str) -> str:
-    """Return `value`; raises ValueError when it is empty or too long."""
     if not value.strip() or len(value) > MAX_TEXT_LENGTH:
         raise ValueError(
             f"{name}={value[:80]!r}: say in 1 to {MAX_TEXT_LENGTH} characters what the audit shall show"
@@ -269,7 +263,6 @@ class Unavailable(RegistryError, OSError):
 
 
 def is_writable(file: Path) -> bool:
-    """Return whether the file can be written, and others beside it."""
     return os.access(file.parent, os.W_OK) and os.access(file, os.W_OK)
 
 

@@ -271,7 +271,6 @@ def every(session: Session, policy: str, status: Status | None = None) -> tuple[
 
 
 def policies(session: Session) -> tuple[str, ...]:
-    """Return the names of the policies that have versions, sorted."""
     return tuple(session.scalars(select(VersionRow.policy).distinct().order_by(VersionRow.policy)))
 
 

@@ -34,7 +34,6 @@ _LOCK: Final = "learner.lock"
 
 
 def registry_url(run_dir: Path, configured: str = "") -> str:
-    """Return the URL of a run's registry."""
     return configured or f"sqlite:///{run_dir.resolve() / 'registry.sqlite'}"
 
 
@@ -60,7 +59,6 @@ def name_latest(run_dir: Path, name: str) -> None:
 
 
 def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
-    """Return the weights of a version as safetensors bytes."""
     with _opened(run_dir, version) as file:
         blob = file.read()
     _check(path_of(run_dir, version), hashlib.sha256(blob).hexdigest(), sha256)
@@ -102,7 +100,6 @@ def _check(path: Path, found: str, registered: str) -> None:
 
 
 def kept_files(run_dir: Path) -> set[int]:
-    """Return the numbers of the versions whose weights lie here."""
     stems = (path.name.removesuffix(_SUFFIX) for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}"))
     return {int(stem) for stem in stems if stem.isdecimal()}
 

@@ -25,7 +25,6 @@ def check_plaintext(address: str, *, insecure: bool) -> None:
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address is a unix socket or loopback."""
     if address.startswith("unix:"):
         return True
     host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]")

@@ -34,7 +34,6 @@ def digest(secret: str) -> str:
 
 
 def line(identity: Identity, token: str) -> str:
-    """Return the server's line for a token."""
     return f"{digest(token)} {identity}\n"
 
 
@@ -251,30 +250,21 @@ OPERATOR: Final = frozenset({Party.OPERATOR})
 Calls = Mapping[str, frozenset[Party]]
 """Parties by the full name of a method, such as "/package.Service/Method"."""
 NO_CALLS: Final[Calls] = MappingProxyType({})
+_SERVICES: Final[Mapping[str, tuple[frozenset[Party], str]]] = {
+    "ExperienceService": (ACTOR, "OpenSession Append CloseSession ReportEpisodes"),
+    "WeightService": (ACTOR, "WatchLatest GetWeights"),
+    "ControlService": (
+        OPERATOR,
+        "Status Pause Resume Stop Checkpoint Flush Restore ListVersions Promote Rollback SetTraffic",
+    ),
+    "PolicyService": (CLIENT, "Act ActStream StartEpisode Reward EndEpisode Describe"),
+}
 ACCESS: Final[Calls] = {
-    "/penstock.v1.ExperienceService/OpenSession": ACTOR,
-    "/penstock.v1.ExperienceService/Append": ACTOR,
-    "/penstock.v1.ExperienceService/CloseSession": ACTOR,
-    "/penstock.v1.ExperienceService/ReportEpisodes": ACTOR,
-    "/penstock.v1.WeightService/WatchLatest": ACTOR,
-    "/penstock.v1.WeightService/GetWeights": ACTOR,
-    "/penstock.v1.ControlService/Status": OPERATOR,
-    "/penstock.v1.ControlService/Pause": OPERATOR,
-    "/penstock.v1.ControlService/Resume": OPERATOR,
-    "/penstock.v1.ControlService/Stop": OPERATOR,
-    "/penstock.v1.ControlService/Checkpoint": OPERATOR,
-    "/penstock.v1.ControlService/Flush": OPERATOR,
-    "/penstock.v1.ControlService/Restore": OPERATOR,
-    "/penstock.v1.ControlService/ListVersions": OPERATOR,
-    "/penstock.v1.ControlService/Promote": OPERATOR,
-    "/penstock.v1.ControlService/Rollback": OPERATOR,
-    "/penstock.v1.ControlService/SetTraffic": OPERATOR,
-    "/penstock.v1.PolicyService/Act": CLIENT,
-    "/penstock.v1.PolicyService/ActStream": CLIENT,
-    "/penstock.v1.PolicyService/StartEpisode": CLIENT,
-    "/penstock.v1.PolicyService/Reward": CLIENT,
-    "/penstock.v1.PolicyService/EndEpisode": CLIENT,
-    "/penstock.v1.PolicyService/Describe": CLIENT,
+    **{
+        f"/penstock.v1.{service}/{method}": parties
+        for service, (parties, methods) in _SERVICES.items()
+        for method in methods.split()
+    },
     # Probes look at health with whatever certificate they have.
     "/grpc.health.v1.Health/Check": ANYBODY,
     "/grpc.health.v1.Health/Watch": ANYBODY,
@@ -284,5 +274,4 @@ ACCESS: Final[Calls] = {
 
 
 def may_call(party: Party, method: str, own: Calls = NO_CALLS) -> bool:
-    """Return whether a caller of this party is served by this method."""
     return party in ACCESS.get(method, own.get(method, frozenset()))

@@ -182,7 +182,6 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
     def _status(
         self, name: str, rule: CallRule, error: Exception, request: Any
     ) -> tuple[grpc.StatusCode, str]:
-        """Status and text of a call that ended with `error`."""
         match error:
             case Malformed():
                 self._on_malformed()
@@ -236,6 +235,5 @@ def _counted(call: Body, in_flight: AbstractContextManager[None]) -> Body:
 
 
 def _about(request: Any) -> dict[str, int | str]:
-    """Return whose call it is, as far as the request says so, for the log."""
     session, own = getattr(request, "session", 0), getattr(request, "request_id", "")
     return ({"session": session} if session else {}) | ({"client_request_id": own} if own else {})

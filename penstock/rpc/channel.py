@@ -91,7 +91,6 @@ class RotatingChannel(grpc.Channel):
         return _Stream(self, lambda channel: channel.stream_stream(*arguments, **options))
 
     def close(self) -> None:
-        """End every call."""
         with self._lock:
             generations = [self._current, *self._retired]
             self._retired.clear()
@@ -179,7 +178,6 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 
 
 def open_channel(address: str, credentials: Credentials) -> grpc.Channel:
-    """Return a channel to HOST:PORT or unix:/path."""
     tls = credentials.for_channel(check_address(address))
     if tls is None:
         return grpc.insecure_channel(address, options=_options(address))

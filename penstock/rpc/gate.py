@@ -213,7 +213,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
             except Unidentified as error:
                 raise _unauthenticated(str(error)) from error
             except Exceeded as error:
-                raise _too_much(str(error)) from error
+                raise Denied(grpc.StatusCode.RESOURCE_EXHAUSTED, "budget", str(error)) from error
 
         return admit
 
@@ -257,10 +257,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
 
 def _unauthenticated(text: str) -> Denied:
     return Denied(grpc.StatusCode.UNAUTHENTICATED, "unauthenticated", text)
-
-
-def _too_much(text: str) -> Denied:
-    return Denied(grpc.StatusCode.RESOURCE_EXHAUSTED, "budget", text)
 
 
 def _payer(caller: Identity | None, context: Context) -> str | None:
@@ -377,7 +373,6 @@ def text_of(error: Exception) -> str:
 
 
 def is_too_large(error: Exception) -> bool:
-    """Return whether a message was above the limit of one of the two sides."""
     return _TOO_LARGE in text_of(error)
 
 

@@ -48,7 +48,6 @@ class Identity:
         return f"{SCHEME}{self.run}/{self.party}" + (f"/{self.name}" if self.name else "")
 
     def may_act_as(self, actor_id: str) -> bool:
-        """Return whether sessions may be opened under this actor id."""
         return not self.name or actor_id == self.name or actor_id.startswith(f"{self.name}-")
 
 
@@ -93,7 +92,6 @@ class TlsFiles:
         return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
 
     def check_pair(self) -> None:
-        """Raise ValueError unless the key is the certificate's."""
         if self.certificate is None or self.key is None:
             return
         try:

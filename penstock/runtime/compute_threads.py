@@ -66,13 +66,11 @@ class ThreadGroup:
         thread.start()
 
     def check(self) -> None:
-        """Raise the first error of any thread."""
         with self._lock:
             if self._error is not None:
                 raise self._error
 
     def join(self, timeout_s: float) -> None:
-        """Set `stop` and wait for every thread."""
         self.stop.set()
         for wake in self._wakers:
             wake()

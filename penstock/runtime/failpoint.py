@@ -114,7 +114,4 @@ def _choose(rules: str, phase_file: str) -> Callable[..., None]:
 
 
 failpoint: Final = _choose(os.environ.get(FAILPOINTS_VARIABLE, ""), os.environ.get(PHASE_VARIABLE, ""))
-"""`failpoint(name, sequence=0)` notes that this thread has reached the place `name`.
-
-sequence: number of the fragment, entry or version at hand.
-"""
+"""`failpoint(name, sequence=0)` notes that this thread is at `name`. sequence: of what is at hand."""

@@ -114,8 +114,6 @@ def in_foreground(
 
 def _check_endpoints(file: Path | None) -> None:
     """Raise ConfigurationError for a place that cannot hold the file, before anything waits or serves."""
-    from penstock.config.configuration_error import ConfigurationError
-
     if file is None:
         return
     if not file.parent.is_dir():

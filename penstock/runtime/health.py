@@ -22,7 +22,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from penstock.rpc.address import AddressInUse
 from penstock.runtime import metrics
-from penstock.runtime import metrics as process_metrics
 
 # ---- The garbage collector while a service starts, when nearly all that is made stays, and of what stays.
 
@@ -88,7 +87,7 @@ class Health:
         self._failure: str | None = None
         self._not_ready: str | None = "starting"
         self._read_s: dict[str, float] = {}
-        process_metrics.set_role(role)
+        metrics.set_role(role)
 
     def set_ready(self, ready: bool, why: str = "") -> None:
         """Declare the process ready, which ends `collect_seldom`, or not ready with the reason `why`."""
@@ -117,7 +116,6 @@ class Health:
             watch.why = why
 
     def has_stalled(self, name: str) -> bool:
-        """Return whether `name` made no progress for longer than its timeout."""
         with self._lock:
             return self._watches[name].is_over(self._clock())
 
@@ -132,7 +130,6 @@ class Health:
             self._failure = self._failure or reason
 
     def problem(self) -> str | None:
-        """Return why `/healthz` is red, or None."""
         with self._lock:
             if self._failure:
                 return self._failure
@@ -166,7 +163,6 @@ class Health:
                 awaited -= {who for who in awaited if self._read_s.get(who, 0.0) > began}
 
     def unready(self) -> str | None:
-        """Return why `/readyz` is red, or None."""
         problem = self.problem()
         with self._lock:
             return problem or self._not_ready
@@ -181,12 +177,10 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
         timeout = SILENCE_S
 
         def handle(self) -> None:
-            """Answer one connection."""
             with suppress(ConnectionError):
                 super().handle()
 
         def do_GET(self) -> None:
-            """Answer one of the three paths."""
             path = self.path.partition("?")[0]
             if path == "/metrics":
                 with health.read_by(self.headers.get("User-Agent", "")):
@@ -277,7 +271,6 @@ def ended_file(endpoint_file: Path) -> Path:
 
 
 def read_endpoint(path: Path) -> Endpoint | None:
-    """Return the endpoint in a file, or None while there is none."""
     try:
         return Endpoint(**json.loads(path.read_text()))
     except FileNotFoundError:

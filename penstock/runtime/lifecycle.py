@@ -86,10 +86,7 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Tells a process whether it should go on; safe to use from any thread.
-
-    `draining` is set once and never cleared; `reason` then says why.
-    """
+    """Tells a process whether it should go on, from any thread. `reason`: why it is `draining`."""
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -216,7 +213,8 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     except _IN_THE_WAY as error:
         if error.filename is None:
             raise
-        return _last_line(in_the_way(role, error), EXIT_RUN_FAILED)
+        text = f"{role} cannot use {error.filename}: {error.strerror}; move it away, then resume"
+        return _last_line(text, EXIT_RUN_FAILED)
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
@@ -239,10 +237,6 @@ def leave(code: int) -> NoReturn:
 def cannot_write(role: str, error: OSError) -> str:
     remedy = "name a place that can be written" if error.errno == errno.EROFS else "make room, then resume"
     return f"{role} cannot write {error.filename or 'its files'}: {error.strerror}; {remedy}"
-
-
-def in_the_way(role: str, error: OSError) -> str:
-    return f"{role} cannot use {error.filename}: {error.strerror}; move it away, then resume"
 
 
 def _last_line(text: str, code: int) -> int:

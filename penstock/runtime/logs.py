@@ -67,18 +67,13 @@ class JsonFormatter(_Formatter):
         return json.dumps(own | {key: value for key, value in fields.items() if key not in own})
 
 
-_FORMATTERS: Final[dict[Format, type[KeyValueFormatter | JsonFormatter]]] = {
-    "text": KeyValueFormatter,
-    "json": JsonFormatter,
-}
-
-
 def configure(
     role: str, run: str | None = None, *, style: Format = "text", stream: TextIO | None = None
 ) -> None:
     """Send all records of this process to `stream` (stderr), with `role` and, when known, `run` in each."""
     handler = _Handler(stream or sys.stderr)
-    handler.setFormatter(_FORMATTERS[style](role, run))
+    kind = JsonFormatter if style == "json" else KeyValueFormatter
+    handler.setFormatter(kind(role, run))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 

@@ -89,7 +89,6 @@ def process_role() -> str:
 
 
 def set_role(name: str) -> None:
-    """Set the role of this process, which says what it serves and labels its CPU seconds."""
     _cpu.role = name
 
 
@@ -97,30 +96,6 @@ def watch_certificate(path: Path | None) -> None:
     """Export when the certificate in this PEM file expires; None: this process has no certificate."""
     _certificate.path = path
 
-
-_ALL: Final = [CollectorRegistry() for _ in range(10)]
-(
-    _ACTING,
-    _UNROLLING,
-    _EXCHANGE,
-    _LOG,
-    _SERVING,
-    _LOOPING,
-    _ANSWERING,
-    _LEARNING,
-    _RANKING,
-    _LAUNCHING,
-) = _ALL
-_GROUPS: Final[dict[str, tuple[CollectorRegistry, ...]]] = {
-    "actor": (_ACTING, _UNROLLING, _EXCHANGE),
-    "evaluator": (_ACTING, _EXCHANGE),
-    "broker": (_EXCHANGE, _LOG, _SERVING, _LOOPING),
-    "server": (_ACTING, _UNROLLING, _EXCHANGE, _LOOPING, _ANSWERING),
-    "learner": (_LOG, _LEARNING, _RANKING),
-    "rank": (_RANKING,),
-    "launcher": (_LAUNCHING,),
-    "redis": (),
-}
 
 LATENCY_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 """Buckets of a latency, in seconds."""
@@ -130,26 +105,30 @@ _THOUGHTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 4_096)
 _LENGTHS: Final = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000)
 
 
+_ALL: Final[list["Families"]] = []
+
+
 class Families:
     """Declares the metric families of one group; `penstock_` is put before their names.
 
     name: with its unit, without `penstock_`. text: help. labels: names of labels, each with few values.
     """
 
-    def __init__(self, group: CollectorRegistry) -> None:
-        self._group = group
+    def __init__(self) -> None:
+        self.group = CollectorRegistry()
+        _ALL.append(self)
 
     def counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"penstock_{name}", text, labels, registry=self._group)
+        return Counter(f"penstock_{name}", text, labels, registry=self.group)
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"penstock_{name}", text, labels, registry=self._group)
+        return Gauge(f"penstock_{name}", text, labels, registry=self.group)
 
     def summary(self, name: str, text: str, *labels: str) -> Summary:
-        return Summary(f"penstock_{name}", text, labels, registry=self._group)
+        return Summary(f"penstock_{name}", text, labels, registry=self.group)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"penstock_{name}", text, labels, buckets=buckets, registry=self._group)
+        return Histogram(f"penstock_{name}", text, labels, buckets=buckets, registry=self.group)
 
 
 def declare(role: str) -> Families:
@@ -162,20 +141,18 @@ def declare(role: str) -> Families:
         raise ValueError(
             f"role={role!r}: has its metrics already; declare them once, in a module of their own"
         )
-    group = CollectorRegistry()
-    _ALL.append(group)
-    _GROUPS[role] = (_EXCHANGE, _LOOPING, group)
-    return Families(group)
+    families = Families()
+    _GROUPS[role] = (_exchange, _looping, families)
+    return families
 
 
 def exposition(role: str | None = None) -> bytes:
-    """Return the families of a role in Prometheus's text format."""
     groups = _GROUPS.get(role or process_role(), _ALL)
-    return b"".join(map(generate_latest, (PROCESS, *groups)))
+    return b"".join(map(generate_latest, (PROCESS, *(one.group for one in groups))))
 
 
 # Actor that unrolls
-_unrolling = Families(_UNROLLING)
+_unrolling = Families()
 WEIGHT_VERSION_APPLIED = _unrolling.gauge("weight_version_applied", "Weight version the worker acts with")
 ENV_STEPS = _unrolling.counter("environment_steps", "Environment steps that are experience")
 FRAGMENTS_BUILT = _unrolling.counter("fragments_built", "Fragments cut from unrolls")
@@ -200,7 +177,7 @@ EPISODE_RETURN = _unrolling.summary("episode_return", "Undiscounted return of fi
 EPISODE_LENGTH_STEPS = _unrolling.histogram("episode_length_steps", "Length of finished episodes", _LENGTHS)
 
 # Any actor, an evaluating one too
-_acting = Families(_ACTING)
+_acting = Families()
 SESSIONS_OPENED = _acting.counter("sessions_opened", "Sessions this actor opened")
 RECONNECTS = _acting.counter("reconnects", "Calls to the broker that failed and were retried")
 EPISODES = _acting.counter("episodes", "Episodes finished", "evaluation")
@@ -209,20 +186,20 @@ WEIGHT_APPLY_SECONDS = _acting.histogram(
 )
 
 # Between actor and broker, counted on each side
-_exchange = Families(_EXCHANGE)
+_exchange = Families()
 REFUSALS = _exchange.counter("refusals", "Requests refused, by reason", "reason")
 for _reason in (*(reason.label for reason in Reason), "malformed", "unauthenticated", "denied", "budget"):
     REFUSALS.labels(_reason)
 
 # Log, seen by broker and learner
-_log = Families(_LOG)
+_log = Families()
 OUTSTANDING_STEPS = _log.gauge("outstanding_steps", "Steps behind the settled position or with credit")
 SETTLED_STEPS = _log.gauge("settled_steps", "Steps up to the settled position")
 LOG_ENTRIES = _log.gauge("log_entries", "Entries in the log")
 LOG_BYTES = _log.gauge("log_bytes", "Payload bytes in the log, in bytes")
 
 # Broker
-_serving = Families(_SERVING)
+_serving = Families()
 FRAGMENTS_APPENDED = _serving.counter("fragments_appended", "Fragments appended to the log")
 FRAGMENT_BYTES_APPENDED = _serving.counter(
     "fragment_appended_bytes", "Payload bytes appended to the log, in bytes"
@@ -253,14 +230,14 @@ REDIS_REWRITE_FAILING = _serving.gauge(
     "redis_rewrite_failing", "1 while the last rewrite of Redis's append-only file failed: the file grows"
 )
 # What serves from an event loop
-_looping = Families(_LOOPING)
+_looping = Families()
 LOOP_LAG_SECONDS = _looping.histogram("loop_lag_seconds", "How late the event loop came round", LATENCY_S)
 LOOP_LAG_WORST_SECONDS = _looping.gauge(
     "loop_lag_worst_seconds", "Latest that the event loop came round in the last 10 to 20 seconds"
 )
 
 # Policy server
-_answering = Families(_ANSWERING)
+_answering = Families()
 POLICY_CALLS = _answering.counter("policy_calls", "Calls of clients, by RPC", "call")
 ANSWERS = _answering.counter(
     "policy_answers", "Actions answered, by the client's arm and by who stood in", "arm", "fallback"
@@ -321,7 +298,7 @@ SHADOW_UNRECORDED = _answering.counter(
 )
 
 # Learner
-_learning = Families(_LEARNING)
+_learning = Families()
 UPDATES = _learning.counter("updates", "Updates made")
 RUN_FINISHED = _learning.gauge(
     "run_finished", "1 once the run has ended as it should and its learner only stays"
@@ -422,7 +399,7 @@ IMITATION_ACCURACY = _learning.gauge(
 LEASE_EPOCH = _learning.gauge("lease_epoch", "Epoch of this learner's lease")
 
 # Every rank of a learner; those beyond rank 0 tell nothing else
-_ranking = Families(_RANKING)
+_ranking = Families()
 RANKS = _ranking.gauge("ranks", "Ranks of the learner that this process is one of")
 RANK = _ranking.gauge("rank", "Which rank this process is")
 RANK_UPDATES = _ranking.counter("rank_updates", "Updates of which this rank beyond 0 has computed its share")
@@ -435,8 +412,19 @@ RANK_EXCHANGE_SECONDS = _ranking.summary(
 )
 
 # Launcher
-_launching = Families(_LAUNCHING)
+_launching = Families()
 RESTARTS = _launching.counter("restarts", "Services started again after they died", "role")
+
+_GROUPS: Final[dict[str, tuple[Families, ...]]] = {
+    "actor": (_acting, _unrolling, _exchange),
+    "evaluator": (_acting, _exchange),
+    "broker": (_exchange, _log, _serving, _looping),
+    "server": (_acting, _unrolling, _exchange, _looping, _answering),
+    "learner": (_log, _learning, _ranking),
+    "rank": (_ranking,),
+    "launcher": (_launching,),
+    "redis": (),
+}
 
 
 # ---- Measures the lag of this process's event loop: everything else in the loop is late by as much.

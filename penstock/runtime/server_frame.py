@@ -108,7 +108,6 @@ class Front:
     service_names: tuple[str, ...]
 
     async def set_serving(self, *, serving: bool) -> None:
-        """Answer health checks SERVING or NOT_SERVING, for the server and each service."""
         value = Status.SERVING if serving else Status.NOT_SERVING
         for name in ("", *self.service_names):
             await self.health.set(name, value)
@@ -243,7 +242,6 @@ class ServerFrame:
         return self._front.server
 
     def bind(self) -> str:
-        """Take the address and return it as clients use it."""
         try:
             self._address = bind(self.server, self._listen, self._credentials)
         except (ValueError, OSError) as error:
@@ -267,7 +265,6 @@ class ServerFrame:
 
 
 def setter(event: asyncio.Event) -> Callable[[], None]:
-    """Return a function that sets `event` of the running loop from any thread."""
     loop = asyncio.get_running_loop()
 
     def set_event() -> None:

@@ -89,10 +89,7 @@ class ActingPolicy(ABC):
         return any(head.chooses_by_value for head in self._drawings)
 
     def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
-        """Set how actions are explored by the scalars that came with the weights (`Algorithm.scalars`).
-
-        place: of this policy's rows.
-        """
+        """Set how actions are explored by the scalars of the weights. place: of this policy's rows."""
         for head in self._drawings:
             head.explore(scalars, place)
 
@@ -178,10 +175,7 @@ class ActingPolicy(ABC):
         return described
 
     def environment_action(self, action: Mapping[str, Array]) -> Any:
-        """Convert stored actions [N, *shape] to those of `VectorEnv.step`.
-
-        Offset, clipped or scaled, nested.
-        """
+        """Convert stored actions [N, *shape] to those of `VectorEnv.step`: offset, clipped, scaled."""
         ready = {head.path: head.to_environment(action[head.path]) for head in self._drawings}
         return unflatten(self._drawn_space, ready, "action")
 

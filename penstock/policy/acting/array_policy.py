@@ -6,9 +6,8 @@ actions from the same seeds.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,6 @@ MOST_CODES: Final = 2**20
 
 
 def is_image(leaf: Leaf) -> bool:
-    """Return whether a leaf is a uint8 Box of rank 2 or 3."""
     return isinstance(leaf, Box) and leaf.dtype == "uint8" and len(leaf.shape) in IMAGE_RANKS
 
 
@@ -97,7 +95,6 @@ def _check_observation(path: str, leaf: Leaf) -> None:
 
 
 def check_codes(name: str, leaf: Leaf) -> None:
-    """Raise ValueError that begins with `name` where a leaf other than a Box has too many codes."""
     if not isinstance(leaf, Box) and vector_width(leaf) > MOST_CODES:
         raise ValueError(
             f"{name}: {leaf!r} has {vector_width(leaf)} codes, a network takes {MOST_CODES} at most; "
@@ -223,58 +220,39 @@ def _one_hot(path: str, index: NDArray[np.int64], count: int, dtype: "np.dtype[n
 H = TypeVar("H", bound=Drawing)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kinds(Generic[H]):
-    """What makes a head of each kind. A Box takes the initial logarithm of its deviations as well."""
-
-    categorical: Callable[[str, Discrete], H]
-    epsilon_greedy: Callable[[str, Discrete], H]
-    multi_categorical: Callable[[str, MultiDiscrete], H]
-    bernoulli: Callable[[str, MultiBinary], H]
-    gaussian: Callable[[str, Box, float], H]
-    squashed: Callable[[str, Box, float], H]
-    conditional: Callable[[str, Box, float], H]
-
-    def of_leaf(self, path: str, leaf: Leaf, section: PolicySection) -> H:
-        """Return the head of one leaf; raises ValueError that names path and space of one that has none."""
-        check_codes(f"action_space at {path!r}", leaf)
-        match leaf:
-            case Discrete():
-                is_greedy = section.discrete == "epsilon_greedy"
-                return (self.epsilon_greedy if is_greedy else self.categorical)(path, leaf)
-            case MultiDiscrete():
-                return self.multi_categorical(path, leaf)
-            case MultiBinary():
-                return self.bernoulli(path, leaf)
-            case Box():
-                return self._of_box(path, leaf, section)
-
-    def _of_box(self, path: str, leaf: Box, section: PolicySection) -> H:
-        if not np.issubdtype(np.dtype(leaf.dtype), np.floating) or math.prod(leaf.shape) == 0:
-            raise ValueError(
-                f"action_space at {path!r}: {leaf!r} cannot be drawn from; "
-                "a Box of actions must hold at least one float, use Discrete or MultiDiscrete for integers"
-            )
-        if section.continuous == "clipped":
-            return self.gaussian(path, leaf, section.initial_log_std)
-        if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
-            raise ValueError(
-                f"action_space at {path!r}: {leaf!r} has no finite bounds to squash into; "
-                "set policy.continuous=clipped, which PPO can learn with"
-            )
-        kind = self.conditional if section.state_dependent_std else self.squashed
-        return kind(path, leaf, section.initial_log_std)
+def kind_of(path: str, leaf: Leaf, section: PolicySection) -> type[Drawing]:
+    """Return how a leaf is drawn; raises ValueError that names path and space of one that cannot be."""
+    check_codes(f"action_space at {path!r}", leaf)
+    match leaf:
+        case Discrete():
+            return EpsilonGreedyDrawing if section.discrete == "epsilon_greedy" else CategoricalDrawing
+        case MultiDiscrete():
+            return MultiCategoricalDrawing
+        case MultiBinary():
+            return BernoulliDrawing
+        case Box():
+            return _kind_of_box(path, leaf, section)
 
 
-DRAWINGS: Final[Kinds[Drawing]] = Kinds(
-    categorical=CategoricalDrawing,
-    epsilon_greedy=EpsilonGreedyDrawing,
-    multi_categorical=MultiCategoricalDrawing,
-    bernoulli=BernoulliDrawing,
-    gaussian=GaussianDrawing,
-    squashed=SquashedGaussianDrawing,
-    conditional=ConditionalSquashedGaussianDrawing,
-)
+def _kind_of_box(path: str, leaf: Box, section: PolicySection) -> type[Drawing]:
+    if not np.issubdtype(np.dtype(leaf.dtype), np.floating) or math.prod(leaf.shape) == 0:
+        raise ValueError(
+            f"action_space at {path!r}: {leaf!r} cannot be drawn from; "
+            "a Box of actions must hold at least one float, use Discrete or MultiDiscrete for integers"
+        )
+    if section.continuous == "clipped":
+        return GaussianDrawing
+    if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
+        raise ValueError(
+            f"action_space at {path!r}: {leaf!r} has no finite bounds to squash into; "
+            "set policy.continuous=clipped, which PPO can learn with"
+        )
+    return ConditionalSquashedGaussianDrawing if section.state_dependent_std else SquashedGaussianDrawing
+
+
+def made(kind: Callable[..., H], path: str, leaf: Leaf, section: PolicySection) -> H:
+    """Return what draws a leaf; a Box takes the initial logarithm of its deviations as well."""
+    return kind(path, leaf, section.initial_log_std) if isinstance(leaf, Box) else kind(path, leaf)
 
 
 _NO_STATE: Final[dict[str, Array]] = {}
@@ -298,7 +276,10 @@ class ArrayPolicy(ActingPolicy):
     def __init__(
         self, observation_space: Space, action_space: Space, section: PolicySection, seed: int
     ) -> None:
-        heads = [DRAWINGS.of_leaf(path, leaf, section) for path, leaf in leaves(action_space, "action")]
+        heads = [
+            made(kind_of(path, leaf, section), path, leaf, section)
+            for path, leaf in leaves(action_space, "action")
+        ]
         ends = np.cumsum([head.size for head in heads]).tolist()
         cuts = [slice(end - head.size, end) for head, end in zip(heads, ends, strict=True)]
         self._draw_with(action_space, heads, cuts, seed)
@@ -321,7 +302,6 @@ class ArrayPolicy(ActingPolicy):
         self._forward = NumpyForward(self._layout, self._normaliser(arrays), list(self._layers(arrays)))
 
     def step(self, row: Mapping[str, Array]) -> Step:
-        """Return the network's outputs, float32 [N, size]; row: arrays [N, ...] by path."""
         if self._forward is None:
             raise RuntimeError("this policy acts once weights are loaded")
         return Step(self._forward(row), _NO_STATE)

@@ -129,7 +129,6 @@ class CategoricalDrawing(Drawing):
         return index.astype(self.action_dtype)
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
-        """Return parameters with a logit of minus infinity where a choice is not allowed."""
         if not allowed.any(-1).all():
             row = int(allowed.any(-1).argmin())
             raise ValueError(f"{self.path}: the mask of row {row} allows nothing")
@@ -163,10 +162,7 @@ class CategoricalDrawing(Drawing):
 
 
 class MultiCategoricalDrawing(Drawing):
-    """Draws p independent choices; parameters are their logits behind one another, [N, size].
-
-    Actions are indices [N, p], masks bool [N, size].
-    """
+    """Draws p independent choices [N, p]; parameters and masks lie behind one another, [N, size]."""
 
     def __init__(self, path: str, space: MultiDiscrete) -> None:
         super().__init__(path, sum(space.nvec), space.dtype)
@@ -241,8 +237,8 @@ class BernoulliDrawing(Drawing):
 
 # ---- Drawing of real numbers, in numpy.
 
-_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-_LOG_STD_RANGE = (-20.0, 2.0)
+HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+LOG_STD_RANGE = (-20.0, 2.0)
 
 
 class GaussianDrawing(Drawing):
@@ -297,7 +293,7 @@ class GaussianDrawing(Drawing):
         action = raw.astype(self.action_dtype)
         log_std = self._log_std()
         scaled = (action - parameters) * np.exp(-log_std)
-        log_p = -0.5 * np.square(scaled).sum(-1) - (log_std.sum() + self.size * _HALF_LOG_TWO_PI)
+        log_p = -0.5 * np.square(scaled).sum(-1) - (log_std.sum() + self.size * HALF_LOG_TWO_PI)
         return action.reshape(len(parameters), *self.shape), log_p
 
 
@@ -349,14 +345,14 @@ class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
 
     def _split(self, parameters: Reals) -> tuple[Reals, Reals]:
         mean, log_std = parameters[..., : self.count], parameters[..., self.count :]
-        return mean, np.clip(log_std + parameters.dtype.type(self.initial_log_std), *_LOG_STD_RANGE)
+        return mean, np.clip(log_std + parameters.dtype.type(self.initial_log_std), *LOG_STD_RANGE)
 
     def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
         mean, log_std = self._split(parameters)
         action = raw.astype(self.action_dtype)
         scaled = (action - mean) * np.exp(-log_std)
         slope = 2.0 * (math.log(2.0) - action - np.logaddexp(0, -2.0 * action))
-        log_p = -(0.5 * np.square(scaled) + log_std + _HALF_LOG_TWO_PI + slope).sum(-1)
+        log_p = -(0.5 * np.square(scaled) + log_std + HALF_LOG_TWO_PI + slope).sum(-1)
         return action.reshape(len(parameters), *self.shape), log_p
 
 

@@ -11,5 +11,4 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make all tables."""
     Base.metadata.create_all(op.get_bind())

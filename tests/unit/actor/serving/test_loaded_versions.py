@@ -153,10 +153,10 @@ async def test_loaded_weights_are_never_changed() -> None:
     await stand.publish(1)
     first = stand.loaded_versions.latest
     assert first is not None
-    before = first.policy.action_parameters(question_of(3).observation).copy()
+    before = first.policy.step(question_of(3).observation).parameters.copy()
     await stand.publish(2)
     assert stand.loaded_versions.latest is not first
-    np.testing.assert_array_equal(first.policy.action_parameters(question_of(3).observation), before)
+    np.testing.assert_array_equal(first.policy.step(question_of(3).observation).parameters, before)
 
 
 async def test_weights_that_do_not_fit_change_nothing() -> None:

@@ -98,7 +98,7 @@ async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> No
     record.close()
     shadow = policy_of(stand.specification, 2)
     for seed, row in enumerate(written(tmp_path / "shadow.jsonl")):
-        logits = shadow.action_parameters(rows_of(1, seed))[0]
+        logits = shadow.step(rows_of(1, seed)).parameters[0]
         expected = np.where(allowed, np.exp(logits), 0.0)
         expected /= expected.sum()
         action = row["answered"]["action"]["action"][0]

@@ -168,7 +168,7 @@ def test_an_exported_model_is_the_version_that_was_named(run_dir: Path) -> None:
     observed = {"observation": np.full((2, 3), 0.5, np.float32)}
     parameters, value = session.run(["parameters", "value"], observed)
     policy = build(OBSERVATION, Discrete(2), PolicySection(), seed=5)
-    np.testing.assert_allclose(parameters, policy.action_parameters(observed), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(parameters, policy.step(observed).parameters, rtol=0, atol=1e-5)
     np.testing.assert_allclose(value, policy.values(observed), rtol=0, atol=1e-5)
 
 

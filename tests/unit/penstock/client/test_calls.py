@@ -38,8 +38,8 @@ SAID: Final[dict[str, Callable[[], object]]] = {
     "client_key": lambda: calls.start("p", HALF, learned=True),
     "client_key of one action": lambda: act(client_key=HALF),
     "state": lambda: act(state={HALF: np.zeros(1)}),
-    "client_key of a conversation": lambda: text_calls.start("p", HALF, "", True, None, False),
-    "name": lambda: text_calls.start("p", "", HALF, True, None, False),
+    "client_key of a conversation": lambda: text_calls.start("p", HALF, {}),
+    "name": lambda: text_calls.start("p", "", {"name": HALF}),
     "messages[1]": lambda: text_calls.generate(
         "p", [{"role": "user", "content": "a"}, {"role": "user", "content": HALF}], {}
     ),

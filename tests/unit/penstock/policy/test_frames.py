@@ -133,7 +133,7 @@ def test_a_stack_is_all_that_the_network_sees() -> None:
     expected = policy.actor_head(
         policy.actor_body(policy.reader.read({"observation": stacked}, torch.float32))
     )
-    np.testing.assert_allclose(policy.action_parameters(row), expected.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(policy.step(row).parameters, expected.numpy(), rtol=1e-5)
 
 
 def test_gymnasium_is_what_we_follow() -> None:

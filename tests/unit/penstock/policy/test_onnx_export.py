@@ -43,7 +43,7 @@ def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> N
         observed = observations(space, rows)
         parameters, value = session.run([PARAMETERS, VALUE], observed)
         assert value.shape == (rows,)
-        wanted = policy.action_parameters(observed)
+        wanted = policy.step(observed).parameters
         if policy.combines_heads:  # they act by advantages, which differ from values by a number for each row
             parameters, wanted = (one - one.mean(-1, keepdims=True) for one in (parameters, wanted))
         np.testing.assert_allclose(parameters, wanted, rtol=0, atol=5e-5)
@@ -98,7 +98,7 @@ def test_masks_are_inputs_of_a_run_that_has_some(name: str) -> None:
 def test_an_action_can_be_drawn_from_outputs_and_metadata(name: str) -> None:
     (space, action, _), (policy, session) = CASES[name], exported(name)
     observed = observations(space, 5)
-    described = policy.distribution(policy.action_parameters(observed))
+    described = policy.distribution(policy.step(observed).parameters)
     told = session.get_modelmeta().custom_metadata_map
     for head, (path, leaf) in zip(json.loads(told["action"]), leaves(action, "action"), strict=True):
         assert head["space"]["type"] == type(leaf).__name__

@@ -141,7 +141,7 @@ def test_the_chance_of_an_action_under_a_mask_is_that_of_its_draw() -> None:
         "action/move": np.array([[True, False, True, False]] * ROWS),
         "action/many": np.array([[True, True, False, True, False]] * ROWS),
     }
-    given = policy.action_parameters(observed())
+    given = policy.step(observed()).parameters
     acted = policy.choose(given, random, masks=masks)
     np.testing.assert_allclose(policy.chance(given, acted.action, masks), acted.log_prob, atol=1e-4)
     assert (policy.chance(given, acted.action) < acted.log_prob - 1e-3).any()
@@ -187,7 +187,7 @@ def test_a_mask_that_allows_nothing_is_refused() -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_is_chosen_is_as_likely_as_the_learner_says(continuous: str, deterministic: bool) -> None:
     policy = policy_of(continuous=continuous)
-    outputs = policy.action_parameters(observed())
+    outputs = policy.step(observed()).parameters
     acted = policy.choose(outputs, np.random.default_rng(0), deterministic=deterministic)
     np.testing.assert_allclose(acted.log_prob, policy.log_prob(observed(), acted.action), atol=1e-4)
 
@@ -196,7 +196,7 @@ def test_acting_is_choosing_with_the_policys_own_generator() -> None:
     policy = policy_of()
     policy.seed_actions(5)
     acted = policy.act(observed())
-    chosen = policy.choose(policy.action_parameters(observed()), np.random.default_rng(5))
+    chosen = policy.choose(policy.step(observed()).parameters, np.random.default_rng(5))
     for name, action in acted.action.items():
         np.testing.assert_array_equal(chosen.action[name], action)
     np.testing.assert_array_equal(chosen.log_prob, acted.log_prob)
@@ -204,7 +204,7 @@ def test_acting_is_choosing_with_the_policys_own_generator() -> None:
 
 def test_a_mask_holds_for_its_leaf_alone() -> None:
     policy = policy_of(Dict((("a", Discrete(4)), ("b", Discrete(3)))))
-    outputs = policy.action_parameters(observed())
+    outputs = policy.step(observed()).parameters
     masks = {"action/a": np.tile([True, False, True, False], (ROWS, 1))}
     chosen = policy.choose(outputs, np.random.default_rng(0), masks=masks)
     free = policy.choose(outputs, np.random.default_rng(0))
@@ -221,7 +221,7 @@ def test_a_mask_holds_for_its_leaf_alone() -> None:
 
 
 def test_a_distribution_names_every_leaf() -> None:
-    described = policy_of().distribution(policy_of().action_parameters(observed(3)))
+    described = policy_of().distribution(policy_of().step(observed(3)).parameters)
     assert {name: array.shape for name, array in described.items()} == {
         "action/move/probability": (3, 4),
         "action/many/probability": (3, 5),
@@ -244,7 +244,7 @@ def test_values_are_the_critics(shared: bool) -> None:
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_parameters_that_are_not_finite_choose_nothing(wrong: float) -> None:
     policy = policy_of()
-    outputs = policy.action_parameters(observed()).copy()
+    outputs = policy.step(observed()).parameters.copy()
     outputs[3, 1] = wrong
     with pytest.raises(FloatingPointError, match="not finite"):
         policy.choose(outputs, np.random.default_rng(0))

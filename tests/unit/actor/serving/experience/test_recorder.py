@@ -523,7 +523,7 @@ def rolled_out(played: Sequence[Played], unroll: int) -> list[Transition]:
 
     for number, one in enumerate(played):
         for step, reward in enumerate(one.rewards):
-            parameters = policy.action_parameters({"observation": seen(step, number)[np.newaxis]})
+            parameters = policy.step({"observation": seen(step, number)[np.newaxis]}).parameters
             acted = policy.choose(parameters, np.random.default_rng(1000 * number + step))
             builder.record(acted.action, acted.log_prob, stepped(one, number, step, reward))
             if builder.is_full:

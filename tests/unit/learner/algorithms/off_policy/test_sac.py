@@ -77,7 +77,8 @@ def test_actions_in_parts_are_learned_together() -> None:
     assert action.shape == (5, 3)
     raw = torch.atanh(action.double()).float()
     parts = {"action/arm": raw[:, :2], "action/leg": raw[:, 2:]}
-    again = policy.evaluate({"observation": observation}, parts).log_prob
+    outputs = policy.outputs(policy.read({"observation": observation}))
+    again = policy.joint_log_prob(outputs.parameters, parts)
     torch.testing.assert_close(again, log_prob, rtol=1e-3, atol=1e-3)
 
 

@@ -78,10 +78,10 @@ def test_the_ratio_on_fresh_experience_is_one(name: str) -> None:
     acting, ppo = trained(name, epochs=1)
     batch = acting.batch()
     assert (first_epoch(ppo, batch) == 1.0).all()
-    again = acting.policy.evaluate({k: v[:-1] for k, v in batch.observation.items()}, batch.action)
-    torch.testing.assert_close(
-        again.log_prob[batch.valid], batch.log_prob[batch.valid], atol=ROUNDING, rtol=0
-    )
+    policy, seen = acting.policy, {k: v[:-1] for k, v in batch.observation.items()}
+    parameters = policy.outputs(policy.read(seen)).parameters.reshape(*batch.log_prob.shape, -1)
+    again = policy.joint_log_prob(parameters, batch.action)
+    torch.testing.assert_close(again[batch.valid], batch.log_prob[batch.valid], atol=ROUNDING, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["dropout", "one's own"])
