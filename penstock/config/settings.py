@@ -1,4 +1,7 @@
-"""The one configuration model: TOML, then `PENSTOCK_SECTION__KEY`, then `--set`; unknown keys are errors."""
+"""The one configuration model: TOML, then `PENSTOCK_SECTION__KEY`, then `--set`; unknown keys are errors.
+
+Sections of other modules are imported from here.
+"""
 
 import errno
 import math
@@ -94,43 +97,6 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     else:
         yield key, value
 
-
-__all__ = [
-    "ENVIRONMENT_PREFIX",
-    "ActorSection",
-    "AlgorithmSection",
-    "AtariSection",
-    "BrokerSection",
-    "CanarySection",
-    "CloneSection",
-    "ConfigurationError",
-    "DQNSection",
-    "EnvironmentSection",
-    "EvaluationSection",
-    "ImpalaSection",
-    "LearnerSection",
-    "LogsSection",
-    "MetricsSection",
-    "OnPolicySection",
-    "PPOSection",
-    "PolicySection",
-    "RandomSection",
-    "RegistrySection",
-    "ReinforceSection",
-    "ReplaySection",
-    "SACSection",
-    "Section",
-    "SecuritySection",
-    "ServingSection",
-    "Settings",
-    "dump",
-    "from_environment",
-    "load",
-    "merge",
-    "parse_assignment",
-    "parse_toml",
-    "shown",
-]
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 _REPLACED = "kwargs"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
+from penstock.config.sections import CanarySection
 from penstock.registry.routing import Arms
 
 # ---- The bounds of a canary, and what servers see of its trial, by which `canary_trial` judges it.
@@ -18,27 +19,10 @@ LEVELS: Final = 3
 LEVEL_FACTOR: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """The bounds within which a canary must stay."""
-
-    false_alarm: float = 0.05
-    """Chance that a canary that equals the active version is ever withdrawn or called better."""
-    horizon: int = 200
-    """Clients of the canary after which one without a verdict is called undecided; it is judged on."""
-    error_margin: float = 0.005
-    """Share of the canary's answers that may fail where the active version can answer."""
-    slow_margin: float = 0.05
-    """Rise in the share of slow answers that is tolerated."""
-
-    def __post_init__(self) -> None:
-        for name in ("false_alarm", "error_margin"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise ValueError(f"{name}={getattr(self, name)}: must lie between 0 and 1")
-        if not 0.0 <= self.slow_margin < 1.0:
-            raise ValueError(f"slow_margin={self.slow_margin}: must be 0 or more and below 1")
-        if self.horizon < 1:
-            raise ValueError(f"horizon={self.horizon}: must be 1 or more")
+ERROR_MARGIN: Final = 0.005
+"""Share of the canary's answers that may fail where the active version can answer."""
+SLOW_MARGIN: Final = 0.05
+"""Rise in the share of slow answers that is tolerated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,15 +262,15 @@ class TrialState:
         )
 
 
-def observe(state: TrialState, bounds: Bounds, seen: Seen) -> TrialState:
+def observe(state: TrialState, bounds: CanarySection, seen: Seen) -> TrialState:
     """Return the state after a client's return, or a window of answers; nothing follows WITHDRAW."""
     if state.verdict is Verdict.WITHDRAW:
         return state
-    state = _compare(state, seen) if isinstance(seen, ClientReturn) else _count(state, bounds, seen)
+    state = _compare(state, seen) if isinstance(seen, ClientReturn) else _count(state, seen)
     return _judge(state, bounds)
 
 
-def observe_all(state: TrialState, bounds: Bounds, seen: Sequence[Seen]) -> TrialState:
+def observe_all(state: TrialState, bounds: CanarySection, seen: Sequence[Seen]) -> TrialState:
     for one in seen:
         state = observe(state, bounds, one)
     return state
@@ -344,12 +328,11 @@ def _below(middle: float, half: float, value: float) -> float:
     return float((value < middle) - (value > middle))
 
 
-def _count(state: TrialState, bounds: Bounds, window: Window) -> TrialState:
-    margin = bounds.error_margin
-    errors = state.errors.bet((window.failed / window.answers - margin) / margin)
+def _count(state: TrialState, window: Window) -> TrialState:
+    errors = state.errors.bet((window.failed / window.answers - ERROR_MARGIN) / ERROR_MARGIN)
     latency = state.latency
     if window.slower is not None:
-        latency = latency.bet((window.slower - bounds.slow_margin) / (1.0 + bounds.slow_margin))
+        latency = latency.bet((window.slower - SLOW_MARGIN) / (1.0 + SLOW_MARGIN))
     return replace(
         state,
         errors=errors,
@@ -360,7 +343,7 @@ def _count(state: TrialState, bounds: Bounds, window: Window) -> TrialState:
     )
 
 
-def _judge(state: TrialState, bounds: Bounds) -> TrialState:
+def _judge(state: TrialState, bounds: CanarySection) -> TrialState:
     if state.not_finite:
         return replace(state, verdict=Verdict.WITHDRAW, cause=Cause.NOT_FINITE)
     for cause in SHARES:

@@ -13,8 +13,9 @@ from typing import Any, Final
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from penstock.config.sections import CanarySection
 from penstock.registry import canary, models
-from penstock.registry.canary import MAX_PART, Bounds, ClientReturn, Seen, Trial, TrialState
+from penstock.registry.canary import MAX_PART, ClientReturn, Seen, Trial, TrialState
 from penstock.registry.models import LabelRow, TrafficRow, TrialClientRow, TrialRow
 from penstock.registry.records import (
     Action,
@@ -163,7 +164,7 @@ def _settings(traffic: Traffic) -> dict[str, Any]:
 
 
 def judge(
-    session: Session, policy: str, trial: Trial, bounds: Bounds, seen: Sequence[Seen]
+    session: Session, policy: str, trial: Trial, bounds: CanarySection, seen: Sequence[Seen]
 ) -> TrialState | None:
     """Return the state of a canary's trial after what one server has seen, judged for all of them.
 

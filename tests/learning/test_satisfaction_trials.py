@@ -9,9 +9,10 @@ from typing import Final
 
 import pytest
 
-from penstock.registry.canary import Bounds, Cause, ClientReturn, TrialState, Verdict, observe
+from penstock.config.sections import CanarySection
+from penstock.registry.canary import Cause, ClientReturn, TrialState, Verdict, observe
 
-BOUNDS: Final = Bounds(false_alarm=0.05)
+BOUNDS: Final = CanarySection(false_alarm=0.05)
 RATED: Final = 0.8
 """Share of the conversations with the active version that are rated."""
 AN_ARM: Final = 1300

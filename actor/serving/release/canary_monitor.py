@@ -22,7 +22,6 @@ from penstock.registry.canary import (
     LEVEL_FACTOR,
     LEVELS,
     SHARES,
-    Bounds,
     ClientReturn,
     Seen,
     Trial,
@@ -257,7 +256,7 @@ class CanaryMonitor:
         self, section: CanarySection, withdraw: Callable[[int, str], None], now: Callable[[], float]
     ) -> None:
         self._slow_s, self._withdraw, self._now = section.slow_ms / 1000, withdraw, now
-        self.bounds = Bounds(false_alarm=section.false_alarm, horizon=section.horizon)
+        self.bounds = section
         self._returns = ClientReturns(section.settle_s, section.return_range)
         self._windows = AnswerWindows(self._slow_s, now())
         self._waiting: deque[Seen] = deque(maxlen=MAX_WAITING)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.config.sections import CanarySection
 from penstock.config.settings import Settings, dump, load
 from penstock.policy.weights import sha256
-from penstock.registry.canary import Bounds, ClientReturn, Trial
+from penstock.registry.canary import ClientReturn, Trial
 from penstock.registry.ratings import Rating
 from penstock.registry.records import NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
@@ -75,7 +76,7 @@ class LoopStand:
             for number in range(people)
             for arm in (True, False)
         ]
-        self.registry.judge(POLICY, trial, Bounds(), seen)
+        self.registry.judge(POLICY, trial, CanarySection(), seen)
 
     def rate(self, count: int, *, rater: str = "", begin: int = 0) -> None:
         """So many thumbs, each of a person of its own unless one is named."""

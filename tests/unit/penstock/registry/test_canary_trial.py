@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.config.sections import CanarySection
 from penstock.registry.canary import (
     BURN_IN,
     MAX_PART,
     SHARES,
-    Bounds,
     Cause,
     ClientReturn,
     Seen,
@@ -24,7 +24,7 @@ from penstock.registry.canary import (
 )
 from tests.unit.penstock.registry.trials import Population, judged
 
-BOUNDS = Bounds()
+BOUNDS = CanarySection()
 GOOD = Window(answers=100, slower=0.0)
 
 

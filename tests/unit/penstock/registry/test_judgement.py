@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.sections import CanarySection
 from penstock.registry import traffic
-from penstock.registry.canary import Bounds, ClientReturn, Seen, Trial, TrialState, Verdict, Window
+from penstock.registry.canary import ClientReturn, Seen, Trial, TrialState, Verdict, Window
 from penstock.registry.records import NewVersion, NotAllowed, Origin, Status
 from penstock.registry.registry import Registry
 from tests.support.storage.ready_tables import with_registry
 
-BOUNDS = Bounds()
+BOUNDS = CanarySection()
 
 
 @pytest.fixture

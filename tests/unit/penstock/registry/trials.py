@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.registry.canary import LEVEL_FACTOR, LEVELS, Bounds, ClientReturn, TrialState, Verdict, observe
+from penstock.config.sections import CanarySection
+from penstock.registry.canary import LEVEL_FACTOR, LEVELS, ClientReturn, TrialState, Verdict, observe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Population:
 
 
 def judged(
-    bounds: Bounds, population: Population, part: float, seed: int, levels: int = LEVELS
+    bounds: CanarySection, population: Population, part: float, seed: int, levels: int = LEVELS
 ) -> TrialState:
     """The state at the first verdict that a canary is worse, looked for after every client; else the last."""
     state = TrialState()

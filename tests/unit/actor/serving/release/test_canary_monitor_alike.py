@@ -19,7 +19,7 @@ from penstock.actor.serving.episodes import Episode, SegmentBuilder
 from penstock.actor.serving.release.canary_monitor import CanaryMonitor
 from penstock.config.settings import CanarySection
 from penstock.registry import routing, traffic
-from penstock.registry.canary import Bounds, ClientReturn, Seen, Trial, TrialState, Verdict, observe
+from penstock.registry.canary import ClientReturn, Seen, Trial, TrialState, Verdict, observe
 from penstock.registry.models import Base, VersionRow, now, traffic_row
 from penstock.registry.records import Origin, Status, Traffic
 from penstock.registry.routing import Arm, Arms
@@ -62,7 +62,7 @@ class Shared:
     state: TrialState = field(default_factory=TrialState)
     known: set[tuple[str, int]] = field(default_factory=set)
 
-    def judge(self, _trial: Trial, bounds: Bounds, found: list[Seen]) -> TrialState:
+    def judge(self, _trial: Trial, bounds: CanarySection, found: list[Seen]) -> TrialState:
         """As `Registry.judge`."""
         for one in found:
             assert isinstance(one, ClientReturn)
@@ -83,7 +83,7 @@ class Tables:
         """Of the trial."""
         return traffic.arms(self.session, POLICY)
 
-    def judge(self, trial: Trial, bounds: Bounds, found: list[Seen]) -> TrialState:
+    def judge(self, trial: Trial, bounds: CanarySection, found: list[Seen]) -> TrialState:
         """As `Registry.judge`."""
         state = judge(self.session, POLICY, trial, bounds, found)
         assert state is not None
