@@ -5,7 +5,6 @@ in its time ends none.
 """
 
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session
@@ -24,20 +23,9 @@ from penstock.gateway.accounts.principal import (
 from penstock.gateway.store.tables import ApiTokenRow, FeedbackLinkRow, Role
 
 
-class ApiToken(NamedTuple):
-    """A token without its secret."""
-
-    id: str
-    name: str
-    role: Role
-    created: datetime
-    expires: datetime | None
-    revoked: datetime | None
-
-
 def add(
     session: Session, now: datetime, *, project: str, name: str, role: Role, days: int | None, by: str
-) -> tuple[ApiToken, str]:
+) -> tuple[ApiTokenRow, str]:
     """Return a new token and its secret, which is shown once; raises BadInput for an owner's.
 
     days: for which it holds; None: until it is revoked.
@@ -60,13 +48,13 @@ def add(
     audit.note(
         session, now, by=by, action="token added", project=project, subject=f"token/{row.id}", role=role
     )
-    return _record(row), secret
+    return row, secret
 
 
-def tokens(session: Session, project: str) -> tuple[ApiToken, ...]:
+def tokens(session: Session, project: str) -> tuple[ApiTokenRow, ...]:
     """Return the tokens of a project, newest first."""
     wanted = select(ApiTokenRow).where(ApiTokenRow.project == project)
-    return tuple(_record(row) for row in session.scalars(wanted.order_by(ApiTokenRow.created.desc())))
+    return tuple(session.scalars(wanted.order_by(ApiTokenRow.created.desc())))
 
 
 def count(session: Session, now: datetime, project: str) -> int:
@@ -113,7 +101,3 @@ def _principal(row: ApiTokenRow | None, now: datetime) -> Principal:
     if row is None or row.revoked is not None or (row.expires is not None and row.expires <= now):
         raise Unauthenticated("the token is not known, revoked or expired: ask the project's owner for one")
     return Principal(subject=f"token/{row.id}", name=row.name, project=row.project, role=row.role)
-
-
-def _record(row: ApiTokenRow) -> ApiToken:
-    return ApiToken(row.id, row.name, row.role, row.created, row.expires, row.revoked)

@@ -7,7 +7,7 @@ was done. No other row is ever taken back or changed.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
@@ -19,17 +19,6 @@ from penstock.protocol.limits import MIB
 from penstock.registry.ratings import RatingBounds
 
 MAX_READ: Final = 500
-
-
-class AuditEntry(NamedTuple):
-    """One row. by: `user/ID`, `token/ID` or `operator` (the command line)."""
-
-    number: int
-    time: datetime
-    by: str
-    action: str
-    subject: str
-    detail: dict[str, Any]
 
 
 def note(
@@ -60,15 +49,12 @@ def take_back(session: Session, number: int) -> None:
     session.execute(delete(AuditRow).where(AuditRow.number == number))
 
 
-def read(session: Session, project: str, *, before: int | None, limit: int) -> tuple[AuditEntry, ...]:
+def read(session: Session, project: str, *, before: int | None, limit: int) -> tuple[AuditRow, ...]:
     """Return the newest rows of a project, newest first, those before number `before` where it is given."""
     wanted = select(AuditRow).where(AuditRow.project == project).order_by(AuditRow.number.desc())
     if before is not None:
         wanted = wanted.where(AuditRow.number < before)
-    rows = session.scalars(wanted.limit(min(limit, MAX_READ)))
-    return tuple(
-        AuditEntry(row.number, row.time, row.by, row.action, row.subject, row.detail) for row in rows
-    )
+    return tuple(session.scalars(wanted.limit(min(limit, MAX_READ))))
 
 
 # ---- How much a project may have stored at a time: who belongs to it could fill the disk of everybody

@@ -1,10 +1,11 @@
 """Projects and their members. A project that the caller does not belong to is as good as absent."""
 
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Row, func, select, update
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import api_tokens, audit
@@ -52,15 +53,6 @@ def _end_invitations(session: Session, now: datetime, project: str, maker: str) 
 
 NO_PROJECT: Final = "no such project, or none of yours"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,22}[a-z0-9])?")
-
-
-class Member(NamedTuple):
-    """A member of a project."""
-
-    user: str
-    name: str
-    role: Role
-    since: datetime
 
 
 def check_project(name: str) -> str:
@@ -114,11 +106,11 @@ def projects_of(session: Session, principal: Principal) -> tuple[Membership, ...
     return tuple(Membership(principal=principal, project=row.project, role=row.role) for row in rows)
 
 
-def members(session: Session, project: str) -> tuple[Member, ...]:
-    """Return the members of a project, by name."""
-    joined = select(MemberRow, UserRow.name).join(UserRow, UserRow.id == MemberRow.user)
-    found = session.execute(joined.where(MemberRow.project == project).order_by(UserRow.name))
-    return tuple(Member(row.user, name, row.role, row.since) for row, name in found)
+def members(session: Session, project: str) -> Sequence[Row[str, str, Role, datetime]]:
+    """Return the members of a project, by name: `user`, `name`, `role` and `since` of each."""
+    shown = select(MemberRow.user, UserRow.name, MemberRow.role, MemberRow.since)
+    joined = shown.join(UserRow, UserRow.id == MemberRow.user)
+    return session.execute(joined.where(MemberRow.project == project).order_by(UserRow.name)).all()
 
 
 def set_role(

@@ -3,7 +3,6 @@
 import contextlib
 import re
 import threading
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Final
@@ -27,14 +26,6 @@ from penstock.gateway.store.tables import AttemptRow, MemberRow, SessionRow, Use
 
 MAX_NAME_LENGTH: Final = 128
 _NAME = re.compile(r"[a-z0-9][a-z0-9._+@-]{0,127}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
-    """A person, as others may see them."""
-
-    id: str
-    name: str
 
 
 def check_name(name: str) -> str:

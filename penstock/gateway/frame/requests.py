@@ -51,9 +51,9 @@ def example(**said: Any) -> ConfigDict:
 
 
 class Answer(BaseModel):
-    """What an answer holds; a field that a model does not name is in none."""
+    """What an answer holds; a field that a model does not name is in none. It is made of rows, too."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
 
 
 def answers(model: Any, status: int = 200) -> dict[int | str, dict[str, Any]]:

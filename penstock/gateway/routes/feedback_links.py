@@ -6,9 +6,8 @@ by the ratings: they carry a request key of the link and the item. The secret co
 browsers send to no server.
 """
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, Self
 
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import ConfigDict, Field, model_validator
@@ -141,24 +140,13 @@ class LinkContent(Answer):
     expires: datetime
 
 
-class FeedbackLink(NamedTuple):
-    """A link without its secret, for who holds it."""
-
-    id: str
-    project: str
-    agent: str
-    items: Sequence[Mapping[str, Any]]
-    rater: str
-    expires: datetime
-
-
-def link_of(request: Request, penstock_link: Annotated[str, Header(max_length=64)]) -> FeedbackLink:
+def link_of(request: Request, penstock_link: Annotated[str, Header(max_length=64)]) -> FeedbackLinkRow:
     """Return the link whose secret a request carries; raises NoSuchThing."""
     accounts = parts_of(request).accounts
     return accounts.run(lambda session, now: _by_secret(session, now, penstock_link))
 
 
-Link = Annotated[FeedbackLink, Depends(link_of)]
+Link = Annotated[FeedbackLinkRow, Depends(link_of)]
 
 
 @router.post(
@@ -269,13 +257,13 @@ def _stored(session: Session, project: str) -> int:
     return session.scalar(select(func.count()).select_from(FeedbackLinkRow).where(own)) or 0
 
 
-def _by_secret(session: Session, now: datetime, secret: str) -> FeedbackLink:
+def _by_secret(session: Session, now: datetime, secret: str) -> FeedbackLinkRow:
     row = None
     if is_secret(secret, LINK):
         row = session.scalar(select(FeedbackLinkRow).where(FeedbackLinkRow.digest == digest(secret)))
     if row is None or row.revoked is not None or row.expires <= now:
         raise NoSuchThing("this link does not count, or no more: ask who sent it for a new one")
-    return FeedbackLink(row.id, row.project, row.agent, row.items, row.rater, row.expires)
+    return row
 
 
 def _links(session: Session, project: str, agent: str) -> list[LinkShown]:

@@ -8,19 +8,21 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import api_tokens, audit, projects
-from penstock.gateway.accounts.api_tokens import ApiToken
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.requests import NUMERIC, Body, Line, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.account_routes import (
+    AuditEntryShown,
     AuditLog,
     Belonging,
     InvitationMade,
     MemberList,
+    MemberShown,
     TokenList,
     TokenMade,
+    TokenShown,
 )
-from penstock.gateway.store.tables import Role
+from penstock.gateway.store.tables import ApiTokenRow, Role
 
 router = APIRouter(route_class=GuardedRoute, tags=["projects"])
 
@@ -62,7 +64,7 @@ def project(member: Member) -> dict[str, Any]:
 def members(request: Request, member: Member) -> dict[str, Any]:
     """Return who belongs to a project."""
     found = parts_of(request).accounts.look(lambda session: projects.members(session, member.project))
-    return {"members": [one._asdict() for one in found]}
+    return {"members": [MemberShown.model_validate(one) for one in found]}
 
 
 @router.put("/api/projects/{project}/members/{user}", status_code=204)
@@ -104,7 +106,7 @@ def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, A
 def tokens(request: Request, member: Member) -> dict[str, Any]:
     """Return the project's API tokens, without their secrets."""
     found = parts_of(request).accounts.look(lambda session: api_tokens.tokens(session, member.project))
-    return {"tokens": [one._asdict() for one in found]}
+    return {"tokens": [TokenShown.model_validate(one) for one in found]}
 
 
 @router.post("/api/projects/{project}/tokens", status_code=201, responses=answers(TokenMade, 201))
@@ -112,14 +114,14 @@ def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any
     """Make an API token; its secret is shown this once."""
     project, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
 
-    def add(session: Session, now: datetime) -> tuple[ApiToken, str]:
+    def add(session: Session, now: datetime) -> tuple[ApiTokenRow, str]:
         quotas.check("tokens", api_tokens.count(session, now, project))
         return api_tokens.add(
             session, now, project=project, name=body.name, role=body.role, days=body.days, by=by
         )
 
     made, secret = parts_of(request).accounts.run_by(member, add)
-    return {"token": secret, **made._asdict()}
+    return {"token": secret, **dict(TokenShown.model_validate(made))}
 
 
 @router.delete("/api/projects/{project}/tokens/{token}", status_code=204)
@@ -142,4 +144,4 @@ def read_audit(
     found = parts_of(request).accounts.look(
         lambda session: audit.read(session, member.project, before=before, limit=limit)
     )
-    return {"entries": [one._asdict() for one in found]}
+    return {"entries": [AuditEntryShown.model_validate(one) for one in found]}

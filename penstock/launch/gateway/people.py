@@ -19,7 +19,7 @@ from penstock.gateway.accounts.sessions import make_keys as write_keys
 from penstock.gateway.accounts.sessions import read_keys
 from penstock.gateway.accounts.users import check_password, hash_password
 from penstock.gateway.process import Places, open_accounts, open_accounts_database, open_registry
-from penstock.gateway.store.tables import Role
+from penstock.gateway.store.tables import ApiTokenRow, Role
 from penstock.registry.records import RegistryError
 from penstock.runtime.exit import EXIT_OK, Fatal
 
@@ -100,7 +100,7 @@ def add_token(places: Places, name: str, project: str, role: str, days: int | No
     with _opened(places) as accounts:
         projects.check_project(project)
 
-        def work(session: Session, now: datetime) -> tuple[api_tokens.ApiToken, str]:
+        def work(session: Session, now: datetime) -> tuple[ApiTokenRow, str]:
             projects.check_known(session, project)
             return api_tokens.add(session, now, project=project, name=name, role=kind, days=days, by=OPERATOR)
 
