@@ -58,7 +58,7 @@ def make_app(parts: Parts, doors: Doors, services: Sequence[Service] = ()) -> Fa
     Raises ValueError for a route without a line of access, and for a line without its route.
     """
     app = bare_app("Penstock")
-    app.state.parts = parts
+    app.state.parts, app.state.accounts = parts, parts.accounts
     app.state.access = {}
     app.state.live = LiveJobs(parts.accounts, parts.dispatcher)
     add_routes(app, OWN, ACCESS)

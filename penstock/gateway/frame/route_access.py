@@ -59,6 +59,11 @@ def parts_of(request: Request) -> Parts:
     return found
 
 
+def accounts_of(request: Request) -> Accounts:
+    found: Accounts = request.app.state.accounts
+    return found
+
+
 def state_folder(request: Request) -> Path:
     """Return the folder of what the gateway keeps on this machine; raises ApiError where it keeps nothing."""
     found = parts_of(request).state

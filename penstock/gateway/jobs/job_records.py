@@ -290,15 +290,6 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficChange:
-    """A change of which clients get which version; None: unchanged. shadow 0: none."""
-
-    canary_share: float | None = None
-    latest_share: float | None = None
-    shadow: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFile:
     """A version of a policy as an open file of safetensors, under a name for who keeps it."""
 
@@ -333,5 +324,8 @@ class Steering(Protocol):
     def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
         """Withdraw a version, the canary or the active one, and return what is active then."""
 
-    def set_traffic(self, job: str, change: TrafficChange, *, reason: str, by: str) -> Mapping[str, Any]:
-        """Change the traffic, and return it."""
+    def set_traffic(self, job: str, *, reason: str, by: str, **change: Any) -> Mapping[str, Any]:
+        """Change which clients get which version, and return the traffic.
+
+        change: canary_share, latest_share and shadow; None: unchanged, and shadow 0: none.
+        """

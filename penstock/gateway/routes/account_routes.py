@@ -7,12 +7,11 @@ from fastapi import APIRouter, Depends, Form, Request
 from pydantic import SecretStr
 
 from penstock.gateway.accounts import projects
-from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.principal import Principal
 from penstock.gateway.accounts.sessions import Grant
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.requests import Answer, Body, Secret, Text, answers
-from penstock.gateway.frame.route_access import GuardedRoute, address_of, parts_of, principal_of
+from penstock.gateway.frame.route_access import GuardedRoute, accounts_of, address_of, principal_of
 from penstock.gateway.store.tables import Role
 
 # ---- Answers about people, programs and projects, as the document describes them.
@@ -186,7 +185,7 @@ def token(
     client_secret: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
 ) -> dict[str, Any]:
     """Give an access token (OAuth 2): for a password, a refresh token, or an API token as client secret."""
-    accounts = parts_of(request).accounts
+    accounts = accounts_of(request)
     match grant_type:
         case "password":
             grant = accounts.sign_in(username, password.get_secret_value(), address=address_of(request))
@@ -207,13 +206,13 @@ def token(
 @router.post("/api/auth/sign-out", status_code=204)
 def sign_out(request: Request, caller: Caller) -> None:
     """End this session: its access and refresh tokens count no more."""
-    parts_of(request).accounts.sign_out(caller)
+    accounts_of(request).sign_out(caller)
 
 
 @router.post("/api/auth/sign-up", status_code=201, responses=answers(Joined, 201))
 def sign_up(request: Request, body: SignUp) -> dict[str, str]:
     """Make the account of a person who was invited, and make them a member."""
-    project = parts_of(request).accounts.sign_up(
+    project = accounts_of(request).sign_up(
         body.invitation.get_secret_value(),
         body.name,
         body.password.get_secret_value(),
@@ -227,8 +226,7 @@ def join(request: Request, body: Join, caller: Caller) -> dict[str, str]:
     """Redeem an invitation for the account that calls."""
     user = _person(caller)
     secret = body.invitation.get_secret_value()
-    accounts = parts_of(request).accounts
-    project = accounts.run(
+    project = accounts_of(request).run(
         lambda session, now: projects.redeem(
             session, now, projects.find_invitation(session, now, secret), user=user
         )
@@ -240,7 +238,7 @@ def join(request: Request, body: Join, caller: Caller) -> dict[str, str]:
 def change_password(request: Request, body: NewPassword, caller: Caller) -> None:
     """Set a new password. Every session of the account ends, this one too."""
     _person(caller)
-    parts_of(request).accounts.change_password(
+    accounts_of(request).change_password(
         caller, body.current.get_secret_value(), body.new.get_secret_value(), address=address_of(request)
     )
 
@@ -248,8 +246,7 @@ def change_password(request: Request, body: NewPassword, caller: Caller) -> None
 @router.get("/api/me", responses=answers(Me))
 def me(request: Request, caller: Caller) -> dict[str, Any]:
     """Return who calls, and what they are in which project."""
-    accounts: Accounts = parts_of(request).accounts
-    belongs = [{"project": one.project, "role": one.role} for one in accounts.projects_of(caller)]
+    belongs = [{"project": one.project, "role": one.role} for one in accounts_of(request).projects_of(caller)]
     return {"subject": caller.subject, "name": caller.name, "projects": belongs}
 
 

@@ -3,27 +3,112 @@
 What the run refuses leaves none; an order that is asked after again leaves one.
 """
 
+import os
+import re
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Annotated, Any, BinaryIO, Final, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import StreamingResponse
+from pydantic import Field
 
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.requests import Answer, answers
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Number, Text, answers
 from penstock.gateway.frame.route_access import GuardedRoute, Member, audited, parts_of
 from penstock.gateway.jobs import job_queue
-from penstock.gateway.jobs.job_records import Action, Order, Steering
-from penstock.gateway.routes.job_routes import (
-    NewTraffic,
-    Promotion,
-    VersionNumber,
-    Wanted,
-    WeightsFile,
-    Withdrawal,
-    dispatcher_of,
+from penstock.gateway.jobs.job_records import Action, Order, Steering, VersionFile
+from penstock.gateway.routes.job_routes import dispatcher_of
+
+# ---- What is asked of a run and its versions, as requests say it.
+
+Reason = Annotated[Text, Field(max_length=500)]
+Share = Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)]
+Version = (
+    Annotated[int, Field(strict=True, ge=1, lt=2**53)]
+    | Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,62}$")]
 )
+"""A version by its number, or by its name, such as `v15`."""
+VersionNumber = Annotated[int, Path(ge=1, lt=2**53)]
+
+
+_PIECE_BYTES: Final = 1024 * 1024
+
+
+class WeightsFile(StreamingResponse):
+    """An answer that is a version's weights, for a browser to keep as a file."""
+
+    media_type = "application/octet-stream"
+
+    @classmethod
+    def of(cls, file: VersionFile) -> "WeightsFile":
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", file.name)
+        length = os.fstat(file.content.fileno()).st_size
+        headers = {"Content-Disposition": f'attachment; filename="{name}"', "Content-Length": str(length)}
+        return cls(_pieces(file.content), headers=headers)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
+
+
+class Wanted(Body):
+    """What is wanted of a run.
+
+    name: of a checkpoint, for `checkpoint` and `restore`. minSteps: for `flush`. requestId: of the answer of
+    an order that is asked after.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    minSteps: Annotated[int, Field(ge=1, lt=2**53), NUMERIC] = 1  # noqa: N815 - as all names of the API
+    requestId: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None  # noqa: N815
+    reason: Reason = ""
+
+    def order(self, action: Action) -> Order:
+        """Return it as a run is told; raises ApiError 422 where an action lacks its name."""
+        if action is Action.RESTORE and self.name is None:
+            raise ApiError(422, "name: say which checkpoint shall be restored", field="name")
+        return Order(
+            action=action,
+            name=self.name or "",
+            min_steps=self.minSteps,
+            request_id=self.requestId or secrets.token_hex(8),
+            reason=self.reason,
+        )
+
+
+class Promotion(Body):
+    """A version that more clients shall get, and why."""
+
+    version: Version
+    to: Literal["active", "canary"] = "active"
+    canaryShare: Share | None = None  # noqa: N815
+    reason: Annotated[Reason, Field(min_length=1)]
+
+
+class Withdrawal(Body):
+    """A version that no client shall get any more, and why; left out: the canary, else the active one."""
+
+    version: Version | None = None
+    reason: Annotated[Reason, Field(min_length=1)]
+
+
+class NewTraffic(Body):
+    """Which clients get which version, and why; what is left out stays. shadow 0: none."""
+
+    canaryShare: Share | None = None  # noqa: N815
+    latestShare: Share | None = None  # noqa: N815
+    shadow: Annotated[int, Field(ge=0, lt=2**53), NUMERIC] | None = None
+    reason: Annotated[Reason, Field(min_length=1)]
+
+    def change(self) -> dict[str, Any]:
+        """Return it as the registry is told."""
+        return {"canary_share": self.canaryShare, "latest_share": self.latestShare, "shadow": self.shadow}
+
 
 # ---- Answers about runs and their versions, as the document describes them.
 
@@ -167,7 +252,7 @@ def roll_back(request: Request, member: Member, job: str, body: Withdrawal) -> M
 def set_traffic(request: Request, member: Member, job: str, body: NewTraffic) -> Mapping[str, Any]:
     """Change which share of the clients gets which version."""
     with _audited(request, member, job, "traffic") as steering:
-        return steering.set_traffic(job, body.change(), reason=body.reason, by=member.principal.subject)
+        return steering.set_traffic(job, **body.change(), reason=body.reason, by=member.principal.subject)
 
 
 @contextmanager

@@ -28,16 +28,17 @@ from penstock.gateway.accounts.principal import (
 )
 from penstock.gateway.frame.requests import NUMERIC, Answer, Body, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
-from penstock.gateway.routes.feedback_routes import RatingKept, keep
-from penstock.gateway.routes.feedback_rows import (
+from penstock.gateway.routes.feedback_routes import (
     AgentId,
     Long,
     NewFeedback,
     NewPair,
     Notes,
     PromptAnswered,
+    RatingKept,
     Score,
     Short,
+    keep,
     rating_of,
 )
 from penstock.gateway.store.tables import FeedbackLinkRow

@@ -18,8 +18,7 @@ from sqlalchemy.orm import Session
 from penstock.gateway.accounts import audit
 from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Text, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
-from penstock.gateway.routes.feedback_routes import Stored
-from penstock.gateway.routes.feedback_rows import AgentId
+from penstock.gateway.routes.feedback_routes import AgentId, Stored
 from penstock.gateway.store.tables import ConversationRow, ProjectUsageRow
 from penstock.registry.canary import wilson_interval
 from penstock.registry.ratings import Tally

@@ -134,7 +134,7 @@ class Site:
 
 def member_of_site(request: Request) -> Membership | None:
     """Return who calls; None on loopback, where nobody is asked."""
-    found: Membership | None = request.scope.get("penstock.member")
+    found: Membership | None = getattr(request.state, "member", None)
     return found
 
 

@@ -27,9 +27,9 @@ from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.principal import Forbidden, Membership, NoSuchThing, Unauthenticated
 from penstock.gateway.frame.api_errors import ApiError, CallLimits
 from penstock.gateway.frame.envelope import Doors, Envelope, LetIn
-from penstock.gateway.frame.route_access import address_of
+from penstock.gateway.frame.route_access import Member, accounts_of, address_of
 from penstock.gateway.http_server import HttpServer, check_listen
-from penstock.gateway.routes.account_routes import SignUp, shown_grant
+from penstock.gateway.routes.account_routes import shown_grant, sign_out, sign_up
 from penstock.gateway.sites.site import RunBehind, Site, Upstream
 from penstock.gateway.store.tables import Role
 from penstock.protocol.limits import MIB
@@ -47,56 +47,36 @@ OPEN: Final = frozenset({"/api/auth/token", "/api/auth/sign-up"})
 _NONE: Final = SecretStr("")
 
 
-def sign_in_router(accounts: Accounts) -> APIRouter:
-    router = APIRouter(tags=["accounts"])
+_sign_in = APIRouter(tags=["accounts"])
+_sign_in.post("/api/auth/sign-up", status_code=201)(sign_up)
+_sign_in.post("/api/auth/sign-out", status_code=204)(sign_out)
 
-    @router.post("/api/auth/token")
-    async def token(
-        request: Request,
-        grant_type: Annotated[str, Form(max_length=32)],
-        username: Annotated[str, Form(max_length=128)] = "",
-        password: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
-        refresh_token: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
-    ) -> dict[str, Any]:
-        """Give an access token for a password, or a refresh token."""
-        address = address_of(request)
-        if grant_type == "password":
-            grant = await run_in_threadpool(
-                accounts.sign_in, username, password.get_secret_value(), address=address
-            )
-        elif grant_type == "refresh_token":
-            grant = await run_in_threadpool(accounts.refresh, refresh_token.get_secret_value())
-        else:
-            raise ApiError(
-                400, "use password or refresh_token", field="grant_type", error="unsupported_grant_type"
-            )
-        return shown_grant(grant)
 
-    @router.post("/api/auth/sign-up", status_code=201)
-    async def sign_up(request: Request, body: SignUp) -> dict[str, str]:
-        """Make the account of a person who was invited, and make them a member."""
-        project = await run_in_threadpool(
-            accounts.sign_up,
-            body.invitation.get_secret_value(),
-            body.name,
-            body.password.get_secret_value(),
-            address=address_of(request),
+@_sign_in.post("/api/auth/token")
+def token(
+    request: Request,
+    grant_type: Annotated[str, Form(max_length=32)],
+    username: Annotated[str, Form(max_length=128)] = "",
+    password: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
+    refresh_token: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
+) -> dict[str, Any]:
+    """Give an access token for a password, or a refresh token."""
+    accounts = accounts_of(request)
+    if grant_type == "password":
+        grant = accounts.sign_in(username, password.get_secret_value(), address=address_of(request))
+    elif grant_type == "refresh_token":
+        grant = accounts.refresh(refresh_token.get_secret_value())
+    else:
+        raise ApiError(
+            400, "use password or refresh_token", field="grant_type", error="unsupported_grant_type"
         )
-        return {"project": project}
+    return shown_grant(grant)
 
-    @router.post("/api/auth/sign-out", status_code=204)
-    async def sign_out(request: Request) -> None:
-        """End this session: its access and refresh tokens count no more."""
-        member: Membership = request.scope["penstock.member"]
-        await run_in_threadpool(accounts.sign_out, member.principal)
 
-    @router.get("/api/me")
-    async def me(request: Request) -> dict[str, str]:
-        """Return who calls, and what they are in the project."""
-        member: Membership = request.scope["penstock.member"]
-        return {"name": member.principal.name, "project": member.project, "role": member.role.value}
-
-    return router
+@_sign_in.get("/api/me")
+def me(member: Member) -> dict[str, str]:
+    """Return who calls, and what they are in the project."""
+    return {"name": member.principal.name, "project": member.project, "role": member.role.value}
 
 
 # ---- The door of a site that other machines reach: a token of its project, before anything of a body is
@@ -114,7 +94,7 @@ def token_door(accounts: Accounts, project: str, site: Site, admit: Callable[[st
             return
         member = await run_in_threadpool(_admitted, accounts, project, site, scope)
         admit(member.principal.subject)
-        scope["penstock.member"] = member
+        scope.setdefault("state", {}).update(member=member, principal=member.principal)
 
     return let_in
 
@@ -236,7 +216,8 @@ def guarded_app(site: Site, upstream: Upstream, reach: Reach, accounts: Accounts
     app, limits = site.make_app(upstream), CallLimits(address=RATES, account=RATES)
     let_in = None
     if accounts is not None:
-        app.include_router(sign_in_router(accounts))
+        app.state.accounts = accounts
+        app.include_router(_sign_in)
         let_in = token_door(accounts, reach.project, site, limits.admit)
     doors = replace(reach.doors, large=frozenset())
     app.add_middleware(Envelope, doors=doors, admit=limits.admit_address, let_in=let_in)

@@ -1,12 +1,8 @@
-"""`penstock gateway`: serve HTTP with accounts, what its operator does to people and tokens, and its sites.
+"""`penstock gateway`: serve HTTP with accounts, and its sites.
 
-The commands `user` and `token` work on the accounts database itself, whether a gateway serves or not. Who
-can read it and the keys is the operator; the audit names them so. Each installed workload that has an API of
-its own (`Workload.site`) adds a command `penstock gateway NAME`.
+Each installed workload that has an API of its own (`Workload.site`) adds a command `penstock gateway NAME`.
 """
 
-import functools
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,13 +17,22 @@ from typer.core import TyperGroup
 
 from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.config.workload import find, installed, load
-from penstock.runtime.exit import EXIT_USAGE
+from penstock.launch.gateway.people import (
+    STATE,
+    DatabaseUrl,
+    KeysFile,
+    RegistryUrl,
+    State,
+    at_places,
+    token_commands,
+    user_commands,
+)
+from penstock.runtime.exit import EXIT_OK, EXIT_USAGE
 from penstock.runtime.foreground import (
     Assignments,
     ConfigFile,
     EndpointFile,
     Insecure,
-    assigned,
     finish,
     in_foreground,
 )
@@ -45,28 +50,6 @@ if TYPE_CHECKING:
 
 # ---- Options.
 
-State = Annotated[
-    Path, typer.Option("--state", help="Folder of keys and SQLite files that have no other place.")
-]
-DatabaseUrl = Annotated[
-    str,
-    typer.Option(
-        "--database", metavar="URL", help="Accounts: sqlite:///FILE or postgresql://USER@HOST/DATABASE."
-    ),
-]
-RegistryUrl = Annotated[
-    str, typer.Option("--registry", metavar="URL", help="Registry of versions and ratings, as a run's.")
-]
-KeysFile = Annotated[
-    Path | None, typer.Option("--keys", help="File of the signing keys, shared by all gateways; made once.")
-]
-Name = Annotated[str, typer.Argument(help="Name by which a person signs in.")]
-Project = Annotated[str, typer.Option("--project", help="Project; its first owner adds it.")]
-RoleName = Annotated[str, typer.Option("--role", help="viewer, editor or owner.")]
-PasswordFile = Annotated[
-    Path | None,
-    typer.Option("--password-file", help="File with the password; default: asked for, or read from stdin."),
-]
 HostNames = Annotated[
     list[str] | None,
     typer.Option("--host", help="Name by which it is reached, beside loopback; may be repeated."),
@@ -92,41 +75,6 @@ FurtherAgents = Annotated[
     ),
 ]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_STATE = Path("gateway-state")
-_PLACES: dict[str, tuple[Any, Any]] = {
-    "state": (State, _STATE),
-    "database": (DatabaseUrl, ""),
-    "registry": (RegistryUrl, ""),
-    "keys": (KeysFile, None),
-}
-
-
-def _on(*names: str) -> Callable[[Callable[..., int]], Callable[..., None]]:
-    """Return a decorator that adds options of places to a command, which gets `Places` of them first."""
-
-    def add(function: Callable[..., int]) -> Callable[..., None]:
-        def command(**said: Any) -> None:
-            def body() -> int:
-                from penstock.gateway.process import Places
-
-                places = {name: said.pop(name) for name in names}
-                return function(Places(**places), **said)
-
-            finish(body)
-
-        functools.update_wrapper(command, function)
-        _, *own = inspect.signature(function).parameters.values()
-        kind = inspect.Parameter.KEYWORD_ONLY
-        options = [
-            inspect.Parameter(name, kind, default=_PLACES[name][1], annotation=_PLACES[name][0])
-            for name in names
-        ]
-        every = [one.replace(kind=kind) for one in own] + options
-        command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in every}
-        return command
-
-    return add
 
 
 class WithSites(TyperGroup):
@@ -149,8 +97,6 @@ class WithSites(TyperGroup):
 
 
 gateway_commands = typer.Typer(cls=WithSites, help="Serve people over HTTP: accounts, projects, feedback.")
-user_commands = typer.Typer(help="People who may sign in.", no_args_is_help=True)
-token_commands = typer.Typer(help="API tokens, by which programs act in a project.", no_args_is_help=True)
 gateway_commands.add_typer(user_commands, name="user")
 gateway_commands.add_typer(token_commands, name="token")
 
@@ -166,7 +112,7 @@ class RunnerName(StrEnum):
 def gateway(
     context: typer.Context,
     listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8000",
-    state: State = _STATE,
+    state: State = STATE,
     database: DatabaseUrl = "",
     registry: RegistryUrl = "",
     keys: KeysFile = None,
@@ -236,16 +182,22 @@ def gateway(
             quotas=Quotas.of(quotas or ()),
         )
 
-    in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
+    in_foreground("gateway", body, config, assignments, endpoints, insecure=insecure)
 
 
 @gateway_commands.command()
-@_on("state", "database", "registry")
-def migrate(places: "Places") -> int:
+@at_places("state", "database", "registry")
+def migrate(places: "Places") -> None:
     """Make the tables of both databases where there are none, and end."""
-    from penstock.launch.gateway.people import migrate
+    from penstock.config.run_folder import keep_private
+    from penstock.gateway.process import open_accounts_database, open_registry
 
-    return migrate(places)
+    keep_private()
+    if not (places.database and places.registry):
+        places.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for opened in (open_accounts_database(places), open_registry(places)):
+        opened.close()
+    typer.echo("the tables are up to date")
 
 
 @gateway_commands.command("keys")
@@ -253,9 +205,14 @@ def make_keys(file: Annotated[Path, typer.Argument(help="Written once, for its o
     """Write a file of signing keys for several gateways to share."""
 
     def body() -> int:
-        from penstock.launch.gateway.people import make_keys
+        from penstock.gateway.accounts.sessions import make_keys, read_keys
 
-        return make_keys(file)
+        try:
+            make_keys(file)
+        except OSError as error:  # it names a file beside this one, which becomes this one
+            raise OSError(error.errno, error.strerror, str(file)) from error
+        read_keys(file)
+        return EXIT_OK
 
     finish(body)
 
@@ -277,79 +234,11 @@ def text(
     """Serve agents the API that they know (OpenAI's chat completions), over one server of text or several."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.gateway.text.chat_app import main
+        from penstock.gateway.text_api import main
 
         return main(lifecycle, settings, agents=_text_servers(server, agents or (), settings), listen=listen)
 
-    in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
-
-
-@user_commands.command("add")
-@_on("state", "database", "keys")
-def add_user(
-    places: "Places",
-    name: Name,
-    project: Project,
-    role: RoleName = "owner",
-    password_file: PasswordFile = None,
-) -> int:
-    """Add a person, as a member of a project."""
-    from penstock.launch.gateway.people import add
-
-    return add(places, name, project, role, password_file)
-
-
-@user_commands.command()
-@_on("state", "database", "keys")
-def grant(places: "Places", name: Name, project: Project, role: RoleName = "editor") -> int:
-    """Make a person who has an account a member of another project, or change their role."""
-    from penstock.launch.gateway.people import grant
-
-    return grant(places, name, project, role)
-
-
-@user_commands.command("password")
-@_on("state", "database", "keys")
-def reset_password(places: "Places", name: Name, password_file: PasswordFile = None) -> int:
-    """Set a person's password; all their sessions end."""
-    from penstock.launch.gateway.people import reset_password
-
-    return reset_password(places, name, password_file)
-
-
-@user_commands.command()
-@_on("state", "database", "keys")
-def disable(places: "Places", name: Name) -> int:
-    """Let a person sign in no more; their sessions end, and the tokens, links and invitations they made."""
-    from penstock.launch.gateway.people import disable
-
-    return disable(places, name)
-
-
-@token_commands.command("add")
-@_on("state", "database", "keys")
-def add_token(
-    places: "Places",
-    name: Annotated[str, typer.Argument(help="What the token is for.")],
-    project: Project,
-    role: Annotated[str, typer.Option("--role", help="viewer or editor.")] = "editor",
-    days: Annotated[int | None, typer.Option(min=1, max=3650, help="Default: until it is revoked.")] = None,
-) -> int:
-    """Print a new token, this once; a netrc file may hold it as the password."""
-    from penstock.launch.gateway.people import add_token
-
-    return add_token(places, name, project, role, days)
-
-
-@token_commands.command("revoke")
-@_on("state", "database", "keys")
-def revoke_token(
-    places: "Places", token: Annotated[str, typer.Argument(help="Id of the token.")], project: Project
-) -> int:
-    """Refuse a token from now on."""
-    from penstock.launch.gateway.people import revoke_token
-
-    return revoke_token(places, token, project)
+    in_foreground("gateway", body, config, assignments, endpoints, insecure=insecure)
 
 
 def _check_extra() -> None:
@@ -374,7 +263,7 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
 
 def _text_servers(server: str, agents: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
     """Return the runs that are answered for by name, the first one as FIRST; raises ConfigurationError."""
-    from penstock.gateway.text.agents import FIRST
+    from penstock.gateway.text_api import FIRST
     from penstock.launch.gateway.run_behind import NamedServer
 
     if not server and not agents:
@@ -528,7 +417,7 @@ def _command(name: str) -> "Callable[..., None]":
         accounts: Annotated[
             Path,
             typer.Option("--accounts", help="State folder of the gateway that gives out the tokens."),
-        ] = _STATE,
+        ] = STATE,
         database: Annotated[
             str, typer.Option("--database", metavar="URL", help="Its accounts, where they lie elsewhere.")
         ] = "",
@@ -582,7 +471,7 @@ def _command(name: str) -> "Callable[..., None]":
                 beside=beside,
             )
 
-        in_foreground("gateway", body, config, list(assigned(assignments, insecure=insecure)), endpoints)
+        in_foreground("gateway", body, config, assignments, endpoints, insecure=insecure)
 
     serve_site.__doc__ = f"Serve the API of {name} over one run, which is begun unless one is named."
     return serve_site

@@ -1,127 +1,204 @@
-"""What the operator of a gateway does on its databases: tables and keys, people and tokens."""
+"""`penstock gateway user` and `token`: what the operator of a gateway does to people and tokens.
 
+They work on the accounts database itself, whether a gateway serves or not. Who can read it and the keys is
+the operator; the audit names them so.
+"""
+
+import functools
 import getpass
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from sqlalchemy.orm import Session
+import typer
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.run_folder import keep_private
-from penstock.gateway.accounts import api_tokens, projects, users
-from penstock.gateway.accounts.accounts import Accounts
-from penstock.gateway.accounts.principal import AccountError, BadInput
-from penstock.gateway.accounts.sessions import make_keys as write_keys
-from penstock.gateway.accounts.sessions import read_keys
-from penstock.gateway.accounts.users import check_password, hash_password
-from penstock.gateway.process import Places, open_accounts, open_accounts_database, open_registry
-from penstock.gateway.store.tables import ApiTokenRow, Role
-from penstock.registry.records import RegistryError
 from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.foreground import finish
 
+if TYPE_CHECKING:
+    from datetime import datetime
 
-def migrate(places: Places) -> int:
-    """Make the tables of both databases; returns the exit code. Raises ConfigurationError, Fatal."""
-    keep_private()
-    if not (places.database and places.registry):
-        places.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for opened in (open_accounts_database(places), open_registry(places)):
-        opened.close()
-    sys.stdout.write("the tables are up to date\n")
-    return EXIT_OK
+    from sqlalchemy.orm import Session
 
+    from penstock.gateway.accounts.accounts import Accounts
+    from penstock.gateway.process import Places
+    from penstock.gateway.store.tables import ApiTokenRow, Role
 
-def make_keys(file: Path) -> int:
-    """Write keys, unless the file is there; returns the exit code. Raises ConfigurationError, OSError."""
-    try:
-        write_keys(file)
-    except OSError as error:  # it names a file beside this one, which becomes this one
-        raise OSError(error.errno, error.strerror, str(file)) from error
-    read_keys(file)
-    return EXIT_OK
-
-
+State = Annotated[
+    Path, typer.Option("--state", help="Folder of keys and SQLite files that have no other place.")
+]
+DatabaseUrl = Annotated[
+    str,
+    typer.Option(
+        "--database", metavar="URL", help="Accounts: sqlite:///FILE or postgresql://USER@HOST/DATABASE."
+    ),
+]
+RegistryUrl = Annotated[
+    str, typer.Option("--registry", metavar="URL", help="Registry of versions and ratings, as a run's.")
+]
+KeysFile = Annotated[
+    Path | None, typer.Option("--keys", help="File of the signing keys, shared by all gateways; made once.")
+]
+Name = Annotated[str, typer.Argument(help="Name by which a person signs in.")]
+Project = Annotated[str, typer.Option("--project", help="Project; its first owner adds it.")]
+RoleName = Annotated[str, typer.Option("--role", help="viewer, editor or owner.")]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option("--password-file", help="File with the password; default: asked for, or read from stdin."),
+]
+STATE: Final = Path("gateway-state")
+_PLACES: dict[str, tuple[Any, Any]] = {
+    "state": (State, STATE),
+    "database": (DatabaseUrl, ""),
+    "registry": (RegistryUrl, ""),
+    "keys": (KeysFile, None),
+}
 OPERATOR: Final = "operator"
 
 
-def add(places: Places, name: str, project: str, role: str, password_file: Path | None) -> int:
-    """Add a person; returns the exit code. Raises ConfigurationError, Fatal.
+def at_places(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds options of places to a command, which gets `Places` of them first."""
 
-    Tables and keys are made where there are none, for somebody who may add a project: its owner.
-    """
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        def command(**said: Any) -> None:
+            def body() -> int:
+                from penstock.gateway.process import Places
+
+                function(Places(**{name: said.pop(name) for name in names}), **said)
+                return EXIT_OK
+
+            finish(body)
+
+        functools.update_wrapper(command, function)
+        _, *own = inspect.signature(function).parameters.values()
+        kind = inspect.Parameter.KEYWORD_ONLY
+        options = [
+            inspect.Parameter(name, kind, default=_PLACES[name][1], annotation=_PLACES[name][0])
+            for name in names
+        ]
+        every = [one.replace(kind=kind) for one in own] + options
+        command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in every}
+        return command
+
+    return add
+
+
+_of_accounts = at_places("state", "database", "keys")
+user_commands = typer.Typer(help="People who may sign in.", no_args_is_help=True)
+token_commands = typer.Typer(help="API tokens, by which programs act in a project.", no_args_is_help=True)
+
+
+@user_commands.command("add")
+@_of_accounts
+def add_user(
+    places: "Places",
+    name: Name,
+    project: Project,
+    role: RoleName = "owner",
+    password_file: PasswordFile = None,
+) -> None:
+    """Add a person, as a member of a project."""
+    from penstock.gateway.accounts import projects, users
+    from penstock.gateway.store.tables import Role
+
     kind = _role(role)
     with _told():
         account = users.check_name(name)
         projects.check_project(project)
         password = _password(password_file)
-        check_password(password, name=account)
+        users.check_password(password, name=account)
+    # Tables and keys are made where there are none, for somebody who may add a project: its owner.
     with _opened(places, make=kind is Role.OWNER) as accounts:
         id_ = accounts.add_user(name, password, project=project, role=kind, by=OPERATOR)
     sys.stdout.write(f"user/{id_}\n")
-    return EXIT_OK
 
 
-def grant(places: Places, name: str, project: str, role: str) -> int:
-    """Make a person a member; returns the exit code. Raises ConfigurationError, Fatal."""
+@user_commands.command()
+@_of_accounts
+def grant(places: "Places", name: Name, project: Project, role: RoleName = "editor") -> None:
+    """Make a person who has an account a member of another project, or change their role."""
     kind = _role(role)
     with _opened(places) as accounts:
         accounts.add_member(name, project=project, role=kind, by=OPERATOR)
-    return EXIT_OK
 
 
-def reset_password(places: Places, name: str, password_file: Path | None) -> int:
-    """Set a password; returns the exit code. Raises ConfigurationError, Fatal."""
+@user_commands.command("password")
+@_of_accounts
+def reset_password(places: "Places", name: Name, password_file: PasswordFile = None) -> None:
+    """Set a person's password; all their sessions end."""
+    from penstock.gateway.accounts import users
+
     with _opened(places) as accounts:
-        encoded = hash_password(_password(password_file), name=name.lower())
+        encoded = users.hash_password(_password(password_file), name=name.lower())
         accounts.run(
             lambda session, now: users.change_password(
                 session, now, users.known(session, name), password=encoded, by=OPERATOR
             )
         )
-    return EXIT_OK
 
 
-def disable(places: Places, name: str) -> int:
-    """Disable an account; returns the exit code. Raises ConfigurationError, Fatal."""
+@user_commands.command()
+@_of_accounts
+def disable(places: "Places", name: Name) -> None:
+    """Let a person sign in no more; their sessions end, and the tokens, links and invitations they made."""
+    from penstock.gateway.accounts import users
+
     with _opened(places) as accounts:
         accounts.run(
             lambda session, now: users.disable(session, now, users.known(session, name), by=OPERATOR)
         )
-    return EXIT_OK
 
 
-def add_token(places: Places, name: str, project: str, role: str, days: int | None) -> int:
-    """Print a new token; returns the exit code. Raises ConfigurationError, Fatal."""
+@token_commands.command("add")
+@_of_accounts
+def add_token(
+    places: "Places",
+    name: Annotated[str, typer.Argument(help="What the token is for.")],
+    project: Project,
+    role: Annotated[str, typer.Option("--role", help="viewer or editor.")] = "editor",
+    days: Annotated[int | None, typer.Option(min=1, max=3650, help="Default: until it is revoked.")] = None,
+) -> None:
+    """Print a new token, this once; a netrc file may hold it as the password."""
+    from penstock.gateway.accounts import api_tokens, projects
+
     kind = _role(role)
     with _opened(places) as accounts:
         projects.check_project(project)
 
-        def work(session: Session, now: datetime) -> tuple[ApiTokenRow, str]:
+        def work(session: "Session", now: "datetime") -> "tuple[ApiTokenRow, str]":
             projects.check_known(session, project)
             return api_tokens.add(session, now, project=project, name=name, role=kind, days=days, by=OPERATOR)
 
         made, secret = accounts.run(work)
     sys.stderr.write(f"token/{made.id}\n")
     sys.stdout.write(f"{secret}\n")
-    return EXIT_OK
 
 
-def revoke_token(places: Places, token: str, project: str) -> int:
-    """Revoke a token; returns the exit code. Raises ConfigurationError, Fatal."""
+@token_commands.command("revoke")
+@_of_accounts
+def revoke_token(
+    places: "Places", token: Annotated[str, typer.Argument(help="Id of the token.")], project: Project
+) -> None:
+    """Refuse a token from now on."""
+    from penstock.gateway.accounts import api_tokens
+
     with _opened(places) as accounts:
         accounts.run(
             lambda session, now: api_tokens.revoke(session, now, project=project, token=token, by=OPERATOR)
         )
-    return EXIT_OK
 
 
 @contextmanager
-def _opened(places: Places, *, make: bool = False) -> Iterator[Accounts]:
+def _opened(places: "Places", *, make: bool = False) -> "Iterator[Accounts]":
     """Open the accounts. make: where there are none; else a place that holds none is refused."""
+    from penstock.config.run_folder import keep_private
+    from penstock.gateway.process import open_accounts
+
     keep_private()  # a file of accounts that is made here holds what passwords can be tried against
     accounts, database = open_accounts(places, make=make)
     try:
@@ -134,6 +211,9 @@ def _opened(places: Places, *, make: bool = False) -> Iterator[Accounts]:
 @contextmanager
 def _told() -> Iterator[None]:
     """Turn what the accounts refuse into what a command says."""
+    from penstock.gateway.accounts.principal import AccountError, BadInput
+    from penstock.registry.records import RegistryError
+
     try:
         yield
     except BadInput as error:
@@ -142,7 +222,9 @@ def _told() -> Iterator[None]:
         raise Fatal(str(error)) from error
 
 
-def _role(text: str) -> Role:
+def _role(text: str) -> "Role":
+    from penstock.gateway.store.tables import Role
+
     try:
         return Role(text)
     except ValueError as error:

@@ -8,7 +8,7 @@ from typing import Any, Self
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import NoPlainFile
 from penstock.gateway.jobs import job_records
-from penstock.gateway.jobs.job_records import Action, CannotSteer, Order, TrafficChange, VersionFile
+from penstock.gateway.jobs.job_records import Action, CannotSteer, Order, VersionFile
 from penstock.launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
 from penstock.launch.policy.policy_commands import Wish
 from penstock.launch.policy.policy_steering import rolled_back, wished
@@ -22,7 +22,7 @@ _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume",
 
 
 class RunSteering:
-    """Steers runs.
+    """`Steering` of runs by their folders.
 
     folder_of: returns the folder of one by its name. registry: URL of theirs, policy: the name of theirs in
     it; None: those that each folder names, which was made here.
@@ -34,11 +34,9 @@ class RunSteering:
         self._run, self._registry, self._policy = folder_of, registry, policy
 
     def of(self, policy: str) -> Self:
-        """Return what steers runs of one policy, where they share a registry."""
         return type(self)(self._run, self._registry, None if self._registry is None else policy)
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
-        """Tell a run that goes on what is wanted, and return how far that has come."""
         with _told(), opened_for(str(self._run(job)), None, ()) as calls:
             if order.action in _STATES:
                 state, revision = calls.wanted(_STATES[order.action], order.reason)
@@ -74,7 +72,6 @@ class RunSteering:
     def promote(
         self, job: str, version: int | str, *, to: str, canary_share: float | None, reason: str, by: str
     ) -> Mapping[str, Any]:
-        """Make a version `active` or `canary`, and return it."""
         with _told():
             place = self._place(self._run(job))
             with opened(place, to_write=True) as registry:
@@ -85,21 +82,18 @@ class RunSteering:
         return version_json(made)
 
     def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
-        """Withdraw a version, the canary or the active one, and return what is active then."""
         with _told():
             place = self._place(self._run(job))
             with opened(place) as registry:
                 number = None if version is None else _number(registry, place, version)
             return rolled_back(place, number, reason, by=by).content
 
-    def set_traffic(self, job: str, change: TrafficChange, *, reason: str, by: str) -> Mapping[str, Any]:
-        """Change the traffic, and return it."""
-        wish = Wish(canary_share=change.canary_share, latest_share=change.latest_share, shadow=change.shadow)
+    def set_traffic(self, job: str, *, reason: str, by: str, **change: Any) -> Mapping[str, Any]:
         with _told():
             place = self._place(self._run(job))
             with opened(place, to_write=True) as registry:
                 now = registry.traffic(place.policy)
-                return traffic_json(registry.set_traffic(wished(now, wish), reason, by=by))
+                return traffic_json(registry.set_traffic(wished(now, Wish(**change)), reason, by=by))
 
     def _place(self, run: Path) -> RegistryPolicy:
         return find_place(str(run), self._registry, self._policy)

@@ -27,7 +27,7 @@ from penstock.gateway.frame.envelope import Doors, Envelope, LetIn, bare_app
 from penstock.gateway.frame.event_stream import STILL_HERE, EventStream, event
 from penstock.gateway.frame.requests import Body
 from penstock.gateway.jobs.job_records import Action
-from penstock.gateway.routes.job_routes import (
+from penstock.gateway.routes.control_routes import (
     NewTraffic,
     Promotion,
     VersionNumber,
@@ -51,7 +51,7 @@ class NewRun(Body):
 
 
 def add_actions(app: FastAPI, runs: Catalogue, starter: RunStarter) -> None:
-    router, steering, by = APIRouter(), RunSteering(runs.folder_of), getpass.getuser()
+    router, steering, by = APIRouter(), RunSteering(lambda name: runs.find(name).folder), getpass.getuser()
 
     @router.get("/api/settings")
     def schema() -> Mapping[str, Any]:
@@ -70,13 +70,13 @@ def add_actions(app: FastAPI, runs: Catalogue, starter: RunStarter) -> None:
     @router.post("/api/runs/{name}/control/{action}")
     def control(name: str, action: Action, body: Wanted) -> Mapping[str, Any]:
         """Tell a run what is wanted."""
-        runs.detail(name)  # a name that is none is told before anything is asked
+        runs.find(name).detail()  # a name that is none is told before anything is asked
         return steering.order(name, body.order(action))
 
     @router.get("/api/runs/{name}/versions/{version}/weights", response_class=WeightsFile)
     def weights(name: str, version: VersionNumber) -> WeightsFile:
         """Return the weights of a version as a file of safetensors."""
-        runs.detail(name)
+        runs.find(name).detail()
         return WeightsFile.of(steering.weights(name, version))
 
     @router.post("/api/runs/{name}/promote")
@@ -94,7 +94,7 @@ def add_actions(app: FastAPI, runs: Catalogue, starter: RunStarter) -> None:
     @router.put("/api/runs/{name}/traffic")
     def set_traffic(name: str, body: NewTraffic) -> Mapping[str, Any]:
         """Change which share of the clients gets which version."""
-        return steering.set_traffic(name, body.change(), reason=body.reason, by=by)
+        return steering.set_traffic(name, **body.change(), reason=body.reason, by=by)
 
     app.include_router(router)
 
@@ -180,14 +180,14 @@ def _looked(
     """Return every event as it is now, by kind and run."""
     looks: dict[tuple[str, str], Callable[[], Any]] = {("runs", ""): lambda: {**runs.listed(), **more}}
     if chosen:
-        looks["run", chosen] = partial(runs.detail, chosen)
-        looks["versions", chosen] = partial(runs.versions, chosen)
+        looks["run", chosen] = lambda: runs.find(chosen).detail()
+        looks["versions", chosen] = lambda: runs.find(chosen).versions()
         looks |= {("curve", name): partial(_curve, runs, name) for name in (chosen, *compared)}
     return {key: _told(*key, look) for key, look in looks.items()}
 
 
 def _curve(runs: Catalogue, name: str) -> Any:
-    return {"name": name, "columns": runs.curve(name)}
+    return {"name": name, "columns": runs.find(name).curve()}
 
 
 def _told(kind: str, name: str, look: Callable[[], Any]) -> str:
@@ -272,17 +272,17 @@ def _serve_runs(app: FastAPI, runs: Catalogue, *, can_act: bool) -> None:
     @router.get("/api/runs/{name}")
     def detail(name: str) -> Response:
         """Return one run: its progress, its current activity, its end."""
-        return _json(runs.detail(name))
+        return _json(runs.find(name).detail())
 
     @router.get("/api/runs/{name}/curve")
     def curve(name: str) -> Response:
         """Return its curve as columns."""
-        return _json(runs.curve(name))
+        return _json(runs.find(name).curve())
 
     @router.get("/api/runs/{name}/versions")
     def versions(name: str) -> Response:
         """Return the versions of its policy that were kept, newest first."""
-        return _json(runs.versions(name))
+        return _json(runs.find(name).versions())
 
     app.include_router(router)
 

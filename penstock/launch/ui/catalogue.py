@@ -55,11 +55,6 @@ class Catalogue:
         self._lock = threading.Lock()
         self._known: dict[Path, ShownRun] = {}
 
-    @property
-    def folder(self) -> str:
-        """Return the folder's name for display; its path is not disclosed."""
-        return self._folder.name
-
     def runs(self) -> list["ShownRun"]:
         """Return the runs, newest first."""
         single = [self._folder] if is_run(self._folder) else []
@@ -76,25 +71,9 @@ class Catalogue:
                 return run
         raise UnknownRun(name)
 
-    def folder_of(self, name: str) -> Path:
-        """Return the folder of the run of this name; raises UnknownRun."""
-        return self.find(name).folder
-
     def listed(self) -> dict[str, Any]:
-        """Return the folder's name, and a row for every run, newest first."""
-        return {"folder": self.folder, "runs": [asdict(run.facts()) for run in self.runs()]}
-
-    def detail(self, name: str) -> dict[str, Any]:
-        """Return one run: its progress, its current activity, its end; raises UnknownRun."""
-        return self.find(name).detail()
-
-    def curve(self, name: str) -> dict[str, list[Any]]:
-        """Return its curve as columns; raises UnknownRun."""
-        return self.find(name).curve()
-
-    def versions(self, name: str) -> dict[str, Any]:
-        """Return the versions of its policy, newest first, and its traffic; raises UnknownRun."""
-        return self.find(name).versions()
+        """Return the folder's name, not its path, and a row for every run, newest first."""
+        return {"folder": self._folder.name, "runs": [asdict(run.facts()) for run in self.runs()]}
 
 
 class ShownRun:

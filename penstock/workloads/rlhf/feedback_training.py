@@ -19,7 +19,7 @@ from typing import Any, Final
 from penstock.config.run_folder import NoPlainFile, open_regular, opener, read_whole
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion, finite
-from penstock.gateway.routes.feedback_rows import ratings_of
+from penstock.gateway.routes.feedback_routes import ratings_of
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
 from penstock.workloads.rlhf.artefacts import MANIFEST, RESULTS

@@ -27,7 +27,7 @@ from penstock.gateway.frame.requests import Answer, Body, Line, answers, example
 from penstock.gateway.frame.route_access import Access, GuardedRoute, Member, parts_of
 from penstock.gateway.jobs.job_records import Job
 from penstock.gateway.routes.description_routes import error_answer
-from penstock.gateway.routes.feedback_rows import AgentId, Key
+from penstock.gateway.routes.feedback_routes import AgentId, Key
 from penstock.gateway.routes.job_routes import ended, estimated, queue, version_of, versions_of
 from penstock.gateway.store.tables import JobState
 from penstock.workloads.rlhf.feedback_training import KIND, REUSED, REUSED_PLACE, FeedbackTraining

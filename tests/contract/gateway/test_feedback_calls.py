@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from penstock.gateway.routes.feedback_routes import MAX_EXPORTED_CHARS
-from penstock.gateway.routes.feedback_rows import MAX_TEXT
+from penstock.gateway.routes.feedback_routes import MAX_EXPORTED_CHARS, MAX_TEXT
 from penstock.gateway.store.tables import Role
 from tests.support.gateway.small_gateway import SmallGateway
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.routes.feedback_rows import MAX_ROWS
+from penstock.gateway.routes.feedback_routes import MAX_ROWS
 from penstock.gateway.store.tables import Role
 from penstock.workloads.goals.traces.log_evaluation import read_late
 from penstock.workloads.language.feedback.examples import Preference, Scored, parse_scale

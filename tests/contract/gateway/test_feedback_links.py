@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.routes.feedback_rows import MAX_TEXT
+from penstock.gateway.routes.feedback_routes import MAX_TEXT
 from penstock.gateway.store.tables import Role
 from tests.support.gateway.small_gateway import SmallGateway
 

@@ -13,8 +13,7 @@ from penstock.client.http_calls import HttpReply, HttpRequest
 from penstock.client.text_calls import DEADLINE_S
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.sites.site import REACH_S, RunAddresses, ServedText, Upstream
-from penstock.gateway.text.agents import DESCRIBE_S, FIRST, Agents
-from penstock.gateway.text.chat_app import make_app
+from penstock.gateway.text_api import DESCRIBE_S, FIRST, Agents, make_app
 from penstock.rpc.auth import Credentials
 from tests.support.language.text_stand import TextStand
 

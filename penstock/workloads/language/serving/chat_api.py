@@ -256,7 +256,7 @@ class ChatListener:
             )
         try:
             from penstock.gateway.http_server import HttpServer  # noqa: PLC0415 - an extra
-            from penstock.gateway.text.chat_app import guarded_app  # noqa: PLC0415
+            from penstock.gateway.text_api import guarded_app  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError(
                 f"serving.http_listen={listen}: there is no {error.name} here: install penstock-rl[gateway]"

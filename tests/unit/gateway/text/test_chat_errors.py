@@ -9,7 +9,7 @@ import pytest
 from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.sites.site import RunAddresses, Upstream
-from penstock.gateway.text.chat_app import guarded_app
+from penstock.gateway.text_api import guarded_app
 from penstock.protocol.limits import MIB
 from penstock.rpc.auth import Credentials
 from penstock.rpc.gate import Rates

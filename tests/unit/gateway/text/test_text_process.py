@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.text.chat_app import guarded_app
+from penstock.gateway.text_api import guarded_app
 from tests.support.language.text_address import relay_to, upstream_at
 
 PATIENCE_S: Final = 30.0

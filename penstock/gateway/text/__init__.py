@@ -1,1 +1,0 @@
-"""OpenAI's API before servers of text: who may call, and which of them answers."""
