@@ -4,16 +4,7 @@
 
 Only what the provider's own documents name is called, over TLS or on this machine; nothing redirects a call.
 What the browser takes along is signed and lies in a cookie: state, nonce and verifier, for ten minutes.
-
-    issuer = "https://accounts.example"            # exactly as its tokens say it
-    client_id = "penstock"
-    client_secret_file = "/run/secrets/oidc"       # beside this file, where it is relative
-    gateway = "https://gateway.example"            # where browsers reach the gateway
-    title = "Example"
-
-    [domains."example.com"]                        # who has a verified address of it may come uninvited
-    project = "alpha"
-    role = "viewer"
+docs/gateway.md describes the file; a relative `client_secret_file` lies beside it.
 """
 
 import hmac
@@ -24,7 +15,7 @@ import time
 import tomllib
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -72,28 +63,30 @@ class ProviderFailed(Unauthenticated):
     """Reports a provider that does not answer, or whose answer does not count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Newcomers:
+class Newcomers(BaseModel):
     """Says what people become whose address is of a domain, and verified: members of a project."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     project: str
-    role: Role
+    role: Role = Role.VIEWER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderSettings:
-    """A provider as the operator names it.
+class ProviderSettings(BaseModel):
+    """A provider as the operator names it; in the file stands where the secret is.
 
     issuer: its URL, as its tokens say it. title: for people. gateway: URL under which browsers reach the
     gateway. domains: of addresses whose people may come without an invitation.
     """
 
-    issuer: str
-    client_id: str
-    client_secret: str = field(repr=False)
-    gateway: str
-    title: str = "single sign-on"
-    domains: Mapping[str, Newcomers] = field(default_factory=dict)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True)
+
+    issuer: Annotated[str, Field(max_length=256)]
+    client_id: Annotated[str, Field(min_length=1, max_length=256)]
+    client_secret: Annotated[str, Field(alias="client_secret_file", repr=False)]
+    gateway: Annotated[str, Field(max_length=256)]
+    title: Annotated[str, Field(min_length=1, max_length=64)] = "single sign-on"
+    domains: dict[str, Newcomers] = Field(default_factory=dict)
 
     @property
     def redirect(self) -> str:
@@ -376,28 +369,10 @@ class OidcSignIn:
 _OTHERS: Final = 0o077
 
 
-class _Newcomers(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    project: str
-    role: Role = Role.VIEWER
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    issuer: Annotated[str, Field(max_length=256)]
-    client_id: Annotated[str, Field(min_length=1, max_length=256)]
-    client_secret_file: Path
-    gateway: Annotated[str, Field(max_length=256)]
-    title: Annotated[str, Field(min_length=1, max_length=64)] = "single sign-on"
-    domains: dict[str, _Newcomers] = Field(default_factory=dict)
-
-
 def read_provider(file: Path) -> ProviderSettings:
     """Return the provider that a file names; raises ConfigurationError that names what is wrong in it."""
     try:
-        said = _File.model_validate(tomllib.loads(file.read_text()))
+        said = ProviderSettings.model_validate(tomllib.loads(file.read_text()), by_alias=True, by_name=False)
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigurationError(
@@ -408,24 +383,20 @@ def read_provider(file: Path) -> ProviderSettings:
     for name, url in (("issuer", said.issuer), ("gateway", said.gateway)):
         if not is_safe(url):
             raise ConfigurationError(f"--oidc {file}: {name}: use https://, or http:// on this machine alone")
-    return ProviderSettings(
-        issuer=said.issuer,
-        client_id=said.client_id,
-        client_secret=_secret(file.parent / said.client_secret_file),
-        gateway=said.gateway,
-        title=said.title,
-        domains={name.lower(): _newcomers(file, name, one) for name, one in said.domains.items()},
-    )
+    for domain, one in said.domains.items():
+        _check_newcomers(file, domain, one)
+    secret = _secret(file.parent / said.client_secret)
+    domains = {name.lower(): one for name, one in said.domains.items()}
+    return said.model_copy(update={"client_secret": secret, "domains": domains})
 
 
-def _newcomers(file: Path, domain: str, one: _Newcomers) -> Newcomers:
+def _check_newcomers(file: Path, domain: str, one: Newcomers) -> None:
     try:
-        project = check_project(one.project)
+        check_project(one.project)
     except BadInput as error:
         raise ConfigurationError(f"--oidc {file}: domains.{domain}.project: {error}") from error
     if one.role is Role.OWNER:
         raise ConfigurationError(f"--oidc {file}: domains.{domain}.role: viewer or editor, owners are named")
-    return Newcomers(project=project, role=one.role)
 
 
 def _secret(file: Path) -> str:

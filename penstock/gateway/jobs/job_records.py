@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Annotated, Any, BinaryIO, Final, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from penstock.gateway.accounts.principal import BadInput
 from penstock.gateway.store.tables import JobState
@@ -35,18 +37,30 @@ class Job:
     ended: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Number:
-    """A number of a template that callers may choose, between `least` and `most`.
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Number(BaseModel):
+    """A number of a template that callers may choose, between `least` and `most`, as its file says it.
 
     whole: it has no decimals. settings: `SECTION.KEY` of the run, and how many times the number each one is.
     """
 
-    settings: Mapping[str, float]
-    least: float
-    most: float
-    default: float
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    settings: dict[Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z_]+)+$")], _Finite] = Field(min_length=1)
+    least: _Finite
+    most: _Finite
+    default: _Finite
     whole: bool = False
+
+    @model_validator(mode="after")
+    def _may_be_chosen(self) -> Self:
+        if not self.least <= self.default <= self.most:
+            raise ValueError("`default` must lie between `least` and `most`")
+        if self.whole and not self.default.is_integer():
+            raise ValueError("`default` must be whole, as the number is")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -405,8 +405,5 @@ def _find(parts: Parts, member: Membership, job: str) -> Job:
 
 
 def _shown_template(template: Template) -> dict[str, Any]:
-    numbers = {
-        name: {"least": one.least, "most": one.most, "default": one.default, "whole": one.whole}
-        for name, one in template.numbers.items()
-    }
+    numbers = {name: one.model_dump(exclude={"settings"}) for name, one in template.numbers.items()}
     return {"name": template.name, "title": template.title, "numbers": numbers, "model": template.model}

@@ -1,18 +1,8 @@
 """Templates of jobs: recipes for `penstock train`, each with a table that says what callers may choose.
 
-    [template]
-    title = "From feedback to a better model"
-    kind = "feedback"                               # left out: a plain training
-
-    [template.numbers.maxSteps]
-    settings = {"learner.total_steps" = 1024}       # the setting is 1,024 times the number
-    least = 1
-    most = 100_000
-    default = 1000
-    whole = true
-
-The name of a template is that of its file. A file is read anew when it has changed; while it is wrong, as one
-that is half written, what it said before goes on, so that no other template and no job suffers.
+`penstock/recipes/service/rlhf.toml` is one. The name of a template is that of its file. A file is read anew
+when it has changed; while it is wrong, as one that is half written, what it said before goes on, so that no
+other template and no job suffers.
 """
 
 import copy
@@ -20,36 +10,17 @@ import logging
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.jobs.job_records import Number, Template
 from penstock.training import lay_over
 
 TABLE: Final = "template"
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 log = logging.getLogger(__name__)
-
-
-class _Number(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    settings: dict[Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z_]+)+$")], _Finite] = Field(min_length=1)
-    least: _Finite
-    most: _Finite
-    default: _Finite
-    whole: bool = False
-
-    @model_validator(mode="after")
-    def _may_be_chosen(self) -> Self:
-        if not self.least <= self.default <= self.most:
-            raise ValueError("`default` must lie between `least` and `most`")
-        if self.whole and not self.default.is_integer():
-            raise ValueError("`default` must be whole, as the number is")
-        return self
 
 
 class _Table(BaseModel):
@@ -57,7 +28,7 @@ class _Table(BaseModel):
 
     title: str = ""
     kind: str = ""
-    numbers: dict[str, _Number] = Field(default_factory=dict)
+    numbers: dict[str, Number] = Field(default_factory=dict)
 
 
 class _Read(NamedTuple):
@@ -149,7 +120,7 @@ def _read(file: Path) -> _Read:
         name=file.stem,
         title=table.title or file.stem,
         kind=table.kind,
-        numbers={name: Number(**one.model_dump()) for name, one in table.numbers.items()},
+        numbers=table.numbers,
         model={
             "workload": content.get("workload", ""),
             "environment": _section(file, content, "environment").get("id", ""),

@@ -14,27 +14,7 @@ What the cluster says and what lies in the folder tell together where a job is; 
 A pod notes once in the folder that it began, and a second one that the cluster starts does nothing
 (`job_process`). While the cluster does not answer nothing is begun and nothing is settled.
 
-The file of `--cluster` says where on the cluster trainings run:
-
-    namespace = "penstock-gateway"
-    image = "registry.example/penstock-trainer:0.1.0"
-    claim = "state"                # PersistentVolumeClaim that all share: ReadWriteMany
-    claim_folder = "jobs"          # where in it the jobs lie: `jobs`, where the claim is the --state
-    service_account = "trainer"    # of the trainings; it needs no rights
-    registry_secret = "database"   # Secret whose key `password` is that of the registry; left out: none
-    grace_s = 300                  # seconds that a cancelled training has to write what it has
-    start_s = 600                  # seconds after which a pod that cannot begin is given up
-
-    [requests]
-    cpu = "2"
-    memory = "4Gi"
-
-    [limits]
-    cpu = "4"
-    memory = "8Gi"
-
-    [node_selector]                # left out: any node
-    pool = "training"
+docs/gateway-team.md has an example of the file of `--cluster`.
 """
 
 import json
@@ -111,7 +91,13 @@ Object = Mapping[str, Any]
 
 
 class Cluster(BaseModel):
-    """Says where on a cluster trainings run, as what, and with how much; the fields are those of the file."""
+    """Says where on a cluster trainings run, as what, and with how much; the fields are those of the file.
+
+    claim: PersistentVolumeClaim that all share: ReadWriteMany. claim_folder: where in it the jobs lie, `jobs`
+    where the claim is the --state. service_account: of the trainings; it needs no rights. registry_secret:
+    Secret whose key `password` is that of the registry. grace_s: that a cancelled training has to write what
+    it has. start_s: after which a pod that cannot begin is given up.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -175,13 +161,11 @@ class KubernetesRunner(JobFolders):
         self._seen: tuple[float, tuple[list[Object], list[Object]]] | None = None
 
     def begin(self, job: Job, settings: Mapping[str, Any]) -> None:
-        """Have the cluster run a job, unless it has it; raises CannotBegin, CannotLook, OSError."""
         folder = self.folder(job.id)
         self.write_recipe(folder, job.template, job.numbers, settings)
         self._create(job.id, folder, LOG_FILE, ("--json",), (job.project, job.agent))
 
     def find(self, job: str) -> Stage | Outcome:
-        """Return where a job is, also of one that another gateway began; raises CannotLook."""
         refused = read_noted(self.jobs / job / REFUSED_FILE)
         if refused is not None:
             self._api.delete_job(name_of(job))
@@ -199,17 +183,12 @@ class KubernetesRunner(JobFolders):
         return Stage.GOING_ON
 
     def stop(self, job: str) -> bool:
-        """Ask a job to end; False: the cluster does not have it. Raises CannotLook."""
         self._forget()
         return self._api.delete_job(name_of(job))
 
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return the dry run of a job as JSON values, made by a pod as the job would be.
-
-        Raises CannotBegin, CannotLook, OSError.
-        """
         name = f"estimate-{secrets.token_hex(6)}"
         folder = self.folder(name)
         try:

@@ -40,7 +40,7 @@ _LOST: Final = "its processes were killed, or the machine went down: nothing say
 
 
 class JobFolders:
-    """The folders below `jobs`. templates: folder of the templates' files.
+    """The folders below `jobs`, which all runners have. templates: folder of the templates' files.
 
     Raises ConfigurationError for a template that is wrong, OSError for a folder that cannot be used.
     """
@@ -62,7 +62,6 @@ class JobFolders:
             yield try_lock(file, fcntl.LOCK_EX)
 
     def folder(self, job: str) -> Path:
-        """Return the folder of a job, made where it is absent; raises OSError."""
         folder = self.jobs / job
         make_private(folder)
         return folder
@@ -72,7 +71,6 @@ class JobFolders:
         return self.jobs / job / RUN_FOLDER
 
     def read_log(self, job: str, begin: int, most: int) -> bytes:
-        """Return at most `most` bytes of a job's log from byte `begin` on; raises OSError."""
         try:
             with open_regular(self.jobs / job / LOG_FILE) as file:
                 file.seek(begin)
@@ -81,12 +79,10 @@ class JobFolders:
             return b""
 
     def heard(self, job: str) -> float:
-        """Return when a job's run has last written to its log or its metrics, in Unix seconds; 0.0: never."""
         files = self.jobs / job / LOG_FILE, self.run_folder(job) / METRICS_FILE
         return max(map(_written, files))
 
     def read_curve(self, job: str) -> Mapping[str, list[Any]]:
-        """Return steps and mean return of a job's run as columns, oldest first; raises OSError."""
         points = Curve(self.run_folder(job) / METRICS_FILE, CURVE_POINTS).poll()
         return {
             "updates": [point.updates for point in points],
@@ -177,7 +173,6 @@ class LocalRunner(JobFolders):
         self._begun = dict[str, subprocess.Popen[bytes]]()
 
     def begin(self, job: Job, settings: Mapping[str, Any]) -> None:
-        """Start the processes of a job, unless they were ever started; raises CannotBegin, OSError."""
         folder = self.folder(job.id)
         self.write_recipe(folder, job.template, job.numbers, settings)
         command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--json")
@@ -189,7 +184,6 @@ class LocalRunner(JobFolders):
             self._begun[job.id] = child
 
     def find(self, job: str) -> Stage | Outcome:
-        """Return where a job is, also of one that another gateway started."""
         goes_on = local_jobs.goes_on(self.jobs / job)
         if goes_on is None:
             return Stage.NOT_BEGUN
@@ -201,16 +195,12 @@ class LocalRunner(JobFolders):
         return self.outcome(job) if has_begun(self.jobs / job) else Stage.NOT_BEGUN
 
     def stop(self, job: str) -> bool:
-        """Ask the processes of a job to end; False: none of them is known yet, or none lives any more."""
         return local_jobs.stop(self.jobs / job)
 
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return the dry run of a job as JSON values; raises CannotBegin, OSError.
-
-        It ends with the gateway: the kernel closes what its launcher watches, also where that is killed.
-        """
+        """It ends with the gateway: the kernel closes what its launcher watches, also of one that is killed."""
         command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--dry-run", "--json")
         self._remove_left()
         with tempfile.TemporaryDirectory(prefix=_ESTIMATE, dir=self.jobs) as made, lifeline() as watched:
