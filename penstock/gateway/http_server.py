@@ -53,7 +53,6 @@ class Connections:
         return self._open[address] <= self._most or any(ip_address(address) in one for one in self._proxies)
 
     def end(self, address: str) -> None:
-        """Count one less."""
         self._open[address] -= 1
         if not self._open[address]:
             del self._open[address]
@@ -91,7 +90,6 @@ class PatientOnce(H11Protocol):
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing any more."""
         self._stop_waiting()
         self.connections_of.end(self._address)
         super().connection_lost(exc)
@@ -117,17 +115,14 @@ class EndingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve."""
         self.lifespan.state[ENDING] = asyncio.Event()
         self.lifespan.state[FULL] = lambda: len(self.server_state.connections) >= self._most
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell the requests, and end."""
         self.lifespan.state[ENDING].set()
         await super().shutdown(sockets)
 

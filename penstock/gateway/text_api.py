@@ -49,7 +49,6 @@ _MODELS: Final = "/v1/models"
 
 
 def option_of(agent: str) -> str:
-    """Return the option by which the gateway is told where an agent is."""
     return f"--agent {agent}=…" if agent else "--server"
 
 
@@ -94,7 +93,6 @@ class Agents:
         raise unknown_model(known, others)
 
     def _only(self) -> str:
-        """Return whom a call is about that names no model; raises ChatError 400 where that is not clear."""
         if FIRST in self._servers:
             return FIRST
         if len(self._servers) == 1:
@@ -303,7 +301,6 @@ def main(
 
 
 def _check_reach(name: str, address: str, own: Credentials) -> None:
-    """Raise ConfigurationError for an address to which nothing may be sent in plaintext."""
     try:
         if address:
             own.for_channel(address)

@@ -43,7 +43,6 @@ _NOT_KNOWN = "name or password is wrong"
 
 
 def utc_now() -> datetime:
-    """Return the time, aware."""
     return datetime.now(UTC)
 
 
@@ -56,7 +55,6 @@ class Accounts:
         self._clock = clock
 
     def now(self) -> datetime:
-        """Return the time by which tokens and sessions are judged."""
         return self._clock()
 
     # ------------------------------------------------------------ who calls
@@ -112,7 +110,6 @@ class Accounts:
         return grant
 
     def sign_in_program(self, secret: str) -> Grant:
-        """Exchange an API token for an access token; raises Unauthenticated."""
         if not is_secret(secret, API):
             raise Unauthenticated("client_secret is an API token of a project")
         found = self.look(lambda session: api_tokens.by_secret(session, self._clock(), secret))
@@ -143,7 +140,6 @@ class Accounts:
     # ------------------------------------------------------------ people and projects
 
     def membership(self, principal: Principal, project: str) -> Membership:
-        """Return what a principal is in a project; raises NoSuchThing."""
         return self.look(lambda session: projects.membership(session, principal, project))
 
     def check_still(self, member: Membership) -> None:

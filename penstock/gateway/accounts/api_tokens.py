@@ -52,7 +52,6 @@ def add(
 
 
 def tokens(session: Session, project: str) -> tuple[ApiTokenRow, ...]:
-    """Return the tokens of a project, newest first."""
     wanted = select(ApiTokenRow).where(ApiTokenRow.project == project)
     return tuple(session.scalars(wanted.order_by(ApiTokenRow.created.desc())))
 
@@ -88,7 +87,6 @@ def revoke_links(
 
 
 def by_secret(session: Session, now: datetime, secret: str) -> Principal:
-    """Return whom a token's secret stands for; raises Unauthenticated."""
     return _principal(session.scalar(select(ApiTokenRow).where(ApiTokenRow.digest == digest(secret))), now)
 
 

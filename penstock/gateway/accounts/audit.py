@@ -45,7 +45,6 @@ def is_noted(session: Session, *, project: str, action: str, subject: str, reque
 
 
 def take_back(session: Session, number: int) -> None:
-    """Remove the row of what was then refused."""
     session.execute(delete(AuditRow).where(AuditRow.number == number))
 
 
@@ -104,7 +103,6 @@ class Quotas:
             raise self.reached(name)
 
     def reached(self, name: str) -> QuotaReached:
-        """Return the error of a project that has as much as it may."""
         most = getattr(self, name)
         return QuotaReached(
             f"the project has all that it may have (quota {name}: {most}): {_REMEDIES[name]}, or have the "
@@ -112,5 +110,4 @@ class Quotas:
         )
 
     def of_ratings(self) -> RatingBounds:
-        """Return those of ratings, as the registry keeps them."""
         return RatingBounds(ratings=self.ratings, text_bytes=self.feedback_mib * MIB)

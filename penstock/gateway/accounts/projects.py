@@ -56,7 +56,6 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,22}[a-z0-9])?")
 
 
 def check_project(name: str) -> str:
-    """Return the name of a project; raises BadInput."""
     if not _NAME.fullmatch(name):
         raise BadInput("project", "use 1 to 24 of a-z, 0-9 and '-', with a letter or digit at both ends")
     return name
@@ -95,7 +94,6 @@ def membership(session: Session, principal: Principal, project: str) -> Membersh
 
 
 def projects_of(session: Session, principal: Principal) -> tuple[Membership, ...]:
-    """Return what a principal belongs to, by name."""
     if principal.user is None:
         assert principal.project is not None
         assert principal.role is not None

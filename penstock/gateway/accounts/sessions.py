@@ -176,7 +176,6 @@ def exchange(session: Session, now: datetime, keys: Keys, refresh: str) -> Grant
 
 
 def end(session: Session, now: datetime, id_: str) -> None:
-    """End a session: its person signs out."""
     row = session.get(SessionRow, id_)
     if row is not None and row.ended is None:
         row.ended, row.reason = now, "signed out"

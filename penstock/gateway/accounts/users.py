@@ -29,7 +29,6 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._+@-]{0,127}")
 
 
 def check_name(name: str) -> str:
-    """Return the name of an account in lower case; raises BadInput."""
     lower = name.strip().lower()
     if not _NAME.fullmatch(lower):
         raise BadInput("name", f"use 1 to {MAX_NAME_LENGTH} of a-z, 0-9, . _ + @ -, a letter or digit first")
@@ -54,7 +53,6 @@ def add(
 
 
 def find(session: Session, name: str) -> UserRow | None:
-    """Return the person of a name, None where there is none, or where it is no name."""
     if not _NAME.fullmatch(name):
         return None
     return session.scalar(select(UserRow).where(UserRow.name == name))

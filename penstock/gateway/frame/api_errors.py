@@ -191,11 +191,9 @@ class CallLimits:
         self._most_streams, self._streams = streams, Counter[str]()
 
     def admit_address(self, address: str) -> None:
-        """Count a request of an address; raises ApiError 429 for one too many."""
         _take(self._addresses, address)
 
     def admit(self, subject: str) -> None:
-        """Count a request of an account; raises ApiError 429 for one too many."""
         _take(self._accounts, subject)
 
     def begin_stream(self, subject: str) -> Callable[[], None]:

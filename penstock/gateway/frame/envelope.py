@@ -113,13 +113,11 @@ class Doors:
                 ) from error
 
     def check_host(self, host: str) -> None:
-        """Raise ApiError 421 for a request that was made under another name."""
         name = _name_of(host)
         if not self.any_host and name not in _LOOPBACK and name not in self.hosts:
             raise ApiError(421, "this gateway does not answer under this host: start it with --host NAME")
 
     def check_origin(self, origin: str, host: str) -> None:
-        """Raise ApiError 403 for a request that a page of another origin makes."""
         own = origin.partition("://")[2] == host
         if not own and origin not in self.origins:
             raise ApiError(403, "pages of this origin may not call: start the gateway with --origin URL")
@@ -190,7 +188,6 @@ class Envelope:
         self._large_bodies = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -230,7 +227,6 @@ class Envelope:
             self._large_bodies -= body.is_large
 
     def _admit_large(self) -> None:
-        """Count a large body; raises ApiError where it is one too many."""
         if self._large_bodies >= self._doors.large_at_once:
             raise ApiError(429, "others are sending large bodies: send it again in a moment", retry_s=1.0)
         self._large_bodies += 1
@@ -274,12 +270,10 @@ class _Body:
         self.is_large = False
 
     def check_length(self, said: str | None) -> None:
-        """Raise ApiError 413 for a body that says of itself that it is too large."""
         if said is not None and said.isdigit() and int(said) > self._limit:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """Return the next part, or what comes after the body."""
         if self._whole:
             return await self._receive()
         try:

@@ -159,7 +159,6 @@ class GuardedRoute(APIRoute):
     """A route whose caller is checked before its body is read."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler behind the check."""
         handle, path = super().get_route_handler(), self.path_format
 
         async def guarded(request: Request) -> Response:
@@ -187,7 +186,6 @@ def add_routes(app: FastAPI, routers: Sequence[APIRouter], table: Table) -> None
 
 
 def guarded(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:
-    """Return those routes whose caller is checked."""
     return [route for route in routes if isinstance(route, GuardedRoute)]
 
 

@@ -88,13 +88,11 @@ def claim(session: Session, now: datetime, place: str, most: int) -> Job | None:
 
 
 def at_place(session: Session, place: str) -> tuple[Job, ...]:
-    """Return the jobs that a runner has, oldest first."""
     own = (JobRow.state == JobState.RUNNING) & (JobRow.place == place)
     return tuple(record(row) for row in session.scalars(select(JobRow).where(own).order_by(JobRow.number)))
 
 
 def open_counts(session: Session) -> dict[JobState, int]:
-    """Return how many jobs of all projects are queued, and how many run."""
     counted = select(JobRow.state, func.count()).where(JobRow.state.in_(_OPEN)).group_by(JobRow.state)
     counts = dict.fromkeys(_OPEN, 0)
     for state, count in session.execute(counted):
@@ -128,7 +126,6 @@ def cancel(session: Session, now: datetime, project: str, id_: str, *, by: str) 
 
 
 def get(session: Session, project: str, id_: str) -> Job:
-    """Return a job of a project; raises NoSuchThing."""
     return record(_row(session, project, id_))
 
 
@@ -146,7 +143,6 @@ def read(
 
 
 def by_key(session: Session, project: str, request_key: str | None) -> Job | None:
-    """Return the job that a key of a project stands for, None where there is none."""
     row = _by_key(session, project, request_key)
     return None if row is None else record(row)
 
@@ -219,7 +215,6 @@ def version_labels(session: Session, project: str, agent: str) -> frozenset[str]
 
 
 def find_version(session: Session, project: str, agent: str, label: str) -> PolicyVersionRow | None:
-    """Return the version of an agent that has a label; None: there is none."""
     own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
     return session.scalar(select(PolicyVersionRow).where(own, PolicyVersionRow.version == label))
 

@@ -247,19 +247,16 @@ class PlainTraining:
     """A training that needs only its template: its result is what its summary says."""
 
     def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
-        """Return nothing."""
         return {}
 
     def prepare(
         self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path
     ) -> Mapping[str, Any]:
-        """Write nothing."""
         return {}
 
     def conclude(
         self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
     ) -> Conclusion:
-        """Return the figures of the summary that people ask for first."""
         summary = outcome.summary or {}
         return Conclusion(result={name: finite(summary.get(name)) for name in _SHOWN})
 

@@ -257,7 +257,6 @@ def _person(caller: Principal) -> str:
 
 
 def shown_grant(grant: Grant) -> dict[str, Any]:
-    """Return what a sign-in gives, as OAuth 2 has it."""
     answer = {
         "access_token": grant.access,
         "token_type": "bearer",

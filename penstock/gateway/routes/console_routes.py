@@ -60,7 +60,6 @@ def page_router(path: str, folder: Path, index: str, of_console: Collection[str]
 
 
 def file_answer(files: Mapping[str, Path], name: str) -> Response:
-    """Return one of the files of a page by its name; raises ApiError 404 where there is none."""
     found = files.get(name)
     if found is None:
         raise ApiError(404, "no such file of the page")

@@ -106,7 +106,6 @@ class NewTraffic(Body):
     reason: Annotated[Reason, Field(min_length=1)]
 
     def change(self) -> dict[str, Any]:
-        """Return it as the registry is told."""
         return {"canary_share": self.canaryShare, "latest_share": self.latestShare, "shadow": self.shadow}
 
 

@@ -106,7 +106,6 @@ def _of_model(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def error_answer(text: str) -> dict[str, Any]:
-    """Return how an answer other than success is described."""
     schema = {"$ref": "#/components/schemas/Error"}
     return {"description": text, "content": {"application/json": {"schema": schema}}}
 

@@ -361,14 +361,12 @@ async def estimated(
 
 
 def versions_of(request: Request, member: Membership, agent: str) -> tuple[PolicyVersionRow, ...]:
-    """Return the trained versions of an agent, newest first."""
     return parts_of(request).accounts.look(
         lambda session: job_queue.read_versions(session, member.project, agent)
     )
 
 
 def version_of(request: Request, member: Membership, agent: str, label: str) -> PolicyVersionRow | None:
-    """Return the trained version of an agent that has a label; None: there is none."""
     return parts_of(request).accounts.look(
         lambda session: job_queue.find_version(session, member.project, agent, label)
     )
@@ -383,19 +381,16 @@ def template_of(dispatcher: JobDispatcher, name: str, kind: str | None = None) -
 
 
 def dispatcher_of(request: Request) -> JobDispatcher:
-    """Return the dispatcher of the gateway that a request came to; raises ApiError where it runs no jobs."""
     return dispatcher_of_parts(parts_of(request))
 
 
 def dispatcher_of_parts(parts: Parts) -> JobDispatcher:
-    """Return the dispatcher; raises ApiError where the gateway runs no jobs."""
     if parts.dispatcher is None:
         raise ApiError(409, "this gateway runs no jobs: its operator starts it with --templates DIR")
     return parts.dispatcher
 
 
 def _check_here(job: Job, dispatcher: JobDispatcher) -> None:
-    """Raise ApiError for a job whose files lie elsewhere."""
     if job.place not in {"", dispatcher.runner.place}:
         raise ApiError(409, "the files of this job lie with the gateway of another machine: ask that one")
 

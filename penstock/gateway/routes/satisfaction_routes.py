@@ -85,7 +85,6 @@ def told_before(session: Session, project: str, more: int) -> int:
 
 
 def counts(session: Session, project: str, agent: str) -> dict[int, int]:
-    """Return how many conversations each version of an agent had."""
     row = ConversationRow
     counted = select(row.version, func.count()).where((row.project == project) & (row.agent == agent))
     return dict(session.execute(counted.group_by(row.version)).all())

@@ -157,7 +157,6 @@ class JsonRoute(APIRoute):
     """Refuses what is posted as anything but JSON."""
 
     def get_route_handler(self) -> Handler:
-        """Return the handler behind the check."""
         handle = self.inner_handler()
 
         async def checked(request: Request) -> Response:
@@ -186,7 +185,6 @@ async def answered(call: Awaitable[T]) -> T:
 
 
 def of_run(error: PolicyError) -> ApiError:
-    """Return what a client of the run raised, as an answer."""
     detail = str(error) if error.refusal is None else error.refusal.detail
     match error:
         case InvalidRequest():

@@ -281,16 +281,10 @@ GATEWAY: Final = Schema(
 
 
 def open_database(url: str, *, migrate: bool) -> Database:
-    """Return the database at `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
+    """Return the database at a URL. migrate: make the tables where there are none.
 
-    Args:
-        url: of the database.
-        migrate: make the tables where there are none.
-
-    Raises:
-        SchemaMismatch: the tables are absent (without `migrate`) or of another revision.
-        Unavailable: the database does not answer.
-        ValueError: the URL is of another kind.
+    Raises SchemaMismatch for tables that are absent or of another revision, Unavailable, and ValueError for a
+    URL of another kind.
     """
     database = Database(url, "accounts database")
     try:

@@ -81,12 +81,10 @@ class WithSites(TyperGroup):
     """The commands of the gateway, and behind them one for each site."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, as help lists them."""
         own = super().list_commands(ctx)
         return [*own, *(name for name in _sites() if name not in own)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of a name, None where there is none."""
         found = super().get_command(ctx, cmd_name)
         if found is not None or cmd_name not in _sites():
             return found
@@ -275,7 +273,6 @@ def _text_servers(server: str, agents: "Sequence[str]", settings: "Settings") ->
 
 
 def _check_runner(runner: RunnerName, cluster: Path | None, registry: str) -> None:
-    """Raise ConfigurationError where jobs shall run on a cluster, and what that takes is not said."""
     if (runner is RunnerName.KUBERNETES) is (cluster is None):
         raise ConfigurationError(
             f"--runner {runner} --cluster {cluster}: --runner kubernetes and --cluster FILE come together"
@@ -325,7 +322,6 @@ def _doors(hosts: list[str] | None, origins: list[str] | None, proxies: list[str
 
 
 def _services() -> "list[Service]":
-    """Return what the installed workloads add to a gateway."""
     paths = [workload.http for workload in map(find, installed()) if workload.http]
     return [cast("Service", load(path)()) for path in paths]
 

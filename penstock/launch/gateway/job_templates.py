@@ -45,7 +45,6 @@ class TemplateFolder:
         self._told = dict[str, str]()
 
     def templates(self) -> dict[str, Template]:
-        """Return the templates by name, as they are now."""
         return {name: one.template for name, one in self._now().items()}
 
     def recipe(self, name: str) -> dict[str, Any] | None:
@@ -87,7 +86,6 @@ def check_templates(folder: Path, kinds: Collection[str]) -> None:
 
 
 def recipe_of(file: Path) -> dict[str, Any]:
-    """Return the configuration of a template, without its table; raises ConfigurationError."""
     return _read(file).recipe
 
 

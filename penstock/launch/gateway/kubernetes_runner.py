@@ -360,7 +360,6 @@ def _credentials() -> Any:
 
 
 def _message(error: Any) -> str:
-    """Return what a cluster says of a request that it refuses."""
     try:
         said = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):

@@ -67,7 +67,6 @@ class JobFolders:
         return folder
 
     def run_folder(self, job: str) -> Path:
-        """Return the folder of a job's run, whether it is there or not."""
         return self.jobs / job / RUN_FOLDER
 
     def read_log(self, job: str, begin: int, most: int) -> bytes:
@@ -200,7 +199,7 @@ class LocalRunner(JobFolders):
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """It ends with the gateway: the kernel closes what its launcher watches, also of one that is killed."""
+        """It ends with the gateway, also one that is killed: the kernel closes what its launcher watches."""
         command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--dry-run", "--json")
         self._remove_left()
         with tempfile.TemporaryDirectory(prefix=_ESTIMATE, dir=self.jobs) as made, lifeline() as watched:

@@ -33,7 +33,6 @@ class Admission:
             return session
 
     def admits(self, session: str | None) -> bool:
-        """Return whether a cookie is the one that was given."""
         held = self._session
         return held is not None and session is not None and hmac.compare_digest(_digest(session), held)
 

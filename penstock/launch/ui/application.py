@@ -177,7 +177,6 @@ async def live(runs: Catalogue, chosen: str, compared: Sequence[str], **more: An
 def _looked(
     runs: Catalogue, chosen: str, compared: Sequence[str], more: Mapping[str, Any]
 ) -> dict[tuple[str, str], str]:
-    """Return every event as it is now, by kind and run."""
     looks: dict[tuple[str, str], Callable[[], Any]] = {("runs", ""): lambda: {**runs.listed(), **more}}
     if chosen:
         looks["run", chosen] = lambda: runs.find(chosen).detail()

@@ -56,7 +56,6 @@ class Catalogue:
         self._known: dict[Path, ShownRun] = {}
 
     def runs(self) -> list["ShownRun"]:
-        """Return the runs, newest first."""
         single = [self._folder] if is_run(self._folder) else []
         folders = single or [path for path in _children(self._folder) if is_run(path)]
         folders = sorted(folders, key=_begun, reverse=True)[:MAX_RUNS]
@@ -102,14 +101,12 @@ class ShownRun:
             return self._facts[1]
 
     def detail(self) -> dict[str, Any]:
-        """Return the facts, and of a run that goes on its current activity."""
         facts = self.facts()
         now = self._look() if facts.state == "running" else None
         summary = None if facts.why else _json_file(self.folder / SUMMARY_FILE)
         return {"run": asdict(facts), "now": now, "summary": summary}
 
     def curve(self) -> dict[str, list[Any]]:
-        """Return columns of equal length, thinned, oldest first."""
         with self._lock:
             points = self._curve.poll()
         columns = ("env_steps", "seconds", "mean_return", "staleness", "version")

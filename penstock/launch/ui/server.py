@@ -69,7 +69,6 @@ class Page:
         self.url = f"{self._server.url}/"
 
     def __enter__(self) -> Self:
-        """Serve from a thread."""
         self._server.start()
         return self
 
@@ -80,15 +79,9 @@ class Page:
 
 
 def main(folder: Path, address: str, *, insecure: bool) -> int:
-    """Run `penstock ui`: serve until asked to end; returns the exit code.
+    """Run `penstock ui` on a folder that holds runs, or is one; returns the exit code.
 
-    Args:
-        folder: holds runs, or is one.
-        address: HOST:PORT at which to listen.
-        insecure: permit an address beyond loopback.
-
-    Raises:
-        ConfigurationError: as `Page` does.
+    Raises ConfigurationError as `Page` does.
     """
     if not folder.is_dir():
         raise ConfigurationError(f"{folder}: no such folder; name the one that holds runs, as `runs`")
