@@ -1,6 +1,6 @@
 """Templates of jobs: recipes for `penstock train`, each with a table that says what callers may choose.
 
-`penstock/recipes/service/rlhf.toml` is one. The name of a template is that of its file. A file is read anew
+`penstock/recipes/service` has some. The name of a template is that of its file. A file is read anew
 when it has changed; while it is wrong, as one that is half written, what it said before goes on, so that no
 other template and no job suffers.
 """
