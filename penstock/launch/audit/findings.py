@@ -140,14 +140,6 @@ class AuditResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
-        return {
-            "run": self.run,
-            "clean": self.clean,
-            "sources": self.sources,
-            "fragments": self.fragments,
-            "journalled": self.journalled,
-            "sampled": self.sampled,
-            "counters": self.counters,
-            "tally": self.tally(),
-            "problems": [asdict(problem) for problem in self.problems],
-        }
+        content = {"run": self.run, "clean": self.clean} | asdict(self)
+        problems = content.pop("problems")
+        return content | {"tally": self.tally(), "problems": problems}

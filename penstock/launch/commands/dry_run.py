@@ -17,9 +17,9 @@ from typing import Any, Final, TextIO
 
 from penstock.config.settings import ConfigurationError, LearnerSection, Progress, Rehearsal
 from penstock.config.workload import find, load
-from penstock.launch.inspection.curve import shown, size, span
+from penstock.launch.inspection.curve import read_rows, shown, size, span
 from penstock.launch.inspection.live_view import make_view
-from penstock.launch.run.fork_server import ForkServer, read_rows
+from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import DeviceMemory, Memory, available, device_memory, together
 from penstock.launch.run.plan import Plan, prepare_folder
 from penstock.launch.run.run import Run
@@ -116,7 +116,7 @@ def _scratch(plan: Plan) -> Iterator[Path]:
 
 def _dry_run(plan: Plan, folder: Path, lifecycle: Lifecycle, stream: TextIO) -> dict[str, Any]:
     """Return the object that --json prints. Seconds and bytes."""
-    free, devices = available().bytes, device_memory()
+    free, devices = available(), device_memory()
     with closing(DeviceMemory()) as device:
         began_s = time.monotonic()
         rehearsal = _rehearse(plan, folder / "prepared", lifecycle, stream)

@@ -5,20 +5,23 @@ learning curve, the summary on stdout. Exit 0 when the run is done, 130 when it 
 SIGTERM, an operator's Stop), else 1 or 2 with the cause on the last stderr line.
 """
 
+import asyncio
 import json
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penstock.config.run_folder import held_folder
+from penstock.config.settings import Settings
 from penstock.config.workload import find, load
-from penstock.launch.inspection.live_view import make_view
-from penstock.launch.run.fork_server import ForkServer, WatchedStream
-from penstock.launch.run.memory import DeviceMemory
+from penstock.launch.inspection.live_view import WatchedStream, make_view
+from penstock.launch.run.fork_server import ForkServer
+from penstock.launch.run.memory import DeviceMemory, sizes
 from penstock.launch.run.plan import Plan, make_folders, prepare_folder, prepared
 from penstock.launch.run.run import Run
 from penstock.launch.run.services import private_folder
@@ -26,7 +29,6 @@ from penstock.launch.run.summary import (
     SUMMARY_FILE,
     Ending,
     RedisFacts,
-    concluded,
     make_summary,
     summary_lines,
     write_summary,
@@ -115,13 +117,36 @@ def _train(
 
 
 def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
-    """Return what is known of the server before the start: all of one that the user brings."""
+    """Return what is known of the server before the start: all of one that the user brings.
+
+    Raises ConfigurationError where that is unsuitable, Fatal where it does not answer within
+    `broker.redis_wait_s`, Interrupted when the lifecycle drains first.
+    """
     if not plan.settings.broker.redis:
         return RedisFacts(version="", durability=plan.settings.broker.durability)
-    from penstock.launch.run.external_redis import examine
-
     logs.configure("launcher")
-    return examine(plan.settings, lifecycle)
+    return asyncio.run(_examined(plan.settings, lifecycle))
+
+
+async def _examined(settings: Settings, lifecycle: Lifecycle) -> RedisFacts:
+    from penstock.broker.log import connection
+    from penstock.broker.service.process import connect_inspector, wait_for_redis
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_drain() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+
+    lifecycle.on_drain(on_drain)
+    section, url = settings.broker, settings.broker.redis
+    inspector = connect_inspector(url, settings.security)
+    try:
+        ask = partial(connection.examine, inspector, url, section)
+        facts = await wait_for_redis(ask, url, section.redis_wait_s, stop)
+    finally:
+        await inspector.aclose()
+    return RedisFacts(version=facts.version, durability=facts.durability.label)
 
 
 def _conclude(plan: Plan, ending: Ending, learnt: dict[str, Any], *, as_json: bool) -> None:
@@ -129,7 +154,7 @@ def _conclude(plan: Plan, ending: Ending, learnt: dict[str, Any], *, as_json: bo
     write_summary(plan.run_dir, summary)
     _write_artefacts(plan, summary)
     _draw_curve(plan.run_dir)
-    summary = concluded(plan.run_dir, summary)
+    summary["disk_bytes"] = sum(sizes(plan.run_dir).values())
     write_summary(plan.run_dir, summary)
     lines: Sequence[str] = [json.dumps(summary, indent=2)] if as_json else summary_lines(summary)
     tell(lines)

@@ -11,9 +11,9 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from penstock.config.run_folder import open_regular
 
@@ -146,6 +146,83 @@ def _point(row: dict[str, Any], before: Point | None) -> Point:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+# ---- How far a run is, read from the learner's `metrics.jsonl`.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One line of `metrics.jsonl`, in what people watch. NaN: not known yet."""
+
+    env_steps: int = 0
+    updates: int = 0
+    publications: int = 0
+    steps_per_second: float = math.nan
+    mean_return: float = math.nan
+    staleness_p50: float = math.nan
+    outstanding: int = 0
+    budget: int = 0
+    log_bytes: int = 0
+    training_seconds: float = math.nan
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Self:
+        known = {one.name: row[one.name] for one in fields(cls) if row.get(one.name) is not None}
+        return cls(**known)
+
+
+class MetricsTail:
+    """Reads a growing `metrics.jsonl`; a missing file is an empty one.
+
+    The learner writes lines from its first second on, so the first ones tell of no experience.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._rest = b""
+        self._first = None if self._offset else Progress()
+        self._last: Progress | None = None
+
+    def poll(self) -> Progress | None:
+        """The newest progress, None until the first experience after this launcher's start."""
+        rows = self._new_rows()
+        if rows:
+            self._first = self._first or Progress.of(rows[0])
+            self._last = Progress.of(rows[-1])
+        return self._last if self._has_begun() else None
+
+    def _has_begun(self) -> bool:
+        first, last = self._first, self._last
+        if first is None or last is None:
+            return False
+        new = last.env_steps > first.env_steps or last.updates > first.updates
+        return new or last.outstanding > 0
+
+    def _new_rows(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        # A crash may have torn one; the learner begins another below it.
+        return [row for row in map(parse_line, lines) if row is not None]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a `metrics.jsonl`, without what a learner that went back has made again."""
+    rows: list[dict[str, Any]] = []
+    with path.open("rb") as file:
+        whole = (parse_line(line[:-1]) for line in file if line.endswith(b"\n"))
+        for row in filter(None, whole):
+            while rows and rows[-1].get("env_steps", 0) > row.get("env_steps", 0):
+                rows.pop()
+            rows.append(row)
+    return rows
 
 
 # ---- Format bytes and seconds for people.

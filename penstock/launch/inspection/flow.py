@@ -6,9 +6,9 @@ another fragment has waited all the time, and so has a learner that made no upda
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from penstock.launch.inspection.processes import Observation, ProcessSnapshot
 from penstock.protocol.messages import Role, RunState
@@ -180,10 +180,6 @@ class Flow:
     versions: float | None = None
     apply_s: float | None = None
     version: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 class Change:

@@ -3,10 +3,13 @@
 Both take the same three calls; a view is used by one thread and closed in the end.
 """
 
+import errno
 import math
+import os
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Final, Protocol, Self, TextIO, cast
+from typing import Any, Final, Self, TextIO, TypeVar, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,28 +18,11 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.launch.inspection.curve import shown
-from penstock.launch.run.fork_server import Progress, WatchedStream
+from penstock.launch.inspection.curve import Progress, shown
 
 PLAIN_INTERVAL_S: Final = 2.0
 _REFRESHES_PER_SECOND: Final = 4
 _MIB: Final = 1024 * 1024
-
-
-class View(Protocol):
-    """Shows events and progress."""
-
-    def event(self, text: str) -> None:
-        """Something happened that is worth a line."""
-
-    def show(self, progress: Progress) -> None:
-        """Show how far the run is."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class PlainView:
@@ -126,6 +112,9 @@ class LiveView:
         self._live.__exit__(kind, error, trace)
 
 
+View = PlainView | LiveView
+
+
 def make_view(stream: TextIO, title: str, total_steps: int | None, target: float | None) -> View:
     """Return a live view where `stream` is a terminal, else plain lines."""
     stream = cast("TextIO", WatchedStream(stream))
@@ -141,7 +130,7 @@ def facts(progress: Progress, target: float | None) -> list[tuple[str, str]]:
     return [
         ("rate", f"{_text(progress.steps_per_second, ',.0f')}/s"),
         ("return", f"{shown(progress.mean_return)}{goal}"),
-        ("staleness", _text(progress.staleness, ".1f")),
+        ("staleness", _text(progress.staleness_p50, ".1f")),
         ("buffer", f"{_share(progress.outstanding, progress.budget)} {progress.log_bytes / _MIB:.1f} MiB"),
         ("updates", f"{progress.updates:,}"),
         ("publications", f"{progress.publications:,}"),
@@ -154,3 +143,39 @@ def _share(part: int, whole: int) -> str:
 
 def _text(value: float, form: str) -> str:
     return "–" if math.isnan(value) else format(value, form)
+
+
+# ---- The stream on which a run is watched: when its reader goes away, the run goes on unwatched.
+
+T = TypeVar("T")
+_READER_IS_GONE: Final = (errno.EPIPE, errno.EIO)
+
+
+class WatchedStream:
+    """A stream that leads nowhere once its reader is gone; everything else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text; returns its length."""
+        return self._do(lambda: self._stream.write(text), len(text))
+
+    def flush(self) -> None:
+        """Hand on what was written."""
+        self._do(self._stream.flush, None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _do(self, work: Callable[[], T], otherwise: T) -> T:
+        try:
+            return work()
+        except OSError as error:
+            if error.errno not in _READER_IS_GONE:
+                raise
+            # What still waits to be written goes there too, also at the end of the process.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+            return otherwise

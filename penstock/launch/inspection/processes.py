@@ -27,7 +27,7 @@ from penstock.v1 import control_pb2
 
 # ---- One look at the health of a process, on the HTTP port that it has announced.
 
-_PROBE_TIMEOUT_S: Final = 1.0
+_TIMEOUT_S: Final = 1.0
 
 
 def probe(endpoint: Endpoint, path: str) -> str | None:
@@ -35,21 +35,24 @@ def probe(endpoint: Endpoint, path: str) -> str | None:
 
     endpoint: of the process. path: `/healthz` or `/readyz`.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", endpoint.metrics_port, timeout=_PROBE_TIMEOUT_S)
+    try:
+        status, reason = _get(endpoint, path)
+    except (OSError, http.client.HTTPException) as error:
+        return f"does not answer: {error}"
+    return None if status == HTTPStatus.OK else reason.decode(errors="replace").strip()
+
+
+def _get(endpoint: Endpoint, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.metrics_port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path)
         reply = connection.getresponse()
-        reason = reply.read().decode(errors="replace").strip()
-    except (OSError, http.client.HTTPException) as error:
-        return f"does not answer: {error}"
-    else:
-        return None if reply.status == HTTPStatus.OK else reason
+        return reply.status, reply.read()
     finally:
         connection.close()
 
 
 ENDPOINTS_FILE: Final = "endpoints.json"
-_TIMEOUT_S: Final = 1.0
 _AT_ONCE: Final = 16
 _CLOCKS_S: Final = 5.0
 """Seconds by which the clocks of files and processes may differ."""
@@ -172,16 +175,10 @@ def _ask(endpoint: Endpoint) -> tuple[str, tuple[Sample, ...]]:
 
 
 def _scrape(endpoint: Endpoint) -> tuple[Sample, ...]:
-    connection = http.client.HTTPConnection("127.0.0.1", endpoint.metrics_port, timeout=_TIMEOUT_S)
-    try:
-        connection.request("GET", "/metrics")
-        reply = connection.getresponse()
-        text = reply.read().decode()
-        if reply.status != HTTPStatus.OK:
-            raise http.client.HTTPException(f"status {reply.status}")
-    finally:
-        connection.close()
-    return tuple(_samples(text))
+    status, text = _get(endpoint, "/metrics")
+    if status != HTTPStatus.OK:
+        raise http.client.HTTPException(f"status {status}")
+    return tuple(_samples(text.decode()))
 
 
 def _samples(text: str) -> Iterable[Sample]:

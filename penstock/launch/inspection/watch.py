@@ -73,10 +73,6 @@ class RoleRow:
     restarts: int
     problems: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return asdict(self)
-
 
 def role_rows(now: Observation, flow: Flow) -> list[RoleRow]:
     """Return a row for each role, in the order in which a fragment passes them."""
@@ -170,8 +166,8 @@ class RunSnapshot:
         """Return a JSON object."""
         return {
             "bottleneck": asdict(self.verdict),
-            "roles": [row.as_json() for row in self.rows],
-            "flow": self.flow.as_json(),
+            "roles": [asdict(row) for row in self.rows],
+            "flow": asdict(self.flow),
         }
 
 

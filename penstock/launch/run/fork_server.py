@@ -11,24 +11,19 @@ so a launcher that gave up waiting can start the service in the other way and do
 """
 
 import ctypes
-import errno
 import json
 import logging
-import math
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, TextIO, TypeVar
+from typing import Final
 
-from penstock.launch.inspection.curve import parse_line
-from penstock.launch.run.memory import NO_MEMORY, Memory, of_fork_server
+from penstock.launch.run.memory import Memory, of_fork_server
 
 PENSTOCK: Final = (sys.executable, "-P", "-m", "penstock.launch.cli")
 """The command line of `penstock` by this interpreter; -P: a folder here hides no package."""
@@ -40,17 +35,6 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Descriptors:
-    """Files that a service inherits.
-
-    log: where it writes. lifeline: see `penstock.runtime.lifecycle`.
-    """
-
-    log: int
-    lifeline: int
 
 
 class ForkServer:
@@ -74,7 +58,7 @@ class ForkServer:
                 process_group=0,
             )
         self.cpu_seconds = 0.0
-        self.memory: Memory = NO_MEMORY
+        self.memory = Memory()
 
     @property
     def pid(self) -> int | None:
@@ -82,12 +66,12 @@ class ForkServer:
         return None if self._process is None else self._process.pid
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], descriptors: Descriptors
+        self, command: Sequence[str], environment: Mapping[str, str], log_fd: int, lifeline_fd: int
     ) -> int | None:
         """Begin what a command line says, in a process group of its own; return its pid.
 
         None where it has to be started as a program: it is another command, or there is no server any more.
-        environment: all that it has.
+        environment: all that it has. log_fd: where it writes. lifeline_fd: see `penstock.runtime.lifecycle`.
         """
         if self._process is None or tuple(command[: len(PENSTOCK) + 1]) not in _FORKED:
             return None
@@ -96,7 +80,7 @@ class ForkServer:
         with suppress(BrokenPipeError), os.fdopen(telling, "w") as words:
             try:
                 with os.fdopen(told) as reader:
-                    pid = self._fork([reader.fileno(), descriptors.log, descriptors.lifeline])
+                    pid = self._fork([reader.fileno(), log_fd, lifeline_fd])
             except OSError as error:
                 log.info("services are started as programs: the fork server is gone", extra={"error": error})
                 self.close()
@@ -124,9 +108,8 @@ class ForkServer:
             return
         self.memory = of_fork_server(self._process.pid)
         self._socket.close()
-        os.kill(
-            self._process.pid, signal.SIGKILL
-        )  # Popen.kill would reap one that has ended, and its account
+        # Popen.kill would reap one that has ended, and its account.
+        os.kill(self._process.pid, signal.SIGKILL)
         _, status, usage = os.wait4(self._process.pid, 0)
         self._process.returncode = os.waitstatus_to_exitcode(status)
         self._process = None
@@ -147,133 +130,3 @@ def _adopting() -> Iterator[None]:
         yield
     finally:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-
-# ---- How far a run is, read from the learner's `metrics.jsonl`.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """One line of `metrics.jsonl`, in what people watch. NaN: not known yet."""
-
-    env_steps: int = 0
-    updates: int = 0
-    publications: int = 0
-    steps_per_second: float = math.nan
-    mean_return: float = math.nan
-    staleness: float = math.nan
-    outstanding: int = 0
-    budget: int = 0
-    log_bytes: int = 0
-    training_seconds: float = math.nan
-
-
-class MetricsTail:
-    """Reads a growing `metrics.jsonl`; a missing file is an empty one.
-
-    The learner writes lines from its first second on, so the first ones tell of no experience.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-        self._rest = b""
-        self._first = None if self._offset else Progress()
-        self._last: Progress | None = None
-
-    def poll(self) -> Progress | None:
-        """The newest progress, None until the first experience after this launcher's start."""
-        rows = self._new_rows()
-        if rows:
-            self._first = self._first or to_progress(rows[0])
-            self._last = to_progress(rows[-1])
-        return self._last if self._has_begun() else None
-
-    def _has_begun(self) -> bool:
-        first, last = self._first, self._last
-        if first is None or last is None:
-            return False
-        new = last.env_steps > first.env_steps or last.updates > first.updates
-        return new or last.outstanding > 0
-
-    def _new_rows(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        # A crash may have torn one; the learner begins another below it.
-        return [row for row in map(parse_line, lines) if row is not None]
-
-
-def to_progress(row: dict[str, Any]) -> Progress:
-    """The fields of one line."""
-    return Progress(
-        env_steps=int(_number(row, "env_steps", 0)),
-        updates=int(_number(row, "updates", 0)),
-        publications=int(_number(row, "publications", 0)),
-        steps_per_second=_number(row, "steps_per_second"),
-        mean_return=_number(row, "mean_return"),
-        staleness=_number(row, "staleness_p50"),
-        outstanding=int(_number(row, "outstanding", 0)),
-        budget=int(_number(row, "budget", 0)),
-        log_bytes=int(_number(row, "log_bytes", 0)),
-        training_seconds=_number(row, "training_seconds"),
-    )
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a `metrics.jsonl`, without what a learner that went back has made again."""
-    rows: list[dict[str, Any]] = []
-    with path.open("rb") as file:
-        for row in filter(
-            None, (parse_line(line.removesuffix(b"\n")) for line in file if line.endswith(b"\n"))
-        ):
-            while rows and rows[-1].get("env_steps", 0) > row.get("env_steps", 0):
-                rows.pop()
-            rows.append(row)
-    return rows
-
-
-def _number(row: dict[str, Any], key: str, default: float = math.nan) -> float:
-    value = row.get(key)
-    return default if value is None else float(value)
-
-
-# ---- The stream on which a run is watched: when its reader goes away, the run goes on unwatched.
-
-T = TypeVar("T")
-_READER_IS_GONE: Final = (errno.EPIPE, errno.EIO)
-
-
-class WatchedStream:
-    """A stream that leads nowhere once its reader is gone; everything else is the stream's own."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write a text; returns its length."""
-        return self._do(lambda: self._stream.write(text), len(text))
-
-    def flush(self) -> None:
-        """Hand on what was written."""
-        self._do(self._stream.flush, None)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _do(self, work: Callable[[], T], otherwise: T) -> T:
-        try:
-            return work()
-        except OSError as error:
-            if error.errno not in _READER_IS_GONE:
-                raise
-            # What still waits to be written goes there too, also at the end of the process.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
-            return otherwise

@@ -52,9 +52,6 @@ class Memory:
         return max(self, other, key=lambda one: one.peak)
 
 
-NO_MEMORY: Final = Memory()
-
-
 def together(parts: Iterable[Memory]) -> Memory:
     """Return the memory of several processes: each with its own pages, those of files and forks once."""
     found = list(parts)
@@ -141,21 +138,13 @@ def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
     return [root, *(pid for child in children.get(root, ()) for pid in _tree(child, children))]
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What is left of something, in bytes, and who says so."""
-
-    bytes: int
-    source: str
-
-
-def available(root: Path = Path("/")) -> Room:
-    """Memory that new processes can have: the least of the machine's and the container's.
+def available(root: Path = Path("/")) -> int:
+    """Bytes that new processes can have: the least of the machine's and the container's.
 
     root: of /proc and /sys.
     """
     meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
-    rooms = [Room(_kib(meminfo["MemAvailable"]), "MemAvailable of /proc/meminfo")]
+    rooms = [_kib(meminfo["MemAvailable"])]
     for limit, usage in _CGROUP_LIMITS:
         folder = root / "sys/fs/cgroup"
         try:
@@ -163,8 +152,8 @@ def available(root: Path = Path("/")) -> Room:
         except (FileNotFoundError, NotADirectoryError):
             continue
         if most != "max":
-            rooms.append(Room(max(0, int(most) - int(used)), f"the limit in {folder / limit}"))
-    return min(rooms, key=lambda room: room.bytes)
+            rooms.append(max(0, int(most) - int(used)))
+    return min(rooms)
 
 
 class DeviceMemory:

@@ -205,9 +205,9 @@ def prepare_folder(plan: Plan) -> None:
     asked = dump(plan.settings)
     plan.asked_config.unlink(missing_ok=True)
     if not plan.config.exists():
-        _replace(plan.config, asked)
+        replace_text(plan.config, asked)
     elif plan.config.read_text() != asked:
-        _replace(plan.asked_config, asked)
+        replace_text(plan.asked_config, asked)
     if not plan.asked_config.exists():
         seal(plan.run_dir, plan.settings)
 
@@ -215,12 +215,13 @@ def prepare_folder(plan: Plan) -> None:
 def take_configuration(plan: Plan) -> None:
     """The learner has begun with what was asked for: that is the run's configuration now."""
     if plan.asked_config.exists():
-        _replace(plan.config, plan.asked_config.read_text())
+        replace_text(plan.config, plan.asked_config.read_text())
         seal(plan.run_dir, plan.settings)
 
 
-def _replace(file: Path, text: str) -> None:
-    temporary = file.with_suffix(".tmp")
+def replace_text(file: Path, text: str) -> None:
+    """Write a file so that a reader finds the old one or the new one, never a part."""
+    temporary = file.with_name(f"{file.name}.tmp")
     try:
         temporary.write_text(text)
         temporary.replace(file)

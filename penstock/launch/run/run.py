@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError, MetricsSection
+from penstock.launch.inspection.curve import MetricsTail
 from penstock.launch.inspection.live_view import View
-from penstock.launch.run.fork_server import ForkServer, MetricsTail
+from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import explain, of_process, together
-from penstock.launch.run.plan import Plan, take_configuration
+from penstock.launch.run.plan import Plan, replace_text, take_configuration
 from penstock.launch.run.redis_service import ask
 from penstock.launch.run.services import service_environment, service_specs
 from penstock.launch.run.summary import LearnerAccount, RedisFacts
@@ -205,26 +206,24 @@ class Run:
                 self._say(f"{name} is up (pid {found[name].server_pid or found[name].pid})")
         self._endpoints = found
         try:
-            self._write_endpoints()
-            self._write_targets()
+            self._write("endpoints.json", {name: asdict(one) for name, one in found.items()})
+            self._write("targets.json", self._targets())
         except OSError as error:
             # Services that cannot write end the run with the cause; these files alone do not.
             self._say(f"endpoints.json or targets.json is not up to date: {error.strerror}")
 
-    def _write_endpoints(self) -> None:
-        content = {name: asdict(endpoint) for name, endpoint in self._endpoints.items()}
-        _replace(self._plan.run_dir / "endpoints.json", content)
+    def _write(self, name: str, content: object) -> None:
+        replace_text(self._plan.run_dir / name, json.dumps(content, indent=2) + "\n")
 
-    def _write_targets(self) -> None:
-        """The same for Prometheus (`file_sd_configs`): every metrics port, by the service's name."""
-        content = [
+    def _targets(self) -> list[dict[str, Any]]:
+        """Return every metrics port by the service's name, as Prometheus reads it (`file_sd_configs`)."""
+        return [
             {
                 "targets": [f"127.0.0.1:{endpoint.metrics_port}"],
                 "labels": {"run": self._plan.settings.run, "instance": name},
             }
             for name, endpoint in sorted(self._endpoints.items())
         ]
-        _replace(self._plan.run_dir / "targets.json", content)
 
     def _note_redis(self) -> None:
         if self._plan.settings.broker.redis:
@@ -239,13 +238,6 @@ class Run:
         if endpoint is None or endpoint.server_pid is None:
             return account
         return replace(account, pid=endpoint.server_pid)
-
-
-def _replace(file: Path, content: object) -> None:
-    """Write JSON so that a reader finds the old file or the new one, never a part."""
-    temporary = file.with_name(f"{file.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    temporary.replace(file)
 
 
 def _serve_metrics(health: Health, section: MetricsSection) -> int:

@@ -36,20 +36,21 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
     redis_url = plan.settings.broker.redis or f"unix://{sockets / 'redis.sock'}"
     broker = f"unix:{sockets / 'broker.sock'}"
     config = ("--config", str(plan.service_config))
-    redis = ("--socket", str(sockets / "redis.sock"), "--dir", str(plan.run_dir / "redis"), *config)
-    learner = ("learner", "--redis", redis_url, "--run-dir", str(plan.run_dir), *config)
-    registry = (
-        "--set",
-        f"registry.url={registry_url(plan.run_dir, plan.settings.registry.url)}",
+    files = ("--socket", str(sockets / "redis.sock"), "--dir", str(plan.run_dir / "redis"))
+    redis = ServiceSpec(
+        name="redis", role="redis", command=penstock("redis", *files, *config), stage=DrainStage.REDIS
     )
+    learner = ("learner", "--redis", redis_url, "--run-dir", str(plan.run_dir), *config)
+    registry = ("--set", f"registry.url={registry_url(plan.run_dir, plan.settings.registry.url)}")
     resumption = plan.resumption
-    beside = _beside(plan, sockets)
+    workload = find(plan.settings.workload)
+    beside = load(workload.services)(plan.settings, sockets) if workload.services else Services()
     acting = (*config, *_placing({**places_of(plan.settings), **beside.places}))
     actors = [
         _actor(f"actor-{index}", "rollout", broker, acting) for index in range(plan.settings.actor.count)
     ]
     return [
-        *([_redis(*redis)] if own_redis else []),
+        *([redis] if own_redis else []),
         ServiceSpec(
             name="broker",
             role="broker",
@@ -64,17 +65,14 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
             clean_exit=CleanExit.DONE,
             stage=DrainStage.LEARNER,
         ),
-        *[_own(name, command, config) for name, command in beside.commands.items()],
+        *[
+            ServiceSpec(name=name, role=name, command=penstock(*command, *config))
+            for name, command in beside.commands.items()
+        ],
         *actors,
         *([_server(plan, broker, config)] if plan.settings.serving.listen else []),
         *([_actor("evaluator", "evaluation", broker, acting)] if plan.settings.evaluation.episodes else []),
     ]
-
-
-def _beside(plan: Plan, sockets: Path) -> Services:
-    """The processes of the run's workload."""
-    workload = find(plan.settings.workload)
-    return load(workload.services)(plan.settings, sockets) if workload.services else Services()
 
 
 def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
@@ -84,16 +82,6 @@ def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
     """
     said = [("--set", f"actor.places.{key}={json.dumps(place)}") for key, place in places.items()]
     return tuple(word for pair in said for word in pair)
-
-
-def _redis(*arguments: str) -> ServiceSpec:
-    return ServiceSpec(
-        name="redis", role="redis", command=penstock("redis", *arguments), stage=DrainStage.REDIS
-    )
-
-
-def _own(name: str, command: tuple[str, ...], config: tuple[str, ...]) -> ServiceSpec:
-    return ServiceSpec(name=name, role=name, command=penstock(*command, *config), clean_exit=CleanExit.DIED)
 
 
 def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> ServiceSpec:

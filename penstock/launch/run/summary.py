@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.launch.inspection.curve import shown, size
-from penstock.launch.run.memory import sizes, together
-from penstock.launch.run.plan import Plan
+from penstock.launch.run.memory import together
+from penstock.launch.run.plan import Plan, replace_text
 from penstock.launch.run.supervised_service import Account
 
 SUMMARY_FILE: Final = "summary.json"
@@ -102,16 +102,8 @@ def make_summary(plan: Plan, ending: Ending, learnt: Mapping[str, Any]) -> dict[
     return summary | found | ({"failure": ending.cause} if ending.cause else {})
 
 
-def concluded(run_dir: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary with the bytes that the finished folder takes."""
-    return {**summary, "disk_bytes": sum(sizes(run_dir).values())}
-
-
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
-    """Replace `summary.json` in one step."""
-    temporary = run_dir / f"{SUMMARY_FILE}.tmp"
-    temporary.write_text(json.dumps(summary, indent=2) + "\n")
-    temporary.replace(run_dir / SUMMARY_FILE)
+    replace_text(run_dir / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:

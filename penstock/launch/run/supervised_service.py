@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -20,8 +20,8 @@ from typing import Final
 
 from penstock.config.run_folder import NoPlainFile, open_regular
 from penstock.launch.inspection.processes import probe
-from penstock.launch.run.fork_server import PENSTOCK, Descriptors, ForkServer
-from penstock.launch.run.memory import NO_MEMORY, Memory
+from penstock.launch.run.fork_server import PENSTOCK, ForkServer
+from penstock.launch.run.memory import Memory
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, ended_file, read_endpoint
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
@@ -124,11 +124,19 @@ class ServiceProcess:
         command = (*spec.command, *(spec.on_restart if restarted else ()))
         environment = without_configuration(os.environ) | dict(environment) | own
         with self._log.open("ab") as log:
-            descriptors = Descriptors(log=log.fileno(), lifeline=lifeline_fd)
-            pid = fork_server.start(command, environment, descriptors) if fork_server else None
+            given = (command, environment, log.fileno(), lifeline_fd)
+            pid = fork_server.start(*given) if fork_server else None
             self._program: subprocess.Popen[bytes] | None = None
             if pid is None:
-                self._program = _program(command, environment, descriptors)
+                self._program = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    pass_fds=(lifeline_fd,),
+                    process_group=0,
+                )
                 pid = self._program.pid
         self.pid = pid
         threading.Thread(target=self._wait, args=(on_exit,), name=f"wait-{spec.name}", daemon=True).start()
@@ -181,20 +189,6 @@ class ServiceProcess:
         return last_line(self._log)
 
 
-def _program(
-    command: Sequence[str], environment: Mapping[str, str], descriptors: Descriptors
-) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=descriptors.log,
-        stderr=descriptors.log,
-        env=environment,
-        pass_fds=(descriptors.lifeline,),
-        process_group=0,
-    )
-
-
 def last_line(log: Path) -> str:
     """Return the last line of a log file that is not empty; "" when there is none."""
     try:
@@ -236,7 +230,7 @@ class Account:
     pid: int
     restarts: int
     cpu_seconds: float
-    memory: Memory = NO_MEMORY
+    memory: Memory = field(default_factory=Memory)
     """Of the life that needed most, with all that it started."""
 
 
@@ -257,7 +251,7 @@ class Service:
     red_reason: str = ""
     cpu_seconds: float = 0.0
     last_pid: int = 0
-    memory: Memory = NO_MEMORY
+    memory: Memory = field(default_factory=Memory)
     delays: Iterator[float] = field(default_factory=lambda: full_jitter(BACKOFF_BASE_S, BACKOFF_CAP_S))
 
     @property

@@ -59,14 +59,14 @@ class Supervisor:
         self._lifeline_fd = lifeline_fd
         self._environment = environment
         self._on_event = on_event
-        self._services: dict[str, Service] = {}
+        self.services: dict[str, Service] = {}
         self._exits: queue.SimpleQueue[Exit | None] = queue.SimpleQueue()
         self._trees = Trees()
         self._memory_read_s = time.monotonic()
 
     def start(self, spec: ServiceSpec) -> None:
         """Start a service; returns before it is ready."""
-        service = self._services.setdefault(spec.name, Service(spec))
+        service = self.services.setdefault(spec.name, Service(spec))
         metrics.RESTARTS.labels(spec.role)  # 0 is told before the first: an alert must see it rise
         self._launch(service)
 
@@ -78,11 +78,11 @@ class Supervisor:
         """Wait up to `timeout_s` for a death, restart what is due. Raises GaveUp."""
         if time.monotonic() - self._memory_read_s >= _MEMORY_INTERVAL_S:
             self.note_memory()
-        due = [s.restart_at_s for s in self._services.values() if s.restart_at_s is not None]
+        due = [s.restart_at_s for s in self.services.values() if s.restart_at_s is not None]
         wait_s = min([timeout_s, *(max(0.0, at - time.monotonic()) for at in due)])
         for death in self._deaths(wait_s):
             self._on_death(death)
-        for service in self._services.values():
+        for service in self.services.values():
             if service.restart_at_s is not None and time.monotonic() >= service.restart_at_s:
                 service.restarts += 1
                 metrics.RESTARTS.labels(service.spec.role).inc()
@@ -91,19 +91,19 @@ class Supervisor:
     def note_memory(self) -> None:
         """Note how much memory each service has needed, while it still can be read."""
         self._memory_read_s = time.monotonic()
-        alive = {s.process.pid: s for s in self._services.values() if s.process is not None}
+        alive = {s.process.pid: s for s in self.services.values() if s.process is not None}
         for pid, memory in self._trees.look(alive).items():
             alive[pid].memory |= memory
 
     def note_progress(self) -> None:
         """The run has come further than ever, with the services that are running now."""
-        for service in self._services.values():
+        for service in self.services.values():
             if service.process is not None and not service.has_helped:
                 service.has_helped = service.was_ready or service.process.is_ready()
 
     def check_health(self) -> None:
         """Look at every `/healthz`; kill, and so restart, what is red or silent for RED_LIMIT_S."""
-        for service in self._services.values():
+        for service in self.services.values():
             endpoint = service.process.endpoint() if service.process else None
             reason = probe(endpoint, "/healthz") if endpoint else None
             if endpoint is not None and not service.was_ready:
@@ -120,26 +120,16 @@ class Supervisor:
                 service.process.ask_stacks()
                 service.process.kill()
 
-    def is_running(self, name: str) -> bool:
-        """Return whether the service has a live process."""
-        service = self._services.get(name)
-        return service is not None and service.process is not None
-
     def is_done(self, name: str) -> bool:
         """Return whether the service has ended with its work done."""
-        service = self._services[name]
+        service = self.services[name]
         return service.process is None and service.restart_at_s is None
-
-    def is_ready(self, name: str) -> bool:
-        """Return whether the service's `/readyz` is green."""
-        service = self._services.get(name)
-        return service is not None and service.process is not None and service.process.is_ready()
 
     def unready(self) -> list[tuple[str, str]]:
         """Services whose `/readyz` is not green (yet), with the last line of their logs."""
         return [
             (name, service.process.last_line())
-            for name, service in self._services.items()
+            for name, service in self.services.items()
             if service.process is not None and not service.process.is_ready()
         ]
 
@@ -147,7 +137,7 @@ class Supervisor:
         """Return where each service that has said so can be reached."""
         found = {
             name: service.process.endpoint()
-            for name, service in self._services.items()
+            for name, service in self.services.items()
             if service.process is not None
         }
         return {name: endpoint for name, endpoint in found.items() if endpoint is not None}
@@ -163,13 +153,13 @@ class Supervisor:
                 cpu_seconds=service.cpu_seconds,
                 memory=service.memory,
             )
-            for name, service in self._services.items()
+            for name, service in self.services.items()
         ]
 
     def stop(self, names: Iterable[str], grace_s: float) -> list[str]:
         """Ask services to drain and wait up to `grace_s`; returns the names of those still running."""
         self.note_memory()
-        chosen = [self._services[name] for name in names if name in self._services]
+        chosen = [self.services[name] for name in names if name in self.services]
         for service in chosen:
             service.restart_at_s = None
             if service.process is not None:
@@ -178,7 +168,7 @@ class Supervisor:
 
     def kill(self, names: Iterable[str]) -> None:
         """End services now, their process groups with them."""
-        chosen = [self._services[name] for name in names if name in self._services]
+        chosen = [self.services[name] for name in names if name in self.services]
         for service in chosen:
             service.restart_at_s = None
             if service.process is not None:
@@ -194,7 +184,7 @@ class Supervisor:
 
     def names(self, stage: DrainStage | None = None) -> list[str]:
         """Return the names of the services in starting order: of one stage of the drain, or all."""
-        return [name for name, service in self._services.items() if stage in (None, service.spec.stage)]
+        return [name for name, service in self.services.items() if stage in (None, service.spec.stage)]
 
     def _launch(self, service: Service) -> None:
         service.restart_at_s = service.red_since_s = None
@@ -227,7 +217,7 @@ class Supervisor:
 
     def _settle(self, death: Exit) -> tuple[Service, str]:
         """Book a death; returns the service and the last line that it wrote."""
-        service = self._services[death.name]
+        service = self.services[death.name]
         cause = service.process.last_line() if service.process else ""
         if service.process is not None and service.process.pid == death.pid:
             service.process = None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.launch.run.fork_server import read_rows
+from penstock.launch.inspection.curve import read_rows
 from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.feed.payloads import reward_of
 from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from penstock.launch.inspection.curve import MetricsTail, Progress
 from penstock.launch.inspection.live_view import LiveView, PlainView, make_view
-from penstock.launch.run.fork_server import MetricsTail, Progress
 
 HALF_WAY = Progress(
     env_steps=75_000,
@@ -17,7 +17,7 @@ HALF_WAY = Progress(
     publications=37,
     steps_per_second=61_234.5,
     mean_return=231.25,
-    staleness=1.0,
+    staleness_p50=1.0,
     outstanding=2048,
     budget=4096,
     log_bytes=3 * 1024 * 1024,
@@ -97,7 +97,7 @@ def test_a_line_that_is_still_being_written_is_read_next_time(tmp_path: Path) ->
         file.flush()
     progress = tail.poll()
     assert progress is not None
-    assert (progress.env_steps, progress.staleness) == (2, 1.0)
+    assert (progress.env_steps, progress.staleness_p50) == (2, 1.0)
 
 
 def test_a_line_that_a_killed_learner_has_torn_is_passed_over(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from penstock.launch.run.fork_server import PID, Descriptors, ForkServer
+from penstock.launch.run.fork_server import PID, ForkServer
 from penstock.launch.run.supervised_service import penstock
 from tests.support.run.training import is_alive
 
@@ -35,8 +35,7 @@ class Place:
     def start(self, command: tuple[str, ...], environment: Mapping[str, str] | None = None) -> int:
         """Pid of a copy."""
         with self.log.open("ab") as log:
-            descriptors = Descriptors(log=log.fileno(), lifeline=self.lifeline)
-            pid = self.server.start(command, environment or dict(os.environ), descriptors)
+            pid = self.server.start(command, environment or dict(os.environ), log.fileno(), self.lifeline)
         assert pid is not None, "the server had more than one thread, or has failed"
         return pid
 
@@ -130,8 +129,7 @@ def test_what_the_server_has_not_imported_is_started_as_a_program(
     command: tuple[str, ...], place: Place
 ) -> None:
     with place.log.open("ab") as log:
-        descriptors = Descriptors(log=log.fileno(), lifeline=place.lifeline)
-        assert place.server.start(command, os.environ, descriptors) is None
+        assert place.server.start(command, os.environ, log.fileno(), place.lifeline) is None
 
 
 def test_without_the_server_services_are_programs(place: Place) -> None:
@@ -139,9 +137,8 @@ def test_without_the_server_services_are_programs(place: Place) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with place.log.open("ab") as log:
-        descriptors = Descriptors(log=log.fileno(), lifeline=place.lifeline)
-        assert place.server.start(WAITS, os.environ, descriptors) is None
-        assert place.server.start(WAITS, os.environ, descriptors) is None
+        assert place.server.start(WAITS, os.environ, log.fileno(), place.lifeline) is None
+        assert place.server.start(WAITS, os.environ, log.fileno(), place.lifeline) is None
     assert place.server.pid is None
 
 
@@ -153,8 +150,7 @@ def test_nobody_waits_for_a_server_that_was_given_up(place: Place, caplog: pytes
     giving_up = threading.Thread(target=place.server.give_up)
     giving_up.start()
     with place.log.open("ab") as log:
-        descriptors = Descriptors(log=log.fileno(), lifeline=place.lifeline)
-        assert place.server.start(WAITS, os.environ, descriptors) is None
+        assert place.server.start(WAITS, os.environ, log.fileno(), place.lifeline) is None
     giving_up.join()
     (said,) = caplog.records
     assert not isinstance(said.__dict__["error"], TimeoutError)
@@ -193,13 +189,12 @@ libc.execve(words[0], argv, environment)
 STARTS: Final = """
 import os, sys
 from penstock.launch.run.supervised_service import penstock
-from penstock.launch.run.fork_server import Descriptors, ForkServer
+from penstock.launch.run.fork_server import ForkServer
 assert os.environ[""] == "nameless"
 server = ForkServer()
 with open(sys.argv[1], "ab") as log:
-    told = Descriptors(log=log.fileno(), lifeline=0)
     command = penstock("actor", "--broker", "127.0.0.1:1", "--actor-id", "not an id")
-    pid = server.start(command, os.environ, told)
+    pid = server.start(command, os.environ, log.fileno(), 0)
 server.close()
 sys.exit(99 if pid is None else os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """

@@ -89,7 +89,7 @@ def test_the_least_of_machine_and_container_is_available(
         file = tmp_path / "sys/fs/cgroup" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    assert available(tmp_path).bytes == expected
+    assert available(tmp_path) == expected
 
 
 def test_memory_of_all_gpus_is_added_and_one_that_does_not_say_is_not_known() -> None:

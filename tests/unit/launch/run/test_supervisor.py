@@ -69,9 +69,17 @@ class Harness:
             assert time.monotonic() < deadline, self.events
             self.supervisor.step(0.05)
 
+    def is_running(self, name: str = "worker") -> bool:
+        return self.supervisor.services[name].process is not None
+
     def log(self, name: str = "worker") -> str:
         """What the service wrote."""
         return (self.folder.logs / f"{name}.log").read_text()
+
+
+def is_ready(supervisor: Supervisor) -> bool:
+    process = supervisor.services["worker"].process
+    return process is not None and process.is_ready()
 
 
 @pytest.fixture
@@ -144,7 +152,7 @@ def test_a_broker_that_somebody_else_drained_is_started_again(harness: Harness) 
     os.kill(harness.supervisor.accounts()[0].pid, signal.SIGTERM)
     harness.until(lambda: harness.log() == "up\nup\n")
     assert harness.events == ["worker died (exit 0), restarting"]
-    assert harness.supervisor.is_running("worker")
+    assert harness.is_running()
 
 
 def test_an_actor_that_ended_is_started_again_unless_the_run_ends(
@@ -153,7 +161,7 @@ def test_an_actor_that_ended_is_started_again_unless_the_run_ends(
     monkeypatch.setattr(supervised_service, "MAX_FAILURES", 1)
     monkeypatch.setattr(module, "STOPPED_S", 1e6)
     harness.supervisor.start(python("", clean_exit=CleanExit.STOPPED))
-    harness.until(lambda: not harness.supervisor.is_running("worker"))
+    harness.until(lambda: not harness.is_running())
     assert not harness.supervisor.is_done("worker")
     monkeypatch.setattr(module, "STOPPED_S", 0.0)
     harness.supervisor.start(python("", "other", clean_exit=CleanExit.STOPPED))
@@ -181,7 +189,7 @@ SERVES = (
 def kill_when_ready(harness: Harness, *, after_progress: bool) -> None:
     """Kill the service from outside, and wait until its death is booked."""
     supervisor = harness.supervisor
-    harness.until(lambda: supervisor.is_ready("worker"))
+    harness.until(lambda: is_ready(supervisor))
     if after_progress:
         supervisor.note_progress()
     pid, deaths = supervisor.accounts()[0].pid, len(harness.events)
@@ -211,7 +219,7 @@ def hang(harness: Harness, *, after_progress: bool = False) -> None:
     """Wait until the service stands still and is killed for it."""
     supervisor, deaths = harness.supervisor, len(harness.events)
     if after_progress:
-        harness.until(lambda: supervisor.is_ready("worker"))
+        harness.until(lambda: is_ready(supervisor))
         supervisor.note_progress()
 
     def is_killed() -> bool:
@@ -283,7 +291,7 @@ def test_stop_drains_and_names_who_did_not(harness: Harness) -> None:
     harness.until(lambda: "up" in harness.log("good") and harness.log("deaf").endswith("\n"))
     assert harness.supervisor.stop(["good", "deaf"], grace_s=0.5) == ["deaf"]
     harness.supervisor.kill(["deaf"])
-    assert not harness.supervisor.is_running("deaf")
+    assert not harness.is_running("deaf")
     grandchild = int(harness.log("deaf"))
     harness.until(lambda: not is_alive(grandchild))
 
@@ -302,7 +310,7 @@ def test_endpoints_of_a_former_life_are_forgotten(harness: Harness) -> None:
     (harness.folder.endpoints / "worker.json").write_text(json.dumps(stale))
     harness.supervisor.start(python("import threading; threading.Event().wait()"))
     assert harness.supervisor.endpoints() == {}
-    assert not harness.supervisor.is_ready("worker")
+    assert not is_ready(harness.supervisor)
 
 
 def test_waking_ends_the_wait_for_a_death(harness: Harness) -> None:
@@ -401,7 +409,7 @@ def test_a_service_that_stands_still_again_and_again_ends_the_run(
 
     def look() -> bool:
         harness.supervisor.check_health()
-        service = harness.supervisor._services["worker"]
+        service = harness.supervisor.services["worker"]
         if service.was_ready and service.process is not None:
             (tmp_path / str(service.process.pid)).touch()
         return False

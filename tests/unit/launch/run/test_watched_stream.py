@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.launch.commands.train import tell
+from penstock.launch.inspection.curve import Progress
 from penstock.launch.inspection.live_view import make_view
-from penstock.launch.run.fork_server import Progress
 
 STEPS = 100
 
