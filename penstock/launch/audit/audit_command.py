@@ -29,7 +29,7 @@ from penstock.config.settings import ConfigurationError, Settings, load, parse_t
 from penstock.config.trusted import check_places
 from penstock.launch.audit import findings
 from penstock.launch.audit.books import Books, Journals, read_journals
-from penstock.launch.audit.findings import AuditResult, Kind, Problem
+from penstock.launch.audit.findings import AuditResult, Kind, Problem, problem_at
 from penstock.launch.audit.lineage import Lineage, read_lineage
 from penstock.launch.run.redis_service import ask, newest
 from penstock.learner.ledger import DIGEST_BYTES
@@ -57,7 +57,6 @@ class Where:
 
     @property
     def lineage(self) -> Path:
-        """Return the path of the learner's record."""
         return self.folder / LINEAGE_FILE
 
 
@@ -86,10 +85,7 @@ def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignment
 
 
 def newest_checkpoint(folder: Path) -> str:
-    """Return the id of the newest checkpoint on disk, "" without one.
-
-    Only Redis knows whether it was committed.
-    """
+    """Return the newest checkpoint on disk, "" without one; only Redis knows if it was committed."""
     checkpoints = folder / "checkpoints"
     manifests = checkpoints.glob("*/manifest.json") if checkpoints.is_dir() else ()
     names = (path.parent.name for path in manifests)
@@ -247,7 +243,7 @@ class Samples:
             self.newest = max(self.newest, run.version)
             if self._drawn[line.conversation, run] < 1:
                 what = f"conversation {line.conversation}: tokens of version {run.version} were not sampled"
-                self.problems.append(Problem(kind=Kind.CHANGED, what=f"{what}, or were sent twice"))
+                self.problems.append(Problem(Kind.CHANGED, f"{what}, or were sent twice"))
             self._drawn[line.conversation, run] -= 1
 
     def take(self, digest: bytes) -> bool:
@@ -286,7 +282,7 @@ def check_samples(
     published = max(published, 0 if log is None else log.counters["version"])
     if samples.newest > published:
         what = f"tokens are of weight version {samples.newest}, the newest published is {published}"
-        yield Problem(kind=Kind.UNACCOUNTED, what=what)
+        yield Problem(Kind.UNACCOUNTED, what)
     actors = {session: one.actor for session, one in journals.sessions.items()}
     actors |= {} if log is None else {entry.session: entry.actor for entry in log.entries if entry.actor}
     for line in lineage.lines:
@@ -302,7 +298,7 @@ def _check_trained(
         digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
         if not samples.take(digest) and actors.get(session) in samples.actors:
             what = "trained, and not what its server has sent"
-            yield Problem(kind=Kind.CHANGED, session=session, first=sequence, last=sequence, what=what)
+            yield problem_at(Kind.CHANGED, session, sequence, what)
 
 
 SHOWN: Final = 50
@@ -317,16 +313,9 @@ def main(
     assignments: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Audit the run in `run_dir`, print the verdict, and return the exit code.
+    """Print the verdict on a run; exit code 0: each acknowledged fragment is in one place, by one record.
 
-    It is 0 when every acknowledged fragment is where one record says, and in one place.
-
-    Args:
-        run_dir: folder of the run.
-        redis: URL of the run's Redis; None: the run's own.
-        journals: folders of the actors' records; (): the run's own.
-        assignments: `SECTION.KEY=VALUE` over the run's configuration.
-        as_json: print JSON instead of a table.
+    journals: (): the run's own. assignments: `SECTION.KEY=VALUE` over the run's configuration.
     """
     verdict = audit(run_dir, redis=redis, journals=journals, assignments=assignments)
     if as_json:
@@ -378,7 +367,6 @@ def audit(
 
 
 def show(verdict: AuditResult, console: Console) -> None:
-    """Print the account as a table, then the list of problems."""
     table = Table(show_header=False, box=None)
     table.add_row("run", verdict.run)
     for name, text in verdict.sources.items():

@@ -18,7 +18,7 @@ from typing import Final
 from penstock.actor.link.ack_journal import Acknowledged, journal_files, read_journal
 from penstock.broker.log.audit_log import HeldEntry, HeldLog
 from penstock.launch.audit import findings
-from penstock.launch.audit.findings import Kind, Problem, Ranges, problems_of
+from penstock.launch.audit.findings import Kind, Problem, Ranges, problem_at, problems_of
 from penstock.launch.audit.lineage import Lineage
 from penstock.learner.ledger import DIGEST_BYTES, Drop, LineageEntry
 from penstock.protocol.fragment import Beginning
@@ -30,10 +30,7 @@ _SHADOW = "shadow"
 
 @dataclass(slots=True)
 class JournalSession:
-    """The acknowledgements that one session's actor received.
-
-    Sequence → first bytes of the payload's digest.
-    """
+    """What a session's actor was acknowledged: sequence → first bytes of the payload's digest."""
 
     actor: str
     digests: dict[int, bytes] = field(default_factory=dict)
@@ -42,10 +39,7 @@ class JournalSession:
 
 @dataclass(slots=True)
 class Journals:
-    """All records of actors.
-
-    files, lines, torn: how many. updates: version → update of weights that acted.
-    """
+    """All records of actors. files, lines, torn: how many. updates: version → update that acted."""
 
     sessions: dict[int, JournalSession] = field(default_factory=dict)
     files: int = 0
@@ -84,10 +78,10 @@ def _note(journals: Journals, line: Acknowledged) -> None:
     session = journals.sessions.setdefault(line.session, JournalSession(line.actor))
     if session.actor != line.actor:
         what = f"acknowledged to {session.actor} and to {line.actor}"
-        journals.problems.append(_one(Kind.ORDER, line.session, line.sequence, what))
+        journals.problems.append(problem_at(Kind.ORDER, line.session, line.sequence, what))
     if line.sequence in session.digests:
         what = "acknowledged twice to the same actor"
-        journals.problems.append(_one(Kind.DOUBLED, line.session, line.sequence, what))
+        journals.problems.append(problem_at(Kind.DOUBLED, line.session, line.sequence, what))
     session.digests[line.sequence] = bytes.fromhex(line.sha256)[:DIGEST_BYTES]
     if line.kind == _SHADOW:
         session.shadow.add(line.sequence)
@@ -100,7 +94,7 @@ def check_versions(updates: dict[int, int], weights: Sequence[tuple[int, int]]) 
         known = updates.setdefault(version, update)
         if known != update:
             what = f"weight version {version} is of update {known} and of update {update}: used twice"
-            yield Problem(kind=Kind.ORDER, what=what)
+            yield Problem(Kind.ORDER, what)
 
 
 class SessionHistory:
@@ -130,21 +124,18 @@ class SessionHistory:
                     if (episode, step) == (at_episode, at_step)
                     else f"slot {slot} goes back to episode {episode}, step {step}, behind sequence {at}"
                 )
-                yield _one(Kind.DOUBLED, self._session, sequence, what)
+                yield problem_at(Kind.DOUBLED, self._session, sequence, what)
             self._reached[slot] = (episode, step, sequence)
         newest = max((version for version, _ in weights), default=0)
         held = max((self._versions.get(slot, 0) for slot, _, _ in slots), default=0)
         if 0 < newest < held:
             what = f"acted with weights {newest} after {held}"
-            yield _one(Kind.ORDER, self._session, sequence, what)
+            yield problem_at(Kind.ORDER, self._session, sequence, what)
         self._versions |= {slot: max(newest, self._versions.get(slot, 0)) for slot, _, _ in slots}
 
 
 class Twins:
-    """Finds the same payload made at the same moment by the same actor under two names.
-
-    Sent again, renumbered.
-    """
+    """Finds a payload, made at one moment by one actor, under two names: sent again, renumbered."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
@@ -152,17 +143,12 @@ class Twins:
     def look(
         self, actor: str, session: int, sequence: int, created_us: int, sha256: str
     ) -> Iterator[Problem]:
-        """Check the next fragment of any session."""
         if not created_us or not sha256:
             return
         other = self._seen.setdefault((actor, created_us, sha256[:16]), (session, sequence))
         if other != (session, sequence):
             what = f"the same experience as session {other[0]}, sequence {other[1]}"
-            yield _one(Kind.DOUBLED, session, sequence, what)
-
-
-def _one(kind: Kind, session: int, sequence: int, what: str) -> Problem:
-    return Problem(kind=kind, session=session, first=sequence, last=sequence, what=what)
+            yield problem_at(Kind.DOUBLED, session, sequence, what)
 
 
 TRAINED: Final = "trained"
@@ -235,8 +221,8 @@ class Books:
         found = place.all_ranges()
         yield from problems_of(Kind.DOUBLED, session, findings.overlaps(found), self._where_twice(place))
         held = findings.merge(found)
-        shadow = findings.merge([*place.of[SHADOW], *_runs(journal.shadow if journal else ())])
-        acked = findings.subtract(_runs(journal.digests), shadow) if journal else []
+        shadow = findings.merge([*place.of[SHADOW], *findings.of_numbers(journal.shadow if journal else ())])
+        acked = findings.subtract(findings.of_numbers(journal.digests), shadow) if journal else []
         # A session's log holds 1..s in order, so every sequence before a known one was acknowledged as well.
         through = max((last for _, last in [*held, *acked]), default=0)
         absent = findings.subtract(findings.subtract([(1, through)] if through else [], held), shadow)
@@ -296,7 +282,8 @@ class Books:
             known = journal.digests.get(entry.sequence) if journal is not None else None
             yield from _compare(entry, known, "what its actor recorded")
             if entry.session and not entry.sha256 and entry.number > self._log_trimmed():
-                yield _about(Kind.LOST, entry, f"entry {entry.number} of the log has no payload")
+                what = f"entry {entry.number} of the log has no payload"
+                yield problem_at(Kind.LOST, entry.session, entry.sequence, what)
 
     def _log_trimmed(self) -> int:
         return 0 if self._log is None else self._log.counters["trimmed"]
@@ -307,7 +294,7 @@ class Books:
         sequences = list(findings.numbers(line.sessions[str(session)]))
         if len(digests) != DIGEST_BYTES * len(sequences):
             what = f"checkpoint {line.checkpoint}: session {session} has not one digest for each fragment"
-            yield Problem(kind=Kind.UNACCOUNTED, what=what)
+            yield Problem(Kind.UNACCOUNTED, what)
             return
         journal = self._journals.sessions.get(session)
         known = {} if journal is None else journal.digests
@@ -315,7 +302,7 @@ class Books:
             digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
             if known.get(sequence, digest) != digest:
                 what = "what was trained is not what its actor recorded"
-                yield Problem(kind=Kind.CHANGED, session=session, first=sequence, last=sequence, what=what)
+                yield problem_at(Kind.CHANGED, session, sequence, what)
             if (session, sequence) in held:
                 yield from _compare(held[session, sequence], digest, "what was trained")
 
@@ -381,7 +368,7 @@ def _check_counters(log: HeldLog, lineage: Lineage) -> Iterator[Problem]:
             f"{counters['acked']} acknowledged are not {counters['number']} entries and "
             f"{counters['log_lost']} lost before they were one"
         )
-        yield Problem(kind=Kind.UNACCOUNTED, what=what)
+        yield Problem(Kind.UNACCOUNTED, what)
     yield from _check_holes(log, position)
     if not log.commits or not lineage.lines:
         return
@@ -395,17 +382,14 @@ def _check_counters(log: HeldLog, lineage: Lineage) -> Iterator[Problem]:
             f"checkpoint {commit.checkpoint_id} was committed with position {commit.position} and "
             f"{commit.totals.trained} trained, its line says {line.last} and {line.trained}"
         )
-        yield Problem(kind=Kind.UNACCOUNTED, what=what)
+        yield Problem(Kind.UNACCOUNTED, what)
     if whole and +Counter(commit.totals.dropped) != +dropped:
         what = f"committed as dropped: {commit.totals.dropped}, in the lineage: {dict(dropped)}"
-        yield Problem(kind=Kind.UNACCOUNTED, what=what)
+        yield Problem(Kind.UNACCOUNTED, what)
 
 
 def _check_holes(log: HeldLog, position: int) -> Iterator[Problem]:
-    """Yield a problem for entries that are missing behind the position.
-
-    A hole that ends with a marker is none (see `open_log.lua`).
-    """
+    """Find entries missing behind the position; a marker ends a hole that is none (`open_log.lua`)."""
     last = position
     for entry in log.entries:
         if entry.number <= position:
@@ -419,18 +403,13 @@ def _check_holes(log: HeldLog, position: int) -> Iterator[Problem]:
 
 def _hole(first: int, last: int) -> Problem:
     entries = f"entry {first} is" if first == last else f"entries {first}..{last} are"
-    return Problem(
-        kind=Kind.UNACCOUNTED, what=f"{entries} gone from the log, and no checkpoint has consumed them"
-    )
+    return Problem(Kind.UNACCOUNTED, f"{entries} gone from the log, and no checkpoint has consumed them")
 
 
 def _compare(entry: HeldEntry, digest: bytes | None, than: str) -> Iterator[Problem]:
     if digest is not None and entry.sha256 and bytes.fromhex(entry.sha256)[:DIGEST_BYTES] != digest:
-        yield _about(Kind.CHANGED, entry, f"the payload of entry {entry.number} is not {than}")
-
-
-def _about(kind: Kind, entry: HeldEntry, what: str) -> Problem:
-    return Problem(kind=kind, session=entry.session, first=entry.sequence, last=entry.sequence, what=what)
+        what = f"the payload of entry {entry.number} is not {than}"
+        yield problem_at(Kind.CHANGED, entry.session, entry.sequence, what)
 
 
 def _by_name(entries: Iterable[HeldEntry]) -> dict[tuple[int, int], list[HeldEntry]]:
@@ -447,7 +426,3 @@ def _wanted(entries: Iterable[HeldEntry]) -> dict[tuple[int, int], HeldEntry]:
 
 def _pairs(found: Iterable[Iterable[int]]) -> Ranges:
     return [(first, last) for first, last in found]
-
-
-def _runs(sequences: Iterable[int]) -> Ranges:
-    return findings.of_numbers(sequences)

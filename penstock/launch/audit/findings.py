@@ -24,7 +24,6 @@ def merge(ranges: Iterable[Sequence[int]]) -> Ranges:
 
 
 def of_numbers(numbers: Iterable[int]) -> Ranges:
-    """Return the numbers as ranges."""
     return merge((number, number) for number in numbers)
 
 
@@ -59,17 +58,14 @@ def subtract(ranges: Ranges, other: Ranges) -> Ranges:
 
 
 def intersect(ranges: Ranges, other: Ranges) -> Ranges:
-    """Return the numbers in both."""
     return subtract(ranges, subtract(ranges, other))
 
 
 def count(ranges: Iterable[Sequence[int]]) -> int:
-    """Return how many numbers there are."""
     return sum(last - first + 1 for first, last in ranges)
 
 
 def numbers(ranges: Iterable[Sequence[int]]) -> Iterator[int]:
-    """Yield every number, in order."""
     for first, last in ranges:
         yield from range(first, last + 1)
 
@@ -89,7 +85,7 @@ class Kind(StrEnum):
     """A number that only rises went back, or was used twice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One finding. session, first, last: the fragments it concerns; session 0: it concerns no fragments."""
 
@@ -100,16 +96,18 @@ class Problem:
     last: int = 0
 
     def __str__(self) -> str:
-        """Return a line of the list."""
         if not self.session:
             return f"{self.kind}: {self.what}"
         sequences = f"{self.first}" if self.first == self.last else f"{self.first}..{self.last}"
         return f"{self.kind}: session {self.session}, sequence {sequences}: {self.what}"
 
 
+def problem_at(kind: Kind, session: int, sequence: int, what: str) -> Problem:
+    return Problem(kind, what, session, sequence, sequence)
+
+
 def problems_of(kind: Kind, session: int, ranges: Ranges, what: str) -> Iterable[Problem]:
-    """Yield one problem for each range of sequence numbers."""
-    return (Problem(kind=kind, session=session, first=first, last=last, what=what) for first, last in ranges)
+    return (Problem(kind, what, session, first, last) for first, last in ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +129,6 @@ class AuditResult:
 
     @property
     def clean(self) -> bool:
-        """Return True when nothing is lost, doubled or unaccounted."""
         return not self.problems
 
     def tally(self) -> dict[str, int]:
@@ -139,7 +136,6 @@ class AuditResult:
         return {kind.value: sum(one.kind is kind for one in self.problems) for kind in Kind}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
         content = {"run": self.run, "clean": self.clean} | asdict(self)
         problems = content.pop("problems")
         return content | {"tally": self.tally(), "problems": problems}

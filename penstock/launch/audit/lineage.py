@@ -42,8 +42,6 @@ class Lineage:
 
 @dataclass(slots=True)
 class _File:
-    """Lines by checkpoint."""
-
     lines: dict[str, LineageEntry] = field(default_factory=dict)
     nameless: set[str] = field(default_factory=set)
     torn: int = 0
@@ -76,9 +74,7 @@ def _read(path: Path) -> _File:
             continue
         if file.lines.get(line.checkpoint, line) != line:
             file.problems.append(
-                Problem(
-                    kind=Kind.ORDER, what=f"checkpoint {line.checkpoint}: two different lines in {path.name}"
-                )
+                Problem(Kind.ORDER, f"checkpoint {line.checkpoint}: two different lines in {path.name}")
             )
         file.lines[line.checkpoint] = line
         if "sessions" not in value:
@@ -110,8 +106,8 @@ def _chain(file: _File, head: str) -> list[LineageEntry]:
             )
             file.problems.append(
                 Problem(
-                    kind=Kind.UNACCOUNTED,
-                    what=(
+                    Kind.UNACCOUNTED,
+                    (
                         f"the lineage has no line for checkpoint {wanted}: where entries {gap} went is not "
                         "known"
                     ),
@@ -134,7 +130,6 @@ def _before(file: _File, missing: str, chain: list[LineageEntry]) -> LineageEntr
 
 
 def _check(chain: list[LineageEntry]) -> Iterator[Problem]:
-    """Check each line by itself and against its parent."""
     before = LineageEntry(checkpoint="", parent="", first=0, last=0, trained=0, env_steps=0, exceptions={})
     for line in chain:
         yield from _check_follows(before, line)
@@ -147,14 +142,13 @@ def _check_follows(before: LineageEntry, line: LineageEntry) -> Iterator[Problem
         return  # a line is missing: said already
     if line.first != before.last + 1:
         yield Problem(
-            kind=Kind.UNACCOUNTED,
-            what=f"checkpoint {line.checkpoint} begins at entry {line.first}, "
-            f"its parent ends at {before.last}",
+            Kind.UNACCOUNTED,
+            f"checkpoint {line.checkpoint} begins at entry {line.first}, its parent ends at {before.last}",
         )
     if line.checkpoint <= before.checkpoint or line.version < before.version:
         yield Problem(
-            kind=Kind.ORDER,
-            what=f"checkpoint {line.checkpoint} (version {line.version}) follows "
+            Kind.ORDER,
+            f"checkpoint {line.checkpoint} (version {line.version}) follows "
             f"{before.checkpoint} (version {before.version})",
         )
 
@@ -165,8 +159,8 @@ def _check_adds_up(before: LineageEntry, line: LineageEntry) -> Iterator[Problem
     trained = line.trained - before.trained if line.parent == before.checkpoint else entries - dropped
     if trained + dropped != entries:
         yield Problem(
-            kind=Kind.UNACCOUNTED,
-            what=f"checkpoint {line.checkpoint}: {trained} trained and {dropped} dropped do not make up "
+            Kind.UNACCOUNTED,
+            f"checkpoint {line.checkpoint}: {trained} trained and {dropped} dropped do not make up "
             f"its {entries} entries",
         )
     if not line.sessions and not line.left_out:
@@ -174,17 +168,16 @@ def _check_adds_up(before: LineageEntry, line: LineageEntry) -> Iterator[Problem
     named = sum(findings.count(of) for of in line.sessions.values())
     if named != entries - dropped:
         yield Problem(
-            kind=Kind.UNACCOUNTED,
-            what=f"checkpoint {line.checkpoint}: {entries - dropped} entries trained, "
-            f"{named} fragments named",
+            Kind.UNACCOUNTED,
+            f"checkpoint {line.checkpoint}: {entries - dropped} entries trained, {named} fragments named",
         )
     for reason, of in line.exceptions.items():
         left_out = sum(findings.count(these) for these in line.left_out.get(reason, {}).values())
         whole = findings.count(of)
         if left_out > whole or (left_out < whole and reason != Drop.LOG_LOST):
             yield Problem(
-                kind=Kind.UNACCOUNTED,
-                what=(
+                Kind.UNACCOUNTED,
+                (
                     f"checkpoint {line.checkpoint}: {whole} entries dropped as {reason}, {left_out} "
                     "fragments named"
                 ),

@@ -290,10 +290,7 @@ def main() -> Any:
 
 
 def _open_what_is_closed() -> None:
-    """Lead a standard stream that the caller has closed (`>&-`) nowhere.
-
-    The next file that is opened would have its number.
-    """
+    """Lead a standard stream that is closed (`>&-`) nowhere, lest the next file gets its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = Path(os.devnull).open(mode)  # noqa: SIM115 - for the process's life

@@ -155,10 +155,7 @@ _WORDS: Final = "penstock.words"
 
 
 class WithPluginCommands(TyperGroup):
-    """The commands of the core, and behind them those of workloads.
-
-    The core's are looked up first, without any record.
-    """
+    """The commands of the core, which are looked up first, without any record, and those of workloads."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and keep the words for `invoke`; a secret among them is refused."""
@@ -188,15 +185,12 @@ class WithPluginCommands(TyperGroup):
         raise typer.Exit(EXIT_USAGE)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, as help lists them."""
+        """List those of the core first."""
         own = super().list_commands(ctx)
         return [*own, *sorted(plugin_paths().keys() - set(own))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of a name, None where there is none.
-
-        Imports the module of a workload's command.
-        """
+        """Return the command of a name; imports the module of a workload's command."""
         found = super().get_command(ctx, cmd_name)
         if found is not None:
             return found
@@ -223,10 +217,9 @@ class WithPluginCommands(TyperGroup):
 
 
 def plugin_paths() -> dict[str, str]:
-    """Return the paths of the commands of all installed workloads, by name.
+    """Return the paths of all workloads' commands, by name.
 
-    A record that cannot be imported, and a name that another workload has taken, are named on stderr and left
-    out.
+    A record that cannot be imported, and a name that is taken, are named on stderr and left out.
     """
     paths: dict[str, str] = {}
     for record in _records():

@@ -118,10 +118,7 @@ def _alternative_names(hosts: Sequence[str] | None, identity: Identity | None) -
 
 
 def _purposes(*, serves: bool) -> x509.ExtendedKeyUsage:
-    """An actor's certificate passes for no server, whatever host it runs on.
-
-    Redis is asked by its own probes.
-    """
+    """An actor's certificate passes for no server, on any host. Redis is asked by its own probes."""
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if serves else []
     return x509.ExtendedKeyUsage([*server, ExtendedKeyUsageOID.CLIENT_AUTH])
 

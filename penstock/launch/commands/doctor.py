@@ -27,11 +27,11 @@ _PACKAGES = ("grpcio", "numpy", "torch", "redis", "hiredis", "gymnasium", "safet
 
 
 class Unfit(Exception):
-    """A check failed; the text says what to do."""
+    """Reports a check that failed; the text says what to do."""
 
 
 def main(endpoints: Sequence[str] = ()) -> int:
-    """Run every check; returns the exit code. endpoints: URLs of servers of models that are asked as well."""
+    """Run every check. endpoints: URLs of servers of models that are asked as well."""
     asked: list[tuple[str, Callable[[], str]]] = [
         ("model", partial(check_endpoint, one)) for one in endpoints
     ]
@@ -45,7 +45,6 @@ def check_python() -> str:
 
 
 def check_packages() -> str:
-    """Check what the local harness imports."""
     found, missing = [], []
     for name in _PACKAGES:
         try:
@@ -58,7 +57,6 @@ def check_packages() -> str:
 
 
 def check_redis() -> str:
-    """A server binary at the functional floor."""
     from penstock.launch.run.redis_service import candidates, newest
 
     try:
@@ -72,7 +70,6 @@ def check_redis() -> str:
 
 
 def check_torch() -> str:
-    """Torch loads; which device the learner would use."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -82,7 +79,6 @@ def check_torch() -> str:
 
 
 def check_sockets() -> str:
-    """Unix sockets in the private folder, ports on loopback."""
     from penstock.launch.run.services import private_folder
 
     folder = private_folder()
@@ -98,7 +94,6 @@ def check_sockets() -> str:
 
 
 def check_disk() -> str:
-    """Room for runs and for temporary files."""
     free = {str(path): shutil.disk_usage(path).free for path in (Path.cwd(), Path(tempfile.gettempdir()))}
     for path, size in free.items():
         if size < _FREE_BYTES:

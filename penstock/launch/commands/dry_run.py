@@ -66,10 +66,7 @@ class ShortRun:
 
 
 def check(plan: Plan, *, recording: bool, ui: bool) -> None:
-    """Raise ConfigurationError for runs that a dry run cannot predict.
-
-    recording, ui: whether the user asked for a recording or the page.
-    """
+    """Raise ConfigurationError for runs that cannot be predicted. recording, ui: asked for."""
     refused = {
         "--resume: a run that has begun shows its pace in `penstock status`": plan.resumption.resume,
         "--from: a recording sets the end of the run, and there are no actors": recording,
@@ -85,7 +82,6 @@ def check(plan: Plan, *, recording: bool, ui: bool) -> None:
 
 
 def main(plan: Plan, *, as_json: bool) -> int:
-    """Predict the run and print the result, as JSON or as lines; returns the exit code."""
     lifecycle = Lifecycle("launcher")
     lifecycle.install()
     stream = sys.stderr if as_json else sys.stdout
@@ -173,10 +169,7 @@ def _measure(plan: Plan, folder: Path, lifecycle: Lifecycle, stream: TextIO) -> 
 
 
 def shortened(plan: Plan, run_dir: Path, seconds: float) -> Plan:
-    """Return the plan of the same run, ended after some seconds of training, with no effect outside a folder.
-
-    There is one evaluation, at its end.
-    """
+    """Return the plan of the run ended after some seconds, evaluated once, all of it in a folder."""
     settings = plan.settings
     learner = {
         "total_seconds": min(seconds, settings.learner.total_seconds or seconds),

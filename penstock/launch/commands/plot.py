@@ -37,10 +37,7 @@ class _Panel:
 
 
 def draw(runs: Sequence[Path], output: Path) -> None:
-    """Overlay `runs` in a picture, of the kind that the name of `output` ends with, else PNG.
-
-    Raises ConfigurationError for a folder that holds no run, or another kind of picture.
-    """
+    """Overlay `runs` in a picture, of the kind that the name of `output` ends with, else PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -138,10 +135,7 @@ _HOME: Final = "\x1b[H\x1b[J"
 
 
 def main(run: Path, *, once: bool, interval_s: float) -> int:
-    """Draw until the run has ended or Ctrl-C; once where `once` is given or stdout is no terminal.
-
-    Raises ConfigurationError for a folder that holds no run.
-    """
+    """Draw until the run has ended or Ctrl-C; once where `once` is given or stdout is no terminal."""
     file = run / METRICS_FILE
     if not file.exists():
         raise ConfigurationError(f"{run}: holds no {METRICS_FILE}, so no run; see `ls runs`")
@@ -159,10 +153,7 @@ def main(run: Path, *, once: bool, interval_s: float) -> int:
 
 
 def drawn(points: Sequence[Point], columns: int, rows: int) -> str:
-    """Return the mean return of training episodes over environment steps, as lines of text.
-
-    columns, rows: of the whole, in characters; rows without the two lines below.
-    """
+    """Return mean return over environment steps as text. rows: without the two lines below."""
     known = [(one.env_steps, one.mean_return) for one in points if one.mean_return is not None]
     if not known:
         return "nothing learned yet"

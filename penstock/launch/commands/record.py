@@ -31,11 +31,7 @@ _RECORDER = "recorder"
 def main(
     run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, trust: bool, as_json: bool
 ) -> int:
-    """Record the final policy and print what was recorded.
-
-    trust: the run's folder although it was not made here. Raises ConfigurationError for a run that has not
-    ended or a folder that is taken.
-    """
+    """Record the final policy. Raises ConfigurationError for a run that goes on, or a taken folder."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: holds something already; name a new folder")
     try:

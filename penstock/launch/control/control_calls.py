@@ -38,16 +38,9 @@ Ask = Callable[[], pb.Command]
 
 @contextmanager
 def opened_for(run: str, config: Path | None, assignments: tuple[str, ...]) -> Iterator["ControlCalls"]:
-    """Open the broker of a run inside the block.
+    """Open the broker of a run, its folder or the broker's address, inside the block.
 
-    Args:
-        run: folder of the run, or the broker's address.
-        config: file with the TLS files of section `security`; default: that of the run in its folder.
-        assignments: `SECTION.KEY=VALUE` over that configuration.
-
-    Raises:
-        ConfigurationError: there is no such folder and it is no address, or the run has no broker.
-        Fatal: the run has ended.
+    config: default: that of the run. Raises ConfigurationError without a broker, Fatal: the run has ended.
     """
     folder = Path(run)
     address = _address(folder) if folder.is_dir() else run
@@ -76,7 +69,7 @@ class ControlCalls:
         self._stub, self._address = stub, address
 
     def want(self, call: str, reason: str, *, as_json: bool) -> int:
-        """Make Pause, Resume or Stop; prints what is wanted now and returns the exit code."""
+        """Make Pause, Resume or Stop, and print what is wanted now."""
         state, revision = self.wanted(call, reason)
         text = f"{state} (revision {revision})"
         _say(json.dumps({"desired": state, "revision": revision}) if as_json else text)
@@ -89,21 +82,18 @@ class ControlCalls:
         return RunState(reply.desired).label, reply.revision
 
     def asked(self, ask: Ask) -> pb.Command:
-        """Ask once; returns the command as it is."""
         return self._called(ask)
 
     def checkpoint(self, name: str, request_id: str, reason: str) -> Ask:
-        """Return the call that asks for a checkpoint; name: "" for none."""
+        """Return the call that asks for it; name: "" for none."""
         request = pb.ControlRequest(name=name, request_id=request_id, reason=reason)
         return lambda: self._stub.Checkpoint(request, timeout=CALL_DEADLINE_S).command
 
     def restore(self, name: str, request_id: str, reason: str) -> Ask:
-        """Return the call that asks for a restore."""
         request = pb.RestoreRequest(name=name, request_id=request_id, reason=reason)
         return lambda: self._stub.Restore(request, timeout=CALL_DEADLINE_S).command
 
     def flush(self, min_steps: int, request_id: str, reason: str) -> Ask:
-        """Return the call that asks for a flush."""
         request = pb.FlushRequest(min_steps=min_steps, request_id=request_id, reason=reason)
         return lambda: self._stub.Flush(request, timeout=CALL_DEADLINE_S).command
 
@@ -172,7 +162,6 @@ def _line(command: pb.Command) -> str:
 
 
 def command_json(command: pb.Command) -> dict[str, Any]:
-    """Return a command as a JSON object."""
     return MessageToDict(command, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 

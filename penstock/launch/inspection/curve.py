@@ -50,10 +50,7 @@ _MOST_BYTES: Final = 256 * _READ_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A moment of a run.
-
-    None: not known then. seconds: of training. staleness: median since the line before, in updates.
-    """
+    """A moment of a run. seconds: of training. staleness: median since the line before, in updates."""
 
     env_steps: int
     seconds: float
@@ -119,10 +116,7 @@ class Curve:
 
 
 def rates(points: Sequence[Point]) -> list[float | None]:
-    """Return environment steps per second of training, each over the stretch that ends at its point.
-
-    The first is None.
-    """
+    """Return steps per second of training over the stretch that ends at each point; the first is None."""
     found: list[float | None] = [None] * min(1, len(points))
     for before, after in itertools.pairwise(points):
         seconds = after.seconds - before.seconds
@@ -234,7 +228,6 @@ _HOUR_S: Final = 3600
 
 
 def size(count: float) -> str:
-    """Return bytes as text."""
     return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / _MIB:.1f} MiB"
 
 

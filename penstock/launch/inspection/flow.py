@@ -57,10 +57,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The limiting stage, and the figures behind it.
-
-    stands_still: it makes no progress at all and needs attention.
-    """
+    """The limiting stage and why. stands_still: the run makes no progress at all and needs attention."""
 
     bound: Bound
     reason: str
@@ -68,12 +65,10 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """Return one line for people."""
         return f"{self.bound.value}: {self.reason}"
 
 
 def judge(figures: Figures) -> Verdict:
-    """Return the bottleneck."""
     if figures.halted:
         return Verdict(Bound.UNKNOWN, figures.halted)
     return _of_problems(figures) or _of_standstill(figures) or _of_waiting(figures)
@@ -128,7 +123,6 @@ def _who(learner: float, credit: float, acks: float) -> Bound:
 
 
 def _standing(figures: Figures) -> list[str]:
-    """Return in words which stages make no progress."""
     found = []
     if figures.since_update_s is not None and figures.updates == 0:
         found.append(f"no update for {figures.since_update_s:,.0f} s")
@@ -204,7 +198,6 @@ class Change:
         )
 
     def rise(self, name: str, **labels: str) -> float | None:
-        """Return the rise, summed over the processes."""
         return _sum(
             rise for then, now in self.pairs if (rise := _rise(then, now, name, **labels)) is not None
         )
@@ -216,7 +209,6 @@ class Change:
 
 
 def flow_between(before: Observation, after: Observation) -> Flow:
-    """Return the rates and times of each hop between two observations."""
     actors, brokers = Change(before, after, "actor", "server"), Change(before, after, "broker")
     learners, status = Change(before, after, "learner"), after.status
     return Flow(
@@ -311,10 +303,7 @@ def _actor_problem(after: Observation) -> str:
 
 
 def _updates_written(before: Observation, after: Observation) -> int | None:
-    """Return the updates by the learner's lines, where its port is silent.
-
-    The newest count less the one before.
-    """
+    """Return the updates by the learner's lines, where its port is silent."""
     if before.learnt is None or after.learnt is None:
         return None
     return max(0, int(after.learnt.row.get("updates", 0)) - int(before.learnt.row.get("updates", 0)))

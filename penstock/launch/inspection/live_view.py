@@ -36,7 +36,6 @@ class PlainView:
         self._last = ""
 
     def event(self, text: str) -> None:
-        """Write the event."""
         self._write(text)
 
     def show(self, progress: Progress) -> None:
@@ -87,12 +86,10 @@ class LiveView:
         )
 
     def event(self, text: str) -> None:
-        """Print the event above the bar."""
         # Not markup: brackets in a message, such as those of a list, are its own.
         self._live.console.print(Text.assemble((time.strftime("%H:%M:%S"), "dim"), f" {text}"))
 
     def show(self, progress: Progress) -> None:
-        """Draw the view anew."""
         self._bar.update(self._task, completed=progress.env_steps)
         table = Table.grid(expand=True)
         columns = facts(progress, self._target)
@@ -125,7 +122,6 @@ def make_view(stream: TextIO, title: str, total_steps: int | None, target: float
 
 
 def facts(progress: Progress, target: float | None) -> list[tuple[str, str]]:
-    """Name and value of each figure shown."""
     goal = "" if target is None else f" of {target:g}"
     return [
         ("rate", f"{_text(progress.steps_per_second, ',.0f')}/s"),
@@ -158,11 +154,9 @@ class WatchedStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text; returns its length."""
         return self._do(lambda: self._stream.write(text), len(text))
 
     def flush(self) -> None:
-        """Hand on what was written."""
         self._do(self._stream.flush, None)
 
     def __getattr__(self, name: str) -> Any:

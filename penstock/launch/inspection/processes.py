@@ -31,10 +31,7 @@ _TIMEOUT_S: Final = 1.0
 
 
 def probe(endpoint: Endpoint, path: str) -> str | None:
-    """Return None when a page of health is green, else why it is not.
-
-    endpoint: of the process. path: `/healthz` or `/readyz`.
-    """
+    """Return None when a page, `/healthz` or `/readyz`, is green, else why it is not."""
     try:
         status, reason = _get(endpoint, path)
     except (OSError, http.client.HTTPException) as error:
@@ -66,10 +63,7 @@ Sample = tuple[str, Mapping[str, str], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSnapshot:
-    """A process at one moment.
-
-    problem: why it is not healthy, "" when it is. samples: name, labels, value.
-    """
+    """A process at a moment. problem: why it is unhealthy, "": it is not. samples: name, labels, value."""
 
     name: str
     role: str
@@ -145,10 +139,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _status(pid: int) -> str:
-    """Return one of psutil's STATUS_ names; "" where there is no such process.
-
-    "hidden" is returned for a process of another user that may not be read.
-    """
+    """Return a STATUS_ name of psutil, "hidden" for one that may not be read, "" without a process."""
     try:
         return psutil.Process(pid).status()
     except psutil.NoSuchProcess:
@@ -224,15 +215,11 @@ class Observation:
     learnt: Learnt | None = field(default=None, repr=False)
 
     def of_role(self, *roles: str) -> tuple[ProcessSnapshot, ...]:
-        """Return the processes of some roles."""
         return tuple(snapshot for snapshot in self.sights if snapshot.role in roles)
 
 
 def observe(run_dir: Path, ask: Ask) -> Observation:
-    """Return the current state of a run.
-
-    ask: calls the broker's Status; raises Fatal when it does not answer.
-    """
+    """Return the state of a run. ask: calls the broker's Status, or raises Fatal."""
     sights = look_at_all(run_dir)
     status, silence = _asked(ask, sights)
     return Observation(
@@ -276,10 +263,7 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _asked(ask: Ask, sights: tuple[ProcessSnapshot, ...]) -> tuple[control_pb2.StatusReply | None, str]:
-    """Return the broker's reply.
-
-    A broker that is known to stand still is not called, which would only take time.
-    """
+    """Return the broker's reply; one that is known to stand still is not waited for."""
     brokers = [snapshot for snapshot in sights if snapshot.role == "broker"]
     if brokers and all(snapshot.problem and not snapshot.samples for snapshot in brokers):
         return None, f"{brokers[0].name} {brokers[0].problem}"

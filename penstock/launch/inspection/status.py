@@ -108,7 +108,6 @@ def _reply_json(reply: control_pb2.StatusReply) -> dict[str, Any]:
 
 
 def _reply_parts(reply: control_pb2.StatusReply) -> list[RenderableType]:
-    """Return two tables: the run, its sessions."""
     table = Table(show_header=False, box=None)
     for name, value in _facts(reply):
         table.add_row(name, value)

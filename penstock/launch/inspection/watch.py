@@ -38,10 +38,7 @@ from penstock.v1 import control_pb2, control_pb2_grpc
 def ask(
     address: str, credentials: Credentials, *, timeout_s: float = CALL_DEADLINE_S
 ) -> control_pb2.StatusReply:
-    """Return the broker's reply.
-
-    Raises Fatal when it does not answer, ConfigurationError for a bad address.
-    """
+    """Return the broker's reply; raises Fatal without one, ConfigurationError for a bad address."""
     try:
         with open_channel(address, credentials) as channel:
             stub = control_pb2_grpc.ControlServiceStub(channel)
@@ -75,7 +72,6 @@ class RoleRow:
 
 
 def role_rows(now: Observation, flow: Flow) -> list[RoleRow]:
-    """Return a row for each role, in the order in which a fragment passes them."""
     found = {snapshot.role for snapshot in now.sights}
     return [_row(role, now, flow) for role in _ORDER if role in found]
 
@@ -130,10 +126,7 @@ def _version(role: str, now: Observation) -> str:
 
 
 def _versions_behind(role: str, now: Observation) -> str:
-    """Return the lag in versions as text.
-
-    An evaluator plays the version that it was asked for and has none.
-    """
+    """An evaluator plays the version that it was asked for, and lags behind none."""
     applied = _applied(role, now) if role != "evaluator" else []
     if not applied or now.status is None:
         return ""
@@ -163,7 +156,6 @@ class RunSnapshot:
     rows: list[RoleRow]
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {
             "bottleneck": asdict(self.verdict),
             "roles": [asdict(row) for row in self.rows],
@@ -180,7 +172,6 @@ class Watch:
         self._lock = threading.Lock()
 
     def look(self) -> RunSnapshot:
-        """Return the current look at the run."""
         with self._lock:
             age_s = time.monotonic() - self._seen[-1].at_s if self._seen else math.inf
             if age_s > _FORGOTTEN_S:
@@ -197,10 +188,7 @@ class Watch:
 
 
 def comparable(seen: Sequence[Observation]) -> Observation:
-    """Return the oldest observation with an answer of every process that answers in the newest.
-
-    Else the oldest.
-    """
+    """Return the oldest observation with an answer of all who answer in the newest, else the oldest."""
     answering = _answering(seen[-1])
     whole = (one for one in seen if one is not seen[-1] and answering <= _answering(one))
     return next(whole, seen[0])
@@ -211,10 +199,7 @@ def _answering(observation: Observation) -> set[tuple[str, int]]:
 
 
 def watch_folder(run_dir: Path, config: Path | None = None, assignments: tuple[str, ...] = ()) -> Watch:
-    """Watch the run of a folder, with the credentials that `config` names (default: the run's own).
-
-    assignments: `SECTION.KEY=VALUE` over that configuration.
-    """
+    """Watch the run of a folder, with the credentials that `config` names (default: the run's own)."""
     security = calling_security(run_dir, config, assignments)
     return Watch(run_dir, lambda: ask_folder(run_dir, credentials(security)))
 

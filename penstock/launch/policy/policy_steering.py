@@ -40,7 +40,6 @@ A run publishes fewer versions behind its newest registered one.
 def promote(
     place: RegistryPolicy, version: int, *, to: str, canary_share: float | None, reason: str, as_json: bool
 ) -> int:
-    """Make a version active or canary; returns the exit code."""
     if to not in ("active", "canary"):
         raise ConfigurationError(f"--to {to!r}: use active or canary")
     with opened(place, to_write=True) as registry:
@@ -57,7 +56,7 @@ def promote(
 
 
 def retire(place: RegistryPolicy, version: int, *, reason: str, as_json: bool) -> int:
-    """Release a version's weights; returns the exit code."""
+    """Release a version's weights."""
     with opened(place, to_write=True) as registry:
         done = registry.retire(place.policy, version, reason, by=operator())
     _forget(place, done)
@@ -74,7 +73,6 @@ class RolledBack:
 
 
 def rollback(place: RegistryPolicy, version: int | None, *, reason: str, as_json: bool) -> int:
-    """Withdraw the canary or the active version; returns the exit code."""
     done = rolled_back(place, version, reason, by=operator())
     _tell(done.content, "\n".join(done.lines), as_json=as_json)
     return EXIT_OK
@@ -102,7 +100,6 @@ def rolled_back(place: RegistryPolicy, version: int | None, reason: str, *, by: 
 
 
 def traffic(place: RegistryPolicy, wish: Wish, *, reason: str, as_json: bool) -> int:
-    """Show the traffic, or change it; returns the exit code."""
     with opened(place, to_write=wish != Wish()) as registry:
         now = registry.traffic(place.policy)
         if wish != Wish():
@@ -151,7 +148,6 @@ def _folder(place: RegistryPolicy, version: PolicyVersion) -> Path | None:
 
 
 def wished(now: Traffic, wish: Wish) -> Traffic:
-    """Return the traffic of now with the changes that are wished for."""
     changed = {
         name: value
         for name, value in (

@@ -43,12 +43,10 @@ class RegistryPolicy:
 
 
 def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPolicy:
-    """Return the policy that the user means; raises ConfigurationError for a folder that holds no run.
+    """Return the policy of a registry that is meant.
 
-    Args:
-        run: folder of a run, or "" with `registry`.
-        registry: URL of a registry; None: the run's own, of a folder that was made here.
-        policy: name of the policy; None: the run's own.
+    run: folder of a run, or URL of a registry. registry, policy: None: the run's own; its registry only where
+    the folder was made here. Raises ConfigurationError for a folder that holds no run.
     """
     if "://" in run:
         return RegistryPolicy(url=registry or run, policy=policy or Settings().serving.policy, folder=None)
@@ -69,10 +67,7 @@ def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPo
 
 @contextmanager
 def opened(place: RegistryPolicy, *, to_write: bool = False) -> Iterator[Registry]:
-    """Open the registry inside the block, to read it or `to_write` to it.
-
-    Its errors become ConfigurationError, or Fatal where trying again may help: NoAnswer where it is away.
-    """
+    """Open the registry. Its errors become ConfigurationError, Fatal or, while it is away, NoAnswer."""
     _check_file(place)
     try:
         with Registry.open(place.url, migrate=True) if to_write else Registry.read(place.url) as registry:
@@ -86,7 +81,6 @@ def opened(place: RegistryPolicy, *, to_write: bool = False) -> Iterator[Registr
 
 
 def operator() -> str:
-    """Return the name of the operator for the audit."""
     try:
         return f"operator/{getpass.getuser()}"
     except (KeyError, OSError):
@@ -105,7 +99,6 @@ _HEADINGS = ("version", "status", "origin", "update", "evaluation", "parent", "r
 
 
 def show_versions(place: RegistryPolicy, *, as_json: bool) -> int:
-    """Print every version of the policy, and its traffic; returns the exit code."""
     with opened(place) as registry:
         versions, traffic = registry.list(place.policy), registry.traffic(place.policy)
     if as_json:
@@ -117,7 +110,7 @@ def show_versions(place: RegistryPolicy, *, as_json: bool) -> int:
 
 
 def show_version(place: RegistryPolicy, version: int, *, as_json: bool) -> int:
-    """Print a version, whether its weights are here, and its events, oldest first; returns the exit code."""
+    """Print a version, whether its weights are here, and its events, oldest first."""
     with opened(place) as registry:
         found = registry.get(place.policy, version)
         events = [one for one in registry.events(place.policy, MAX_EVENTS) if one.version == version][::-1]
@@ -136,13 +129,11 @@ def show_version(place: RegistryPolicy, version: int, *, as_json: bool) -> int:
 
 
 def version_line(version: PolicyVersion) -> str:
-    """Return one line on a version."""
     standby = ", standby" if version.standby else ""
     return f"version {version.version} of {version.policy}: {version.status.value}{standby}"
 
 
 def traffic_line(traffic: Traffic) -> str:
-    """Return one line on the traffic."""
     rest = 1.0 - traffic.canary_share - traffic.latest_share
     parts = [
         f"canary {traffic.canary_share:g}, latest {traffic.latest_share:g}, active {rest:g} of the clients"
@@ -154,7 +145,6 @@ def traffic_line(traffic: Traffic) -> str:
 
 
 def version_json(version: PolicyVersion) -> dict[str, Any]:
-    """Return a version as a JSON object."""
     return asdict(version) | {
         "origin": version.origin.value,
         "status": version.status.value,
@@ -165,14 +155,12 @@ def version_json(version: PolicyVersion) -> dict[str, Any]:
 
 
 def traffic_json(traffic: Traffic) -> dict[str, Any]:
-    """Return the traffic as a JSON object."""
     names = ("policy", "revision", "experiment", "canary_share", "latest_share", "shadow")
     changed = None if traffic.changed is None else traffic.changed.isoformat()
     return {name: getattr(traffic, name) for name in names} | {"pins": dict(traffic.pins), "changed": changed}
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -180,7 +168,6 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def say(lines: Sequence[str]) -> None:
-    """Print lines."""
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -230,17 +217,7 @@ def _event_json(event: Event) -> dict[str, Any]:
 def export(
     place: RegistryPolicy, version: int | None, *, kind: str, output: Path, trust: bool = False
 ) -> int:
-    """Write a version, or the active one, and return the exit code.
-
-    Raises ConfigurationError for a version whose weights are not here.
-
-    Args:
-        place: the policy and its registry.
-        version: number; None: the active version.
-        kind: format of the file.
-        output: file to write.
-        trust: the run's folder although it was not made here.
-    """
+    """Write a version, or the active one; raises ConfigurationError where its weights are not here."""
     if kind not in ("safetensors", "onnx"):
         raise ConfigurationError(f"--format {kind!r}: use safetensors or onnx")
     if place.folder is None:

@@ -62,7 +62,6 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Return that of the server, None once it has ended."""
         return None if self._process is None else self._process.pid
 
     def start(

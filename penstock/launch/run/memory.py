@@ -38,10 +38,7 @@ _DEVICE_TIMEOUT_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of a process or several, in bytes.
-
-    peak: highest resident size. Among it shared: pages of files, and inherited: pages of a fork server.
-    """
+    """Bytes of processes. peak: highest resident size; of it shared: files, inherited: a fork server's."""
 
     peak: int = 0
     shared: int = 0
@@ -92,10 +89,7 @@ def _fields(pid: int, file: str, *names: str) -> list[int]:
 
 
 class Trees:
-    """Processes with all that they started and that still run.
-
-    Which process has started which is looked up at intervals.
-    """
+    """Processes with all that they started and that still run; who started whom is looked up at intervals."""
 
     def __init__(self) -> None:
         self._children: dict[int, list[int]] = {}
@@ -103,7 +97,6 @@ class Trees:
         self._at_s = -math.inf
 
     def look(self, roots: Iterable[int]) -> dict[int, Memory]:
-        """Peak of each so far."""
         pids = list(roots)
         if time.monotonic() - self._at_s >= _TREES_INTERVAL_S:
             self._children, self._at_s = _children(), time.monotonic()
@@ -139,10 +132,7 @@ def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
 
 
 def available(root: Path = Path("/")) -> int:
-    """Bytes that new processes can have: the least of the machine's and the container's.
-
-    root: of /proc and /sys.
-    """
+    """Bytes for new processes: the least of the machine's and the container's. root: of /proc and /sys."""
     meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     rooms = [_kib(meminfo["MemAvailable"])]
     for limit, usage in _CGROUP_LIMITS:
@@ -157,12 +147,7 @@ def available(root: Path = Path("/")) -> int:
 
 
 class DeviceMemory:
-    """Watches the memory of this machine's GPUs while a run goes on.
-
-    It gives no figure where there is no nvidia-smi.
-
-    What others do on the same GPUs counts too: it is the whole of them that is looked at.
-    """
+    """Watches this machine's GPUs with all that runs on them; no figure without nvidia-smi."""
 
     def __init__(self) -> None:
         self._ending = threading.Event()
@@ -178,7 +163,6 @@ class DeviceMemory:
         return self._peak - self._before[0] if self._before else None
 
     def close(self) -> None:
-        """Look no more."""
         self._ending.set()
         if self._before:
             self._thread.join(_DEVICE_TIMEOUT_S)

@@ -39,8 +39,7 @@ from penstock.runtime.lifecycle import Lifecycle
 def check_resumable(run_dir: Path, settings: Settings) -> None:
     """Raise ConfigurationError that names what must not change since the newest checkpoint and does.
 
-    A run without a checkpoint that can be read may change anything: the learner begins it anew, or says why
-    not.
+    A run without a readable checkpoint may change anything: the learner begins it anew, or says why not.
     """
     begun = _newest_state(run_dir)
     if begun is None:
@@ -55,7 +54,7 @@ def check_resumable(run_dir: Path, settings: Settings) -> None:
 
 
 def _newest_state(run_dir: Path) -> dict[str, Any] | None:
-    """Of the newest checkpoint that can be read; ids sort by age, and one half-written begins with a dot."""
+    """Ids sort by age, and one half-written begins with a dot."""
     for file in sorted(run_dir.glob("checkpoints/[!.]*/state.json"), reverse=True):
         try:
             state = json.loads(file.read_text())
@@ -81,7 +80,6 @@ class Plan:
 
     @property
     def config(self) -> Path:
-        """The run's configuration file."""
         return self.run_dir / CONFIG_FILE
 
     @property
@@ -91,15 +89,11 @@ class Plan:
 
     @property
     def service_config(self) -> Path:
-        """Return the file that the services of this attempt start from."""
         return self.asked_config if self.asked_config.exists() else self.config
 
 
 def make_plan(request: Request) -> Plan:
-    """Resolve a request into settings and folders; writes nothing.
-
-    Raises ConfigurationError for settings, folders and a resumption that do not fit.
-    """
+    """Resolve a request; writes nothing. Raises ConfigurationError for what does not fit."""
     if request.resumption.best and not request.resumption.resume:
         raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
     if request.resumption.resume:
@@ -190,7 +184,6 @@ def resolve(first: Mapping[str, Any], request: Request) -> Settings:
 
 
 def make_folders(plan: Plan) -> None:
-    """The run's folder and those for logs and endpoints."""
     (plan.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     (plan.run_dir / "endpoints").mkdir(exist_ok=True)
 
@@ -230,10 +223,7 @@ def replace_text(file: Path, text: str) -> None:
 
 
 def _allowing_modules(settings: Settings) -> ActorSection:
-    """Actors that are started here may import the modules that the user names here.
-
-    They are those of the environment, of rewards and of the network.
-    """
+    """Actors started here may import what the user names here for environment, rewards and network."""
     names = (settings.environment.id, settings.policy.network, *potentials(settings.environment))
     named = {module_of(name) for name in names} - {""}
     new = sorted(named - set(settings.actor.allow_modules))

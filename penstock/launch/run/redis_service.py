@@ -52,7 +52,6 @@ class RedisBinary:
 
     @property
     def version_text(self) -> str:
-        """Such as "7.0.15"."""
         return ".".join(map(str, self.version))
 
 
@@ -176,10 +175,7 @@ def _death(server: subprocess.Popen[bytes], words: "ServerWords", folder: Path) 
 
 
 def _look(path: Path, health: Health) -> None:
-    """Report to `health` whether the server answers, and whether it takes writes.
-
-    A server whose disk is full is not ended, because that would not help.
-    """
+    """Report whether the server answers and takes writes; to end one with a full disk would not help."""
     info = ask(path, b"INFO persistence")
     if info:
         health.progress(SERVER)
@@ -201,7 +197,6 @@ class ServerWords:
         self._thread.start()
 
     def last(self) -> str:
-        """The last warnings, when the server has ended."""
         self._thread.join(SERVER_STOP_S)
         return "; ".join(self._warnings) or "it did not say why"
 
@@ -217,7 +212,6 @@ class ServerWords:
 
 
 def arguments(binary: RedisBinary, place: ServerPlace, settings: Settings) -> list[str]:
-    """The server's command line."""
     durability = settings.broker.durability
     options = {
         "port": "0",
@@ -322,7 +316,7 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
 
 
 def ask(path: Path, command: bytes) -> bytes:
-    """Return one inline command over the socket; b"" while no server listens."""
+    """Return the reply to an inline command; b"" while no server listens."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(2.0)
         try:

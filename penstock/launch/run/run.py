@@ -84,7 +84,6 @@ class Run:
         self.redis_facts = redis
 
     def go(self) -> Outcome:
-        """Start, watch, drain."""
         self._lifecycle.on_drain(self._supervisor.wake)
         # It may still be importing, or hang: who asks for the end does not wait for it.
         self._lifecycle.on_drain(self._fork_server.give_up)
@@ -113,7 +112,6 @@ class Run:
 
     @property
     def has_learned(self) -> bool:
-        """Return whether this attempt has changed what the run knows."""
         return self._is_training or bool(self.learnt)
 
     def accounts(self) -> list[Account]:
@@ -162,17 +160,13 @@ class Run:
             self._supervisor.note_progress()
 
     def _learner_ended(self) -> Outcome:
-        """Return the outcome of a learner that ended as it should.
-
-        EXIT_OK: it reached its target or made all steps. EXIT_INTERRUPTED: an operator or a signal ended it.
-        """
+        """EXIT_OK: it reached its target or all steps. EXIT_INTERRUPTED: an operator or a signal ended it."""
         if self.learnt.get("finished"):
             return Outcome(code=EXIT_OK)
         self._say("the learner was asked to end; `penstock train --resume` goes on from here")
         return Outcome(code=EXIT_INTERRUPTED)
 
     def _say_who_is_not_ready(self) -> None:
-        """Nothing learns yet: tell whom the run waits for."""
         waited_for = [f"{name} ({line})" if line else name for name, line in self._supervisor.unready()]
         self._say(f"waiting for {', '.join(waited_for) or 'the first experience'}")
 
@@ -193,7 +187,6 @@ class Run:
         supervisor.kill(late)
 
     def _note_endpoints(self) -> None:
-        """Keep `endpoints.json` true."""
         found = self._supervisor.endpoints()
         own = Endpoint(
             role="launcher", pid=os.getpid(), metrics_port=self._metrics_port, address=self._page_url
@@ -241,7 +234,6 @@ class Run:
 
 
 def _serve_metrics(health: Health, section: MetricsSection) -> int:
-    """Port of the launcher's own metrics."""
     try:
         return serve_http(health, section.host, section.port)[1]
     except AddressInUse as error:
@@ -249,7 +241,6 @@ def _serve_metrics(health: Health, section: MetricsSection) -> int:
 
 
 def _own_account(fork_server: ForkServer) -> Account:
-    """Return what this process has used, its fork server with it."""
     times = os.times()
     return Account(
         name="launcher",

@@ -76,10 +76,7 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
 
 
 def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what actors of this machine are told of it.
-
-    As JSON: a text that looks like a number stays a text.
-    """
+    """Tell actors of this machine of it, as JSON: a text that looks like a number stays a text."""
     said = [("--set", f"actor.places.{key}={json.dumps(place)}") for key, place in places.items()]
     return tuple(word for pair in said for word in pair)
 
@@ -103,12 +100,10 @@ def _server(plan: Plan, broker: str, config: tuple[str, ...]) -> ServiceSpec:
 
 
 def service_environment(settings: Settings) -> dict[str, str]:
-    """Return what the services read from their environment.
+    """Return what stands over the run's file, which cannot hold it.
 
-    It stands over the run's file, which cannot hold it for them.
-
-    Each has its metrics on a free port of loopback, since all share this machine and the launcher looks at
-    their health; the port of the configuration is the launcher's own. No file holds the password.
+    Each service has its metrics on a free port of loopback, since all share this machine and the launcher
+    looks at their health; the configured port is the launcher's own. No file holds the password.
     """
     values = {"METRICS__HOST": "127.0.0.1", "METRICS__PORT": "0"}
     password = settings.security.redis_password
@@ -118,7 +113,6 @@ def service_environment(settings: Settings) -> dict[str, str]:
 
 
 def _is_abandoned(file: Path) -> bool:
-    """Return whether a folder of ours has an owner that is dead."""
     try:
         return file.stat().st_uid == os.getuid() and not Path(f"/proc/{file.read_text()}").exists()
     except FileNotFoundError:
@@ -146,9 +140,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def beside(settings: Settings) -> Iterator[None]:
-    """Start ranks 1 to `learner.ranks` − 1; inside, this process is rank 0.
-
-    It starts none for one rank, or in a process that is a rank already.
+    """Start ranks 1 to `learner.ranks` − 1, none in a process that is a rank; inside, this process is rank 0.
 
     Raises ConfigurationError, before any is started, for what several ranks do not learn.
     """
@@ -198,8 +190,6 @@ def _environment(port: int, rank: int, count: int) -> dict[str, str]:
 
 
 class _Others:
-    """Ranks beyond 0."""
-
     def __init__(self, count: int, port: int) -> None:
         self._ending = threading.Event()
         # The write end stays open in this process alone: the others drain when the kernel closes it.

@@ -137,7 +137,6 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _progress_lines(summary: dict[str, Any]) -> list[str]:
-    """Return how long it took and how far it came."""
     wall = f"{_seconds(summary['wall_seconds'])} in all"
     if summary["updates"] is None:
         return [f"  time         {wall}"]
@@ -154,7 +153,6 @@ def _progress_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def _solved_at(moment: dict[str, Any] | None) -> list[str]:
-    """When the version that reached the target was made."""
     if moment is None:
         return []
     when = f"{_seconds(moment['seconds'])} of training and {_count(moment['env_steps'])} steps"
@@ -211,7 +209,6 @@ def _ending(summary: dict[str, Any]) -> str:
 
 
 def _ways(evaluation: dict[str, Any]) -> str:
-    """Both ways to play, where both were."""
     means = {name: evaluation[name]["mean"] for name in ("deterministic", "sampled") if evaluation.get(name)}
     return (
         f" ({', '.join(f'{name} {shown(mean)}' for name, mean in means.items())})" if len(means) > 1 else ""
@@ -270,7 +267,7 @@ class LearnerAccount:
     """What the learner of this attempt wrote when it ended."""
 
     def __init__(self, run_dir: Path) -> None:
-        """run_dir: of the run, as it is found before anything of it is started."""
+        """run_dir: of the run, before anything of it is started."""
         self._file = run_dir / LEARNER_FILE
         self._found = self._identity()
 

@@ -79,7 +79,7 @@ def penstock(*arguments: str) -> tuple[str, ...]:
 class Exit:
     """The end of a child: exit code as the shell counts it, CPU seconds with those of its children.
 
-    in_order: the child said that it ends because it was asked to or has done its work.
+    in_order: the child said that it was asked to end or has done its work.
     """
 
     name: str
@@ -156,7 +156,6 @@ class ServiceProcess:
         )
 
     def terminate(self) -> None:
-        """Ask the child to drain."""
         self._signal(signal.SIGTERM, group=False)
 
     def ask_stacks(self) -> None:
@@ -174,18 +173,15 @@ class ServiceProcess:
             return
 
     def endpoint(self) -> Endpoint | None:
-        """Return where the child can be reached, None until it says so."""
         return read_endpoint(self._endpoint)
 
     def is_ready(self) -> bool:
-        """Return whether the child's `/readyz` is green."""
         endpoint = self.endpoint()
         if endpoint is None:
             return False
         return probe(endpoint, "/readyz") is None
 
     def last_line(self) -> str:
-        """The last line that the child wrote, which names the cause when it failed."""
         return last_line(self._log)
 
 
@@ -256,7 +252,6 @@ class Service:
 
     @property
     def lived_s(self) -> float:
-        """The seconds since it was started."""
         return time.monotonic() - self.started_s
 
     def count_death(self, death: Exit, said: str) -> str:
@@ -274,7 +269,6 @@ class Service:
         return cause
 
     def _cause(self, death: Exit, said: str) -> str:
-        """Return why it died, as far as that is known."""
         if self.red_reason:
             return f"unhealthy: {self.red_reason}"
         if death.code == EXIT_OK and not death.in_order:
@@ -293,7 +287,6 @@ class Service:
         return self.was_ready and self.lived_s > (SOUND_S if self.red_reason else HEALTHY_S)
 
     def _check_worth(self, death: Exit, cause: str) -> None:
-        """Raise GaveUp when it is not worth a restart."""
         name, ended = self.spec.name, how(death.code)
         if death.code == EXIT_USAGE:
             raise GaveUp(cause or f"{name}: {ended}", EXIT_USAGE)
@@ -306,5 +299,4 @@ class Service:
 
 
 def how(code: int) -> str:
-    """Return in words how a process ended that had this exit code."""
     return f"signal {-code}" if code < 0 else f"exit {code}"

@@ -65,7 +65,6 @@ class Supervisor:
         self._memory_read_s = time.monotonic()
 
     def start(self, spec: ServiceSpec) -> None:
-        """Start a service; returns before it is ready."""
         service = self.services.setdefault(spec.name, Service(spec))
         metrics.RESTARTS.labels(spec.role)  # 0 is told before the first: an alert must see it rise
         self._launch(service)
@@ -121,7 +120,6 @@ class Supervisor:
                 service.process.kill()
 
     def is_done(self, name: str) -> bool:
-        """Return whether the service has ended with its work done."""
         service = self.services[name]
         return service.process is None and service.restart_at_s is None
 
@@ -134,7 +132,6 @@ class Supervisor:
         ]
 
     def endpoints(self) -> dict[str, Endpoint]:
-        """Return where each service that has said so can be reached."""
         found = {
             name: service.process.endpoint()
             for name, service in self.services.items()
@@ -167,7 +164,6 @@ class Supervisor:
         return self._await_end(chosen, grace_s)
 
     def kill(self, names: Iterable[str]) -> None:
-        """End services now, their process groups with them."""
         chosen = [self.services[name] for name in names if name in self.services]
         for service in chosen:
             service.restart_at_s = None
@@ -183,7 +179,7 @@ class Supervisor:
         self._await_end(chosen, _KILL_S)
 
     def names(self, stage: DrainStage | None = None) -> list[str]:
-        """Return the names of the services in starting order: of one stage of the drain, or all."""
+        """Return them in starting order: of one stage of the drain, or all."""
         return [name for name, service in self.services.items() if stage in (None, service.spec.stage)]
 
     def _launch(self, service: Service) -> None:
@@ -216,7 +212,6 @@ class Supervisor:
             return
 
     def _settle(self, death: Exit) -> tuple[Service, str]:
-        """Book a death; returns the service and the last line that it wrote."""
         service = self.services[death.name]
         cause = service.process.last_line() if service.process else ""
         if service.process is not None and service.process.pid == death.pid:
