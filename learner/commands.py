@@ -66,7 +66,7 @@ class CommandRecord:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], checkpoint_id: str) -> "CommandRecord":
-        found = [Answer.from_json(value) for value in state.get("answers", ())]
+        found = [Answer(**value) for value in state.get("answers", ())]
         answers = {one.request_id: _within(one, checkpoint_id) for one in found}
         return cls(int(state.get("newest", 0)), answers)
 

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial, wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -226,19 +226,7 @@ class BrokerClient:
     @_understood
     def watch(self, watch: Watch, stop: threading.Event) -> News | Refusal:
         """WatchLatest; held by the broker for up to `watch.wait_ms`."""
-        request = weights_pb2.WatchLatestRequest(
-            session=watch.session,
-            begun_through=watch.begun_through,
-            known_version=watch.known_version,
-            known_begin_through=watch.known_begin_through,
-            known_revision=watch.known_revision,
-            flushed=watch.flushed,
-            applied_version=watch.applied_version,
-            applied_sha256=watch.applied_sha256,
-            probe_log_prob=watch.probe_log_prob,
-            wait_ms=watch.wait_ms,
-            gives_back=watch.gives_back,
-        )
+        request = weights_pb2.WatchLatestRequest(**asdict(watch))
         deadline_s = watch.wait_ms / 1000 + WATCH_GRACE_S
         reply, weights = self._call(lambda connection: connection.watch, request, deadline_s, stop)
         return Refusal.from_proto(reply.refusal) or _news(reply, bytes(weights))

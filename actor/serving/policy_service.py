@@ -22,7 +22,7 @@ from penstock.protocol import spaces
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.refusal import Refused
 from penstock.protocol.spaces import Space
-from penstock.rpc.boundary import Malformed
+from penstock.rpc.boundary import Context, Malformed
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 
@@ -33,8 +33,6 @@ MAX_IN_FLIGHT: Final = 256
 """Requests of one stream whose replies are not written; then it is not read until one is. Nor is it while a
 lonely one's reply is written."""
 
-Context = Any
-"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 Act = Callable[[pb.ActRequest, float, OnReply, Callable[[], bool]], None]
 """`RequestHandler.act`."""
 

@@ -5,7 +5,7 @@ The place of every value is documented at the head of the script that sends it.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import Any, Final, Literal
 
@@ -49,11 +49,6 @@ class Answer:
         """Return the answer as JSON text."""
         return json.dumps(asdict(self), sort_keys=True)
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Answer":
-        """Return the answer of a decoded JSON object."""
-        return cls(**value)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
@@ -80,7 +75,7 @@ class Command:
             action=action.decode(),
             argument=argument.decode(),
             through=int(through) if through else None,
-            answer=Answer.from_json(json.loads(answer)) if answer else None,
+            answer=Answer(**json.loads(answer)) if answer else None,
         )
 
 
@@ -171,7 +166,7 @@ class Commit:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Commit":
         """Return the commit of a decoded JSON object."""
-        answers = tuple(map(Answer.from_json, value["answers"]))
+        answers = tuple(Answer(**answer) for answer in value["answers"])
         return cls(**{**value, "totals": Totals(**value["totals"]), "answers": answers})
 
 
@@ -222,9 +217,9 @@ class LogState:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write, as `acquire` gives it.
+    """The right to write, as `acquire` gives it; the fields come as in the reply.
 
     fresh: Redis held no run. closed: the log waits for `start` or `reopen`. committed: oldest first.
     trim_floor: newest entry that was removed on purpose; a start behind it loses experience.
@@ -233,10 +228,10 @@ class Lease:
     epoch: int
     fresh: bool
     closed: bool
-    committed: tuple[Commit, ...] = ()
     trim_floor: int = 0
     version: int = 0
     head: int = 0
+    committed: tuple[Commit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,13 +249,13 @@ class ProbeAnswer:
 class Renewal:
     """The state that renewing the lease returns.
 
-    `outstanding` in steps; `closed`: call `reopen` before any write.
+    `outstanding` in steps; `closed`: call `reopen` before any write. The fields come as in the reply.
     """
 
+    closed: bool
     desired: RunState
     revision: int
     checkpoint_revision: int
-    closed: bool
     log_bytes: int
     log_entries: int
     head: int
@@ -376,9 +371,9 @@ class Change:
     scope: Scope = Scope.ALL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SessionRow:
-    """One open session as Redis keeps it."""
+    """One open session as Redis keeps it; the fields come as in the reply."""
 
     session: int
     actor_id: str
@@ -531,20 +526,16 @@ def status(reply: Sequence[Any]) -> Status:
     def number(name: str) -> int:
         return int(state.get(name, 0))
 
+    same = "epoch revision settled trim_floor acked log_lost max_log_bytes max_log_entries"
     return Status(
+        **{name: number(name) for name in same.split()},
         run=_text(state.get("run", b"")),
-        epoch=number("epoch"),
         desired=RunState(number("desired") or 1),
-        revision=number("revision"),
         latest=Publication(
             number("version"), number("update"), _text(state.get("sha256", b"")), number("size")
         ),
         log_head=number("number"),
-        settled=number("settled"),
-        trim_floor=number("trim_floor"),
         budget_steps=number("budget"),
-        acked=number("acked"),
-        log_lost=number("log_lost"),
         gauges=Gauges(
             outstanding_steps=int(outstanding),
             settled_steps=number("settled_steps"),
@@ -554,61 +545,27 @@ def status(reply: Sequence[Any]) -> Status:
         sessions=tuple(_session(row) for row in rows),
         learner_json=_text(learner),
         closed=bool(closed),
-        max_log_bytes=number("max_log_bytes"),
-        max_log_entries=number("max_log_entries"),
     )
 
 
 def _session(row: Sequence[Any]) -> SessionRow:
-    return SessionRow(
-        session=int(row[0]),
-        actor_id=_text(row[1]),
-        role=Role(int(row[2])),
-        sequence=int(row[3]),
-        begin_through=int(row[4]),
-        applied_version=int(row[5]),
-        idle_ms=int(row[6]),
-    )
+    session, actor_id, role, *numbers = row
+    return SessionRow(int(session), _text(actor_id), Role(int(role)), *map(int, numbers))
 
 
 def lease(reply: Sequence[Any]) -> Lease:
     """Convert the reply of `acquire.lua` with status OK."""
     epoch, fresh, closed, floor, version, head = map(int, reply[1:7])
-    return Lease(
-        epoch=epoch,
-        fresh=bool(fresh),
-        closed=bool(closed),
-        committed=tuple(Commit.decode(text) for text in reply[7]),
-        trim_floor=floor,
-        version=version,
-        head=head,
-    )
+    return Lease(epoch, bool(fresh), bool(closed), floor, version, head, tuple(map(Commit.decode, reply[7])))
 
 
 def renewal(reply: Sequence[Any]) -> Renewal:
     """Convert the reply of `renew.lua` with status OK."""
-    values = [int(value) for value in reply[1:16]]
-    closed, desired, revision, checkpoint, size, entries, head, outstanding = values[:8]
-    settled, settled_steps, acked, lost, evaluate, rollouts, expired = values[8:]
+    numbers = [item.name for item in fields(Renewal)][:-1]
+    told: dict[str, Any] = dict(zip(numbers, map(int, reply[1:16]), strict=True))
+    told |= {"closed": bool(told["closed"]), "desired": RunState(told["desired"] or 1)}
     flat = reply[16]
-    return Renewal(
-        desired=RunState(desired or 1),
-        revision=revision,
-        checkpoint_revision=checkpoint,
-        closed=bool(closed),
-        log_bytes=size,
-        log_entries=entries,
-        head=head,
-        outstanding=outstanding,
-        settled=settled,
-        settled_steps=settled_steps,
-        acked=acked,
-        log_lost=lost,
-        evaluate_version=evaluate,
-        rollout_sessions=rollouts,
-        expired_sessions=expired,
-        probes=tuple(_probe(*flat[i : i + 3]) for i in range(0, len(flat), 3)),
-    )
+    return Renewal(**told, probes=tuple(_probe(*flat[i : i + 3]) for i in range(0, len(flat), 3)))
 
 
 def _probe(session: bytes, actor: bytes, answer: bytes) -> ProbeAnswer:

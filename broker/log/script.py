@@ -86,30 +86,6 @@ _CALL: Final = re.compile(r"(?<![.\w])(\w+)\(")
 """No script uses a shared function in another way."""
 _FUNCTION: Final = re.compile(r"^local function (\w+)\(.*?^end\n", re.MULTILINE | re.DOTALL)
 _REDIS_CALL: Final = re.compile(r"redis\.call\(\s*'([A-Z]+)'")
-_LIMITS: Final = (
-    "FIRST_LAYOUT",
-    "LAYOUT",
-    "JUMP",
-    "KEPT_COMMITS",
-    "KEPT_SUPERSEDED",
-    "MAX_SESSIONS",
-    "KEPT_LOST",
-    "MAX_SHADOW_ENTRIES",
-    "MAX_SHADOW_BYTES",
-    "WEIGHT_CHUNK_BYTES",
-    "MOST_FETCHED",
-    "KEPT_COMMANDS",
-    "MAX_PENDING_COMMANDS",
-    "MOST_STEP_MS",
-    "CLOCK_NOTE_MS",
-    "PATIENCE",
-    "LEAST_PATIENCE_MS",
-    "MOST_TURNS",
-    "SERVER_WAIT_MS",
-    "MOST_RECLAIMED",
-    "MAX_REPORT_ENTRIES",
-    "MAX_REPORT_BYTES",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +136,9 @@ def _parts(body: str) -> list[str]:
 
 
 def _constants() -> dict[str, str | int]:
-    values: dict[str, str | int] = {name: globals()[name] for name in _LIMITS}
-    values["ENTRY_OVERHEAD_BYTES"] = ENTRY_OVERHEAD_BYTES
-    return values | {name: value for name, value in vars(keys).items() if name.isupper()}
+    """Return the numbers above and the keys, by name."""
+    named = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
+    return named | {name: value for name, value in vars(keys).items() if name.isupper()}
 
 
 def _with_literals(source: str, constants: Mapping[str, str | int]) -> str:

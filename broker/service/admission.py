@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -36,7 +36,7 @@ from penstock.protocol.limits import (
 )
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.specification import RunSpecification
-from penstock.rpc.boundary import Boundary, CallRule, Malformed
+from penstock.rpc.boundary import Boundary, CallRule, Context, Malformed
 from penstock.rpc.identity import CALLER
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
@@ -199,9 +199,6 @@ class StagingLimit:
 # ---- A session belongs to the identity that opened it: no other appends to it, follows it or closes it.
 
 MAX_REMEMBERED: Final = 16_384
-
-Context = Any
-"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 
 
 def caller_name() -> str:

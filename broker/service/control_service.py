@@ -6,9 +6,10 @@ does not answer, calls end as UNAVAILABLE: an operator should know.
 """
 
 import logging
-from typing import Any, Final
+from dataclasses import asdict
+from typing import Final
 
-from penstock.broker.log.replies import Command, CommandAction, ControlAction, SessionRow, Status
+from penstock.broker.log.replies import Command, CommandAction, ControlAction, Status
 from penstock.broker.log.store import Store
 from penstock.broker.service.admission import caller_name
 from penstock.broker.service.weight_service import (
@@ -19,7 +20,7 @@ from penstock.broker.service.weight_service import (
 )
 from penstock.protocol.limits import KIB, MAX_NUMBER, check_id, check_policy
 from penstock.registry.records import Status as VersionStatus
-from penstock.rpc.boundary import Malformed
+from penstock.rpc.boundary import Context, Malformed
 from penstock.v1 import control_pb2 as pb
 from penstock.v1 import weights_pb2
 from penstock.v1.control_pb2_grpc import ControlServiceServicer
@@ -49,9 +50,6 @@ MAX_REASON_LENGTH: Final = KIB
 MAX_LISTED: Final = 256
 """Versions in one answer where the caller does not say how many."""
 
-Context = Any
-"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
-
 
 class ControlService(ControlServiceServicer):
     """Serves ControlService: what operators see of a run and want of it."""
@@ -59,34 +57,19 @@ class ControlService(ControlServiceServicer):
     def __init__(self, store: Store, versions: Versions) -> None:
         self._store, self._versions = store, versions
 
-    async def Status(  # noqa: N802 - the name of the RPC
-        self, request: pb.StatusRequest, context: Context
-    ) -> pb.StatusReply:
-        """See control.proto."""
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         return status_to_proto(await self._store.status())
 
-    async def Pause(  # noqa: N802 - the name of the RPC
-        self, request: pb.ControlRequest, context: Context
-    ) -> pb.ControlReply:
-        """See control.proto."""
+    async def Pause(self, request: pb.ControlRequest, context: Context) -> pb.ControlReply:
         return await self._control("pause", request)
 
-    async def Resume(  # noqa: N802 - the name of the RPC
-        self, request: pb.ControlRequest, context: Context
-    ) -> pb.ControlReply:
-        """See control.proto."""
+    async def Resume(self, request: pb.ControlRequest, context: Context) -> pb.ControlReply:
         return await self._control("resume", request)
 
-    async def Stop(  # noqa: N802 - the name of the RPC
-        self, request: pb.ControlRequest, context: Context
-    ) -> pb.ControlReply:
-        """See control.proto."""
+    async def Stop(self, request: pb.ControlRequest, context: Context) -> pb.ControlReply:
         return await self._control("stop", request)
 
-    async def Checkpoint(  # noqa: N802 - the name of the RPC
-        self, request: pb.ControlRequest, context: Context
-    ) -> pb.ControlReply:
-        """See control.proto."""
+    async def Checkpoint(self, request: pb.ControlRequest, context: Context) -> pb.ControlReply:
         if request.request_id:
             name = _name(request.name) if request.name else ""
             command = await self._command("checkpoint", name, request.request_id, request.reason)
@@ -97,28 +80,19 @@ class ControlService(ControlServiceServicer):
             raise Malformed("request_id: empty; a named checkpoint is a command, draw an id for it")
         return await self._control("checkpoint", request)
 
-    async def Flush(  # noqa: N802 - the name of the RPC
-        self, request: pb.FlushRequest, context: Context
-    ) -> pb.FlushReply:
-        """See control.proto."""
+    async def Flush(self, request: pb.FlushRequest, context: Context) -> pb.FlushReply:
         if request.min_steps > MAX_NUMBER:
             raise Malformed(f"min_steps={request.min_steps}: more than any batch; at most 2^53")
         least = str(max(1, request.min_steps))
         return pb.FlushReply(command=await self._command("flush", least, request.request_id, request.reason))
 
-    async def Restore(  # noqa: N802 - the name of the RPC
-        self, request: pb.RestoreRequest, context: Context
-    ) -> pb.RestoreReply:
-        """See control.proto."""
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreReply:
         name = _name(request.name)
         return pb.RestoreReply(
             command=await self._command("restore", name, request.request_id, request.reason)
         )
 
-    async def ListVersions(  # noqa: N802 - the name of the RPC
-        self, request: pb.ListVersionsRequest, context: Context
-    ) -> pb.ListVersionsReply:
-        """See control.proto."""
+    async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsReply:
         policy, limit = self._policy(request.policy), min(request.limit or MAX_LISTED, MAX_LISTED)
         versions, traffic = await self._versions.ask(
             context, lambda registry: (registry.list(policy)[-limit:], registry.traffic(policy))
@@ -127,10 +101,7 @@ class ControlService(ControlServiceServicer):
             versions=map(version_to_proto, versions), traffic=traffic_to_proto(traffic)
         )
 
-    async def Promote(  # noqa: N802 - the name of the RPC
-        self, request: pb.PromoteRequest, context: Context
-    ) -> pb.PromoteReply:
-        """See control.proto."""
+    async def Promote(self, request: pb.PromoteRequest, context: Context) -> pb.PromoteReply:
         policy, by, to = self._policy(request.policy), _operator(), _promotion(request.to)
         version, reason = _version(request.version), _reason(request.reason)
         share = request.canary_share if request.HasField("canary_share") else None
@@ -140,10 +111,7 @@ class ControlService(ControlServiceServicer):
         )
         return pb.PromoteReply(version=version_to_proto(promoted))
 
-    async def Rollback(  # noqa: N802 - the name of the RPC
-        self, request: pb.RollbackRequest, context: Context
-    ) -> pb.RollbackReply:
-        """See control.proto."""
+    async def Rollback(self, request: pb.RollbackRequest, context: Context) -> pb.RollbackReply:
         policy, by = self._policy(request.policy), _operator()
         version, reason = _version(request.version), _reason(request.reason)
         done = await self._versions.ask(
@@ -154,10 +122,7 @@ class ControlService(ControlServiceServicer):
             active=None if done.active is None else version_to_proto(done.active),
         )
 
-    async def SetTraffic(  # noqa: N802 - the name of the RPC
-        self, request: pb.SetTrafficRequest, context: Context
-    ) -> pb.SetTrafficReply:
-        """See control.proto."""
+    async def SetTraffic(self, request: pb.SetTrafficRequest, context: Context) -> pb.SetTrafficReply:
         wanted, by = traffic_from_proto(request.traffic, self._versions.policy), _operator()
         reason = _reason(request.reason)
         traffic = await self._versions.ask(
@@ -230,33 +195,13 @@ def _promotion(name: str) -> VersionStatus:
 
 
 def status_to_proto(status: Status) -> pb.StatusReply:
-    """The message of a status."""
+    same = "run revision log_head settled budget_steps acked epoch learner_json closed"
     return pb.StatusReply(
-        run=status.run,
+        **{name: getattr(status, name) for name in same.split()},
         desired=weights_pb2.RunState.ValueType(status.desired.value),
-        revision=status.revision,
         latest=status.latest.to_proto(),
-        log_head=status.log_head,
         log_entries=status.gauges.log_entries,
         log_bytes=status.gauges.log_bytes,
-        settled=status.settled,
         outstanding_steps=status.gauges.outstanding_steps,
-        budget_steps=status.budget_steps,
-        acked=status.acked,
-        epoch=status.epoch,
-        sessions=[_session_to_proto(row) for row in status.sessions],
-        learner_json=status.learner_json,
-        closed=status.closed,
-    )
-
-
-def _session_to_proto(row: SessionRow) -> pb.SessionStatus:
-    return pb.SessionStatus(
-        session=row.session,
-        actor_id=row.actor_id,
-        role=row.role.label,
-        sequence=row.sequence,
-        begin_through=row.begin_through,
-        applied_version=row.applied_version,
-        idle_ms=row.idle_ms,
+        sessions=[pb.SessionStatus(**asdict(row) | {"role": row.role.label}) for row in status.sessions],
     )

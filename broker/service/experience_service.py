@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from penstock.broker.log.connection import ServerFacts
 from penstock.broker.log.replies import Appended, AppendItem
@@ -34,7 +33,7 @@ from penstock.protocol.conformance import MOST
 from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER, check_id
 from penstock.protocol.messages import Credit, Report, Role
 from penstock.protocol.refusal import Reason, Refusal, Refused
-from penstock.rpc.boundary import Malformed
+from penstock.rpc.boundary import Context, Malformed
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import experience_pb2 as pb
@@ -42,8 +41,6 @@ from penstock.v1 import specification_pb2
 from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
 
 log = logging.getLogger(__name__)
-Context = Any
-"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 
 
 class ExperienceService(ExperienceServiceServicer):
@@ -70,10 +67,7 @@ class ExperienceService(ExperienceServiceServicer):
         """Acknowledge from now on at the level that the server gives."""
         self._durability = pb.Durability.ValueType(facts.durability.value)
 
-    async def OpenSession(  # noqa: N802 - the name of the RPC
-        self, request: pb.OpenSessionRequest, context: Context
-    ) -> pb.OpenSessionReply:
-        """See experience.proto."""
+    async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionReply:
         actor_id, role = read_opening(request)
         await self._owners.check_name(actor_id, context)
         if request.describe_only:
@@ -110,10 +104,9 @@ class ExperienceService(ExperienceServiceServicer):
             return pb.OpenSessionReply(refusal=waits.to_proto())
         return pb.OpenSessionReply(specification=specification_pb2.RunSpecification.FromString(encoded))
 
-    async def Append(  # type: ignore[override]  # noqa: N802 - parsed by `penstock.protocol.append`
+    async def Append(  # type: ignore[override] # parsed by `penstock.protocol.append`
         self, request: AppendCall, context: Context
     ) -> pb.AppendReply:
-        """See experience.proto."""
         began = time.perf_counter()
         check_append(request)
         try:
@@ -167,20 +160,16 @@ class ExperienceService(ExperienceServiceServicer):
         """Wait for the appends that have begun; their callers may be gone."""
         await asyncio.gather(*self._appends, return_exceptions=True)
 
-    async def CloseSession(  # noqa: N802 - the name of the RPC
-        self, request: pb.CloseSessionRequest, context: Context
-    ) -> pb.CloseSessionReply:
-        """See experience.proto."""
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionReply:
         check_number("session", request.session)
         await self._owners.check(request.session, context)
         await self._store.close_session(request.session)
         log.info("session closed", extra={"session": request.session, "by": caller_name()})
         return pb.CloseSessionReply()
 
-    async def ReportEpisodes(  # noqa: N802 - the name of the RPC
+    async def ReportEpisodes(
         self, request: pb.ReportEpisodesRequest, context: Context
     ) -> pb.ReportEpisodesReply:
-        """See experience.proto."""
         report = read_report(request)
         try:
             await self._owners.check(request.session, context)

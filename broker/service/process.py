@@ -185,7 +185,7 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
     try:
         _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
         address = frame.bind()
-        examine = _examiner(inspector, redis_url, settings)
+        examine = partial(connection.examine, inspector, redis_url, settings.broker)
         facts = await wait_for_redis(examine, redis_url, settings.broker.redis_wait_s, stop)
         parts = assemble(frame, settings, redis_url, facts)
         leave_out_what_stays()
@@ -250,13 +250,6 @@ async def wait_for_redis(
     for warning in facts.warnings:
         log.warning("redis: %s", warning)
     return facts
-
-
-def _examiner(inspector: "redis_asyncio.Redis", redis_url: str, settings: Settings) -> connection.Examine:
-    async def examine() -> connection.ServerFacts:
-        return await connection.examine(inspector, redis_url, settings.broker)
-
-    return examine
 
 
 def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: connection.ServerFacts) -> Parts:

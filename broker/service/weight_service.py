@@ -13,10 +13,9 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import asdict, fields, replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 
@@ -36,7 +35,7 @@ from penstock.protocol.limits import (
 from penstock.protocol.messages import News, Publication, Watch
 from penstock.protocol.refusal import Reason, Refusal
 from penstock.registry.records import PolicyVersion, RegistryError, Traffic, Unavailable, UnknownVersion
-from penstock.rpc.boundary import Absent, Malformed
+from penstock.rpc.boundary import Absent, Context, Malformed
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import control_pb2 as pb_messages
@@ -229,9 +228,6 @@ def _verify(publication: Publication, sha256: str) -> None:
 
 _SHA256 = re.compile(r"[0-9a-f]{64}|")
 
-Context = Any
-"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
-
 
 class WeightService(WeightServiceServicer):
     """Serves WeightService: newest weights, credit and run state."""
@@ -252,10 +248,9 @@ class WeightService(WeightServiceServicer):
         """No evaluation was asked of the sessions of another incarnation of the run."""
         self._last_evaluations.forget()
 
-    async def WatchLatest(  # type: ignore[override]  # noqa: N802 - written here
+    async def WatchLatest(  # type: ignore[override] # written here
         self, request: pb.WatchLatestRequest, context: Context
     ) -> bytes:
-        """See weights.proto."""
         watch = read_watch(request)
         with metrics.WATCHERS.track_inprogress():
             try:
@@ -312,10 +307,9 @@ class WeightService(WeightServiceServicer):
         metrics.WEIGHT_VERSION_SERVED.set(publication.version)
         return chunk or b""
 
-    async def GetWeights(  # type: ignore[override]  # noqa: N802 - written here
+    async def GetWeights(  # type: ignore[override] # written here
         self, request: pb.GetWeightsRequest, context: Context
     ) -> bytes:
-        """See weights.proto."""
         check_number("session", request.session)
         await self._owners.check(request.session, context)
         check_number("version", request.version)
@@ -371,19 +365,8 @@ def read_watch(request: pb.WatchLatestRequest) -> Watch:
         raise Malformed(f"probe_log_prob: {len(request.probe_log_prob)} answers, at most {MAX_PROBE_ANSWERS}")
     if not _SHA256.fullmatch(request.applied_sha256):
         raise Malformed(f"applied_sha256={request.applied_sha256[:80]!r}: give 64 hexadecimal digits")
-    return Watch(
-        session=request.session,
-        begun_through=request.begun_through,
-        known_version=request.known_version,
-        known_begin_through=request.known_begin_through,
-        known_revision=request.known_revision,
-        applied_version=request.applied_version,
-        applied_sha256=request.applied_sha256,
-        probe_log_prob=tuple(request.probe_log_prob),
-        wait_ms=request.wait_ms,
-        gives_back=request.gives_back,
-        flushed=request.flushed,
-    )
+    told = {item.name: getattr(request, item.name) for item in fields(Watch)}
+    return Watch(**told | {"probe_log_prob": tuple(request.probe_log_prob)})
 
 
 def write_news(news: News, weights: bytes) -> bytes:
@@ -406,8 +389,6 @@ def write_news(news: News, weights: bytes) -> bytes:
 T = TypeVar("T")
 
 _THREADS: Final = 4
-
-"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 
 
 class Versions:
@@ -470,27 +451,15 @@ class Versions:
 def version_to_proto(version: PolicyVersion) -> pb_messages.RegisteredVersion:
     """The message of a registered version."""
     evaluation = version.evaluation
+    same = "policy version run update sha256 size_bytes configuration standby pinned reason"
     return pb_messages.RegisteredVersion(
-        policy=version.policy,
-        version=version.version,
+        **{name: getattr(version, name) for name in same.split()},
         parent=version.parent or 0,
-        run=version.run,
-        update=version.update,
-        sha256=version.sha256,
-        size_bytes=version.size_bytes,
-        configuration=version.configuration,
-        evaluation=None
-        if evaluation is None
-        else pb_messages.EvaluationResult(
-            mean=evaluation.mean, std=evaluation.std, episodes=evaluation.episodes
-        ),
+        evaluation=None if evaluation is None else pb_messages.EvaluationResult(**asdict(evaluation)),
         origin=version.origin.value,
         status=version.status.value,
-        standby=version.standby,
-        pinned=version.pinned,
-        reason=version.reason,
-        created_ms=_milliseconds(version.created),
-        changed_ms=_milliseconds(version.changed),
+        created_ms=round(version.created.timestamp() * 1000),
+        changed_ms=round(version.changed.timestamp() * 1000),
     )
 
 
@@ -521,7 +490,3 @@ def traffic_from_proto(message: pb_messages.Traffic, policy: str) -> Traffic:
         )
     except ValueError as error:
         raise Malformed(f"traffic: {error}") from error
-
-
-def _milliseconds(time: datetime) -> int:
-    return round(time.timestamp() * 1000)
