@@ -54,7 +54,7 @@ class HeldEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostFragments:
-    """Sequences of a session that Redis lost: from `first` to `last` (None: no upper bound).
+    """Sequences of a session that Redis lost, from `first` to `last` (None: no upper bound).
 
     They are lost to the run unless another record accounts for them.
     """

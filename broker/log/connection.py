@@ -65,7 +65,6 @@ def check_url(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return the URL without its password, for logs and messages."""
     return split_password(url)[0]
 
 
@@ -134,10 +133,7 @@ def _options(url: str, password: str | None, tls: TlsFiles | None) -> dict[str, 
 
 
 def _tls_options(tls: TlsFiles) -> dict[str, Any]:
-    """Return options that check the server against the authority, else the system's.
-
-    Where we have a certificate, they show it.
-    """
+    """Check the server against the authority, else the system's; show a certificate where we have one."""
     files = {"ssl_ca_certs": tls.authority, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
     named = {name: str(path) for name, path in files.items() if path is not None}
     return named | {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
@@ -234,7 +230,6 @@ async def examine(redis: "redis_asyncio.Redis", url: str, section: BrokerSection
 
 
 def is_private(url: str) -> bool:
-    """Return True for the URL of a unix socket."""
     return urlsplit(url).scheme == "unix"
 
 
@@ -247,10 +242,7 @@ def parse_version(text: str) -> Version:
 
 
 def check_version(text: str, *, private: bool) -> str:
-    """Return a warning or "".
-
-    Raises UnsuitableRedis below the functional or, over TCP, the security floor.
-    """
+    """Return a warning or ""; raises UnsuitableRedis below the functional or, by TCP, the security floor."""
     version = parse_version(text)
     if version < FUNCTIONAL_FLOOR:
         raise UnsuitableRedis(f"redis_version={text} is below 6.2; install Redis 6.2 or newer")
@@ -379,7 +371,6 @@ def _text(value: object) -> str:
 
 
 def durability_of(config: dict[str, str]) -> Durability:
-    """Return the durability that an append-only file with this configuration gives."""
     if config["appendfsync"] == "no":
         return Durability.MEMORY
     if config["appendfsync"] == "everysec" or config.get("no-appendfsync-on-rewrite") == "yes":

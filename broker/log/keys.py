@@ -86,15 +86,12 @@ Deleting it first lifts the refusal of writes at `maxmemory` for the rest of a s
 
 
 def payload(number: int) -> str:
-    """Return the key of an entry's payload."""
     return f"{PAYLOAD}{number}"
 
 
 def weights(version: int, index: int) -> str:
-    """Return the key of one chunk of weight bytes."""
     return f"{WEIGHTS}{version}:{index}"
 
 
 def entry_id(number: int) -> str:
-    """Return the stream id of an entry."""
     return f"{number}-0"

@@ -57,10 +57,7 @@ _KEPT_COMMITS: Final = 8
 
 
 class LogMemory:
-    """What one learner process knows of its log, in case Redis is restarted without it.
-
-    Its numbers only grow, except in `replace`.
-    """
+    """What one learner knows of its log, in case Redis is restarted. Only `replace` lowers a number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +70,6 @@ class LogMemory:
             return self._state
 
     def replace(self, **values: Any) -> None:
-        """Set fields of the state to the given values."""
         with self._lock:
             self._state = replace(self._state, **values)
 
@@ -89,7 +85,6 @@ class LogMemory:
             self._state = replace(self._state, **higher)
 
     def saw(self, entries: Sequence[LogEntry]) -> None:
-        """Note entries that were read, in order."""
         if not entries:
             return
         with self._lock:
@@ -110,7 +105,6 @@ class LogMemory:
             )
 
     def committed(self, commit: Commit, trim_floor: int) -> None:
-        """Note a checkpoint that counts now."""
         with self._lock:
             commits = tuple(known for known in self._state.commits if known != commit)
             self._state = replace(
@@ -159,17 +153,11 @@ class LearnerCalls:
         self._stop = stop
 
     def wait_until_up(self) -> None:
-        """Return when Redis answers; raises Fatal after `wait_s`, Interrupted when the process drains.
-
-        Raises ConfigurationError when Redis answers and refuses the credentials.
-        """
+        """Raise Fatal after `wait_s`, Interrupted at a drain, ConfigurationError where Redis refuses."""
         self._waited(lambda: self.client.execute_command("PING"), self._stop, self._wait_s)
 
     def patient(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, repeating it while Redis does not answer.
-
-        Raises Fatal after `wait_s`.
-        """
+        """Repeat `call` while Redis does not answer; raises Fatal after `wait_s`."""
         try:
             return call()
         except RedisError as error:
@@ -195,10 +183,7 @@ class LearnerCalls:
             raise Fatal(str(error)) from error
 
     def fenced(self, name: str, *arguments: Any) -> Any:
-        """Return the reply of a script whose first argument is the epoch.
-
-        Raises Refused(FENCED or NOT_READY).
-        """
+        """Run a script whose first argument is the epoch; raises Refused(FENCED or NOT_READY)."""
         while True:
             epoch = self._memory.state.epoch
             reply = self.run(name, epoch, *arguments)
@@ -232,10 +217,7 @@ def fenced_off() -> Refused:
 
 
 class KeptWeights:
-    """Holds the bytes of kept versions in Redis; `LearnerLog.kept` is one.
-
-    Its methods raise Refused(FENCED or NOT_READY) and Fatal as those of `LearnerLog` do.
-    """
+    """Bytes of kept versions in Redis; its methods raise as those of `LearnerLog` do."""
 
     def __init__(self, calls: LearnerCalls, memory: LogMemory) -> None:
         self._calls = calls
@@ -265,17 +247,13 @@ class KeptWeights:
         )
 
     def draw(self, blob: bytes) -> int:
-        """Allocate a version number that was never used before for these bytes.
-
-        `keep` it before it is restored.
-        """
+        """Allocate a version number that was never used before; `keep` it before it is restored."""
         version = int(self._calls.fenced("allocate_version", len(chunks(blob)))[1])
         self._memory.raise_to(version=version)
         return version
 
 
 def chunks(blob: bytes) -> list[bytes]:
-    """Return the bytes in the chunks in which Redis keeps them."""
     return [blob[at : at + WEIGHT_CHUNK_BYTES] for at in range(0, len(blob), WEIGHT_CHUNK_BYTES)]
 
 
@@ -322,11 +300,9 @@ class LearnerLog:
 
     @property
     def epoch(self) -> int:
-        """Return the epoch of the lease that is held; 0 before `acquire`."""
         return self._memory.state.epoch
 
     def max_memory_bytes(self) -> int:
-        """Return Redis's `maxmemory`; 0 without a limit."""
         return int(self._calls.patient(lambda: self._calls.client.info("memory")).get("maxmemory", 0))
 
     # ---- lease
@@ -360,10 +336,7 @@ class LearnerLog:
         return renewal
 
     def release(self) -> None:
-        """Give the lease back, so that the next learner need not wait.
-
-        Completes a stop that was asked for.
-        """
+        """Give the lease back, which completes a stop that was asked for."""
         self._calls.run("release", self.epoch)
 
     # ---- opening
@@ -390,10 +363,7 @@ class LearnerLog:
         self._memory.replace(settled=position)
 
     def reopen(self, state: LogState) -> None:
-        """Open the log of a restarted Redis with the maximum of both sides' counters.
-
-        Publish the weights next.
-        """
+        """Open the log of a restarted Redis with the maximum of both sides' counters. Publish next."""
         self._open(state, None)
 
     def snapshot(self) -> LogState:
@@ -439,10 +409,7 @@ class LearnerLog:
     # ---- writing
 
     def settle(self, position: int) -> None:
-        """Return budget up to `position` (entries dropped or skipped).
-
-        A position behind the current one is ignored.
-        """
+        """Return budget up to `position` (entries dropped or skipped), unless it was returned already."""
         self._calls.fenced("settle", position)
         self._memory.raise_to(settled=position)
 
@@ -495,10 +462,7 @@ class LearnerLog:
         return bool(self._calls.fenced("round_complete", round)[1])
 
     def commit(self, commit: Commit) -> None:
-        """Make a checkpoint count, then remove entries up to `commit.trim`.
-
-        Repeating the call changes nothing.
-        """
+        """Make a checkpoint count, then remove entries up to `commit.trim`; may be repeated."""
         answers = [part for one in commit.answers for part in (one.number, one.encode())]
         reply = self._calls.fenced("commit", commit.encode(), commit.position, commit.trim, *answers)
         self._memory.committed(commit, int(reply[1]))
@@ -536,10 +500,7 @@ class LearnerLog:
     # ---- reading
 
     def read(self, after: int, count: int, block_ms: int) -> list[LogEntry]:
-        """Return entries with number > `after` in order, at most `count`.
-
-        Waits up to `block_ms` (0: not at all).
-        """
+        """Return entries with number > `after`, at most `count`; waits up to `block_ms` (0: not at all)."""
         wait = min(block_ms, _MAX_BLOCK_MS) or None
         found: Any = self._calls.patient(
             lambda: self._calls.client.xread({keys.LOG: keys.entry_id(after)}, count=count, block=wait)
@@ -549,10 +510,7 @@ class LearnerLog:
         return entries
 
     def entries(self, numbers: Sequence[int]) -> list[LogEntry]:
-        """Return those of the named entries that are in the log, in order of number.
-
-        A reader uses it that is told which entries to read, such as a rank.
-        """
+        """Return those of the named entries that are in the log, in order of number."""
         if not numbers:
             return []
         first, last = keys.entry_id(min(numbers)), keys.entry_id(max(numbers))
@@ -574,10 +532,7 @@ class LearnerLog:
         return payloads
 
     def missing(self, number: int) -> MissingReason:
-        """Return why entry `number` or its payload is missing.
-
-        Raises Refused(NOT_READY) while the log is closed.
-        """
+        """Return why entry or payload is missing; raises Refused(NOT_READY) while the log is closed."""
         try:
             reply = self._calls.fenced("missing", number)
         except Refused as refused:
@@ -587,10 +542,7 @@ class LearnerLog:
         return MissingReason.TRIMMED if reply[0] == b"TRIMMED" else MissingReason.LOG_LOST
 
     def read_reports(self, after: int, count: int) -> list[ReportEntry]:
-        """Return reports with number > `after` in order.
-
-        The oldest are dropped when they are not read for long.
-        """
+        """Return reports with number > `after`; the oldest are dropped when they are not read for long."""
         found: Any = self._calls.patient(
             lambda: self._calls.client.xrange(keys.REPORTS, min=f"({keys.entry_id(after)}", count=count)
         )
@@ -598,10 +550,6 @@ class LearnerLog:
         if reports:
             self._memory.raise_to(reports=reports[-1].number)
         return reports
-
-    def resident(self, after: int) -> int:
-        """Return the number of entries behind `after`, by walking the log."""
-        return self.residue(after).entries
 
     def residue(self, after: int) -> Residue:
         """Return what lies behind `after`, by walking the log; a number that is missing there was lost."""
@@ -617,18 +565,15 @@ class LearnerLog:
             last = int(found[-1][0].partition(b"-")[0])
 
     def fetched_versions(self) -> int:
-        """Return the number of versions, of more than one chunk of weights, that actors are fetching."""
+        """Return the number of versions, of more than one chunk, that actors are fetching."""
         return int(self._calls.patient(lambda: self._calls.client.execute_command("HLEN", keys.FETCHES)))
 
     def acked(self) -> int:
-        """Return the number of fragments acknowledged over the run, counted by the append script."""
+        """Return the fragments acknowledged over the run, as the append script counts them."""
         return self._counter("acked")
 
     def log_lost(self) -> int:
-        """Return the number of acknowledged fragments that actors knew and Redis lost.
-
-        The append script counts them.
-        """
+        """Return how many acknowledged fragments Redis lost, as the append script counts them."""
         return self._counter("log_lost")
 
     def _counter(self, name: str) -> int:
@@ -636,7 +581,6 @@ class LearnerLog:
         return int(value or 0)
 
     def status(self) -> Status:
-        """Return the run at one moment, its sessions included."""
         return replies.status(self._calls.run("status"))
 
 

@@ -84,24 +84,17 @@ class Line:
         return await reply
 
     def write(self, pieces: Iterable[Piece], on_replies: Sequence[OnReply | None]) -> None:
-        """Write packed commands, and say for each of them who is told its reply.
-
-        None: nobody is. On a line that is not open everybody is told so.
-        """
+        """Write packed commands; tells each `on_reply` that is not None, also where the line is not open."""
         if self._wire is not None:
             self._wire.write(pieces, on_replies)
         else:
             _tell(on_replies, RedisConnectionError(f"{self._shown}: the line is not open"))
 
     def renew(self) -> None:
-        """Have the next call open another connection; what is under way ends on this one.
-
-        Until then it is written to: nothing may be wrong with it.
-        """
+        """Have the next call open another connection; what is under way ends on this one."""
         self._is_due = True
 
     async def aclose(self) -> None:
-        """Close the connection; what is under way fails."""
         if self._opening is not None:
             self._opening.cancel()
         if self._wire is not None:

@@ -46,7 +46,6 @@ class Answer:
     steps: int = 0
 
     def encode(self) -> str:
-        """Return the answer as JSON text."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
@@ -103,10 +102,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residue:
-    """The part of the log behind a position.
-
-    entries: number of entries there. lost: numbers that Redis has lost.
-    """
+    """The part of the log behind a position: entries there, and numbers that Redis has lost."""
 
     entries: int
     lost: int
@@ -114,10 +110,7 @@ class Residue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
-    """The limits that admit fragments, in steps, milliseconds and bytes.
-
-    `actor_count` opens lock-step round 0.
-    """
+    """Limits that admit fragments, in steps, ms and bytes. `actor_count` opens lock-step round 0."""
 
     budget: int
     fragment_charge: int
@@ -152,20 +145,15 @@ class Commit:
     answers: tuple[Answer, ...] = ()
 
     def encode(self) -> str:
-        """Return the commit as JSON text."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def decode(cls, text: str | bytes) -> "Commit":
-        """Return the commit of a text that `encode` made.
-
-        Raises ValueError or KeyError for any other text.
-        """
+        """Return the commit of a text that `encode` made; raises ValueError or KeyError for another."""
         return cls.from_json(json.loads(text))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Commit":
-        """Return the commit of a decoded JSON object."""
         answers = tuple(Answer(**answer) for answer in value["answers"])
         return cls(**{**value, "totals": Totals(**value["totals"]), "answers": answers})
 
@@ -206,7 +194,6 @@ class LogState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "LogState":
-        """Return the state of an object that `to_json` made."""
         return cls(
             **{
                 **value,
@@ -327,10 +314,7 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """The reply to an append. `appended` fragments were new (the others were there already).
-
-    `waits`: the session has no credit left, and its turn is to come.
-    """
+    """The reply to an append. appended: fragments that were new. waits: for credit, its turn is to come."""
 
     acked_through: int
     refusal: Refusal | None
@@ -342,11 +326,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """The reply to a watch: either news or a refusal.
-
-    `news.weights` is always empty: the caller adds the bytes. `waits`: the session has no credit, and its
-    turn is to come.
-    """
+    """Either news, whose `weights` the caller adds, or a refusal. waits: for credit, its turn is to come."""
 
     news: News | None = None
     refusal: Refusal | None = None
@@ -463,7 +443,6 @@ def opened(reply: Sequence[Any]) -> Opened | Refusal:
 
 
 def appended(reply: Sequence[Any]) -> Appended:
-    """Convert the reply of `append.lua`."""
     acked, new, through, version, round_, outstanding, settled, entries, size = map(int, reply[2:11])
     return Appended(
         acked_through=acked,
@@ -484,7 +463,6 @@ def reported(reply: Sequence[Any]) -> tuple[int, Refusal | None]:
 
 
 def watched(reply: Sequence[Any]) -> Watched:
-    """Convert the reply of `watch.lua`."""
     refused = refusal(reply[0], _text(reply[1]) if reply[0] != b"OK" else "")
     if refused is not None:
         return Watched(refusal=refused)
@@ -519,7 +497,6 @@ def publication(version: int, value: bytes) -> Publication:
 
 
 def status(reply: Sequence[Any]) -> Status:
-    """Convert the reply of `status.lua`."""
     closed, outstanding, entries, learner, flat, rows = reply
     state = {_text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
@@ -560,7 +537,6 @@ def lease(reply: Sequence[Any]) -> Lease:
 
 
 def renewal(reply: Sequence[Any]) -> Renewal:
-    """Convert the reply of `renew.lua` with status OK."""
     numbers = [item.name for item in fields(Renewal)][:-1]
     told: dict[str, Any] = dict(zip(numbers, map(int, reply[1:16]), strict=True))
     told |= {"closed": bool(told["closed"]), "desired": RunState(told["desired"] or 1)}
@@ -589,7 +565,6 @@ def log_entry(entry_id: bytes, values: Mapping[bytes, bytes]) -> LogEntry:
 
 
 def report_entry(entry_id: bytes, values: Mapping[bytes, bytes]) -> ReportEntry:
-    """Convert one entry of the stream REPORTS."""
     return ReportEntry(
         number=int(entry_id.partition(b"-")[0]),
         actor_id=_text(values[b"a"]),
@@ -642,10 +617,7 @@ class OtherIncarnation(Exception):
 
 
 def unpack(answer: Sequence[Any]) -> tuple[str, Any]:
-    """Return the incarnation and the script's own reply.
-
-    Raises OtherLayout and OtherIncarnation where the script did not run.
-    """
+    """Return the incarnation and the script's own reply; raises OtherLayout and OtherIncarnation."""
     layout, incarnation = int(answer[0]), bytes(answer[1]).decode()
     if len(answer) > 2:
         return incarnation, answer[2]

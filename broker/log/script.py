@@ -90,7 +90,7 @@ _REDIS_CALL: Final = re.compile(r"redis\.call\(\s*'([A-Z]+)'")
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The source of a script and the SHA-1 by which Redis knows it."""
+    """A source and the SHA-1 by which Redis knows it."""
 
     name: str
     source: str
@@ -111,7 +111,6 @@ def load(name: str) -> Script:
 
 
 def names() -> list[str]:
-    """Return the names of all scripts, without the shared parts."""
     folder = files("penstock.broker.log") / "scripts"
     found = (entry.name.removesuffix(".lua") for entry in folder.iterdir() if entry.name.endswith(".lua"))
     return sorted(name for name in found if not name.startswith("_"))

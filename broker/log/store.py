@@ -42,21 +42,15 @@ _RESUBSCRIBE_S: Final = 0.2
 
 
 class StoreUnavailable(Exception):
-    """Reports why a call was not done, in its message.
-
-    Redis did not answer, is loading, refused a write, or holds another incarnation of the run.
-    """
+    """Redis did not answer, is loading, refused a write, or holds another incarnation of the run."""
 
 
 class OtherRelease(StoreUnavailable):
-    """Reports that the run in Redis has keys of a later layout: this process must not go on."""
+    """The run in Redis has keys of a later layout: this process must not go on."""
 
 
 class Store:
-    """Runs the broker's operations in Redis; every method may raise `StoreUnavailable`.
-
-    Build it with `Store.connect`; close it with `aclose`.
-    """
+    """The broker's operations in Redis; every method may raise `StoreUnavailable`. Made by `connect`."""
 
     def __init__(self, client: Any, calls: Line, appends: Line, staging_expiry_s: float) -> None:
         """calls, appends: on which scripts are called, and fragments appended. client: for all else."""
@@ -79,7 +73,6 @@ class Store:
         return cls(connect_async(url, password, tls), *lines, staging_expiry_s)
 
     async def aclose(self) -> None:
-        """Close every connection."""
         for line in (self._line, self._append_line):
             await line.aclose()
         await self._redis.aclose(close_connection_pool=True)
@@ -99,10 +92,7 @@ class Store:
         self._forget.append(forget)
 
     async def confirm(self) -> None:
-        """Return when Redis holds the incarnation that is known here.
-
-        Raises StoreUnavailable when it does not: then nothing that is remembered holds.
-        """
+        """Raise StoreUnavailable unless Redis holds the incarnation that is known here."""
         await self._run("confirm")
 
     async def owner_of(self, session: int) -> str | None:
@@ -111,12 +101,10 @@ class Store:
         return None if owner is None else owner.decode()
 
     async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
-        """Append checked fragments; see `begin_append`."""
         await self.open()
         return await self.outcome(self.begin_append(session, acked_through, items))
 
     async def open(self) -> None:
-        """Return when an append can begin."""
         if not self._append_line.is_open:
             await self._guarded(self._append_line.open)
 
@@ -133,7 +121,6 @@ class Store:
         return self._appends.begin(session, acked_through, items, self._remembered())
 
     async def outcome(self, begun: "asyncio.Future[Appended]") -> Appended:
-        """Return the reply to an append that has begun, which a caller that gives up does not end."""
         appended: Appended = await self._guarded(lambda: asyncio.shield(begun))
         return appended
 
@@ -167,7 +154,6 @@ class Store:
         return replies.watched(reply)
 
     async def specification(self) -> bytes | None:
-        """Return the encoded run specification; None before a learner wrote it."""
         return await self._read("GET", keys.SPECIFICATION)
 
     async def begin_fetch(self, session: int, known_version: int) -> Publication | None:
@@ -187,7 +173,6 @@ class Store:
         return None if value is None else replies.publication(version, value)
 
     async def publication(self, version: int) -> Publication | None:
-        """Return the publication of a version whose bytes are still stored, else None."""
         value = await self._read("HGET", keys.PUBLICATIONS, str(version))
         return None if value is None else replies.publication(version, value)
 
@@ -196,7 +181,6 @@ class Store:
         return await self._read("GET", keys.weights(version, index))
 
     async def status(self) -> Status:
-        """Return the run at one moment."""
         return replies.status(await self._run("status"))
 
     async def control(self, action: ControlAction, reason: str = "") -> tuple[int, RunState]:

@@ -74,14 +74,12 @@ class Admission:
         confirm: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """clock: returns seconds that only rise."""
         self._read, self._confirm, self._clock = read_specification, confirm, clock
         self._encoded: bytes | None = None
         self._specification: RunSpecification | None = None
         self._read_at = -math.inf
 
     async def admit(self, session: int, messages: Sequence[SentFragment]) -> Admitted:
-        """Check the fragments of one Append of `session`."""
         specification = await self._newest_specification(REFRESH_INTERVAL_S)
         if specification is None:
             return Admitted((), NOT_WRITTEN)
@@ -115,7 +113,6 @@ class Admission:
 async def _check_beside(
     session: int, messages: Sequence[SentFragment], specification: RunSpecification
 ) -> Admitted:
-    """Check the fragments, on a thread where that takes long."""
     if len(messages) > CHECKED_ON_LOOP or _rows(messages) > ROWS_ON_LOOP:
         return await asyncio.to_thread(check_all, session, messages, specification)
     return check_all(session, messages, specification)
@@ -192,7 +189,6 @@ class StagingLimit:
         self.staged_bytes += size
 
     def give_back(self, size: int) -> None:
-        """An append of `size` bytes is over."""
         self.staged_bytes -= size
 
 
@@ -265,7 +261,6 @@ class CallsInFlight:
         self.calls = 0
 
     def serving(self, name: str) -> AbstractContextManager[None]:
-        """Return what is entered around each call of this name."""
         return _Serving(self, 0 if name in _HELD else 1)
 
 
@@ -304,7 +299,6 @@ RULES: Final = {
 
 
 def build_boundary() -> Boundary:
-    """The boundary of one broker."""
     return Boundary(
         RULES,
         ordinary=ORDINARY,
@@ -316,7 +310,6 @@ def build_boundary() -> Boundary:
 
 
 def redis_down(reason: Reason, error: StoreUnavailable) -> Refusal:
-    """The refusal that callers get while Redis does not answer."""
     return Refusal(reason=reason, detail=f"redis: {error}", retry_after_ms=REDIS_DOWN_RETRY_MS)
 
 
@@ -341,7 +334,7 @@ class LastCredit:
         return self._numbers.get(session, 0)
 
     def note(self, session: int, number: int) -> None:
-        """This was said now; the session that heard nothing for longest is forgotten."""
+        """Note what was said now; the session that heard nothing for longest is forgotten."""
         if number == self[session]:
             return
         self._numbers[session] = number
@@ -364,17 +357,14 @@ CALLS_PER_S: Final = 100.0
 class AskingAgain:
     """Gives each caller a time of its own: a few are told of the run at once, and a crowd asks seldom.
 
-    All together ask at most CALLS_PER_S times a second, unless there are so many that each would wait for
-    longer than MOST_S.
+    All together ask at most CALLS_PER_S times a second, unless each would wait for longer than MOST_S.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: returns seconds that only rise."""
         self._clock = clock
         self._last_s = -math.inf
 
     def after_ms(self) -> int:
-        """Return for how many milliseconds the caller should wait."""
         now_s = self._clock()
         due_s = max(now_s + LEAST_S, self._last_s + 1.0 / CALLS_PER_S)
         self._last_s = min(due_s, now_s + MOST_S)

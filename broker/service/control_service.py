@@ -29,7 +29,6 @@ from penstock.v1.control_pb2_grpc import ControlServiceServicer
 
 
 def command_to_proto(command: Command) -> pb.Command:
-    """The message of a command."""
     answer = command.answer
     message = pb.Command(
         number=command.number,
@@ -172,7 +171,6 @@ def _name(name: str) -> str:
 
 
 def _operator() -> str:
-    """Whom the audit names."""
     return caller_name() or "operator"
 
 

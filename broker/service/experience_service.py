@@ -150,7 +150,6 @@ class ExperienceService(ExperienceServiceServicer):
         return replace(appended, refusal=admitted.refusal)
 
     def _ended(self, items: Sequence[AppendItem], size: int, begun: "asyncio.Future[Appended]") -> None:
-        """Its caller may be gone."""
         self._appends.discard(begun)
         self._staging.give_back(size)
         if not begun.cancelled() and begun.exception() is None:
@@ -201,7 +200,7 @@ def _untaken(request: AppendCall, refusal: Refusal) -> Appended:
 
 
 def read_opening(request: pb.OpenSessionRequest) -> tuple[str, Role]:
-    """Actor and role of a message; raises Malformed that names the field."""
+    """Return actor and role; raises Malformed that names the field."""
     try:
         return check_id("actor_id", request.actor_id), Role(request.role)
     except ValueError as error:
@@ -227,7 +226,7 @@ def check_append(request: AppendCall) -> None:
 
 
 def read_report(request: pb.ReportEpisodesRequest) -> Report:
-    """The report of a message; raises Malformed that names the field."""
+    """Raise Malformed that names the field."""
     check_number("session", request.session)
     check_number("sequence", request.sequence)
     if len(request.episodes) > MAX_EPISODES_PER_REPORT:

@@ -74,14 +74,12 @@ class Monitor:
             health.watch(name, section.stall_timeout_s)
 
     async def run(self) -> None:
-        """Measure until cancelled."""
         while True:
             await self.look()
             self._health.progress(LOOKS)
             await asyncio.sleep(INTERVAL_S)
 
     async def look(self) -> None:
-        """One look; raises Fatal."""
         try:
             facts = await self._examine()
             self._on_facts(facts)
@@ -125,7 +123,6 @@ class Monitor:
 
 
 def show_server(facts: connection.ServerFacts) -> None:
-    """Set the gauges of Redis itself."""
     metrics.REDIS_MEMORY_BYTES.set(facts.used_memory_bytes)
     metrics.REDIS_MEMORY_LIMIT_BYTES.set(facts.max_memory_bytes)
     metrics.REDIS_CLIENTS.set(facts.clients)
@@ -135,7 +132,6 @@ def show_server(facts: connection.ServerFacts) -> None:
 
 
 def show(status: Status) -> None:
-    """Set the gauges of the run."""
     metrics.OUTSTANDING_STEPS.set(status.gauges.outstanding_steps)
     metrics.SETTLED_STEPS.set(status.gauges.settled_steps)
     metrics.LOG_ENTRIES.set(status.gauges.log_entries)
@@ -205,12 +201,11 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
 
 
 def build_frame(settings: Settings, listen: str) -> ServerFrame:
-    """The server without services."""
     return ServerFrame(ROLE, SERVICES, settings, listen, boundary=build_boundary())
 
 
 def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asyncio.Redis":
-    """Return the client that examines the server; raises ConfigurationError for what is no Redis URL."""
+    """Raise ConfigurationError for what is no Redis URL."""
     try:
         inspector: redis_asyncio.Redis = connect_async(redis_url, redis_password(section), tls_files(section))
     except ValueError as error:
@@ -224,10 +219,7 @@ def connect_inspector(redis_url: str, section: SecuritySection) -> "redis_asynci
 async def wait_for_redis(
     examine: connection.Examine, redis_url: str, wait_s: float, stop: asyncio.Event
 ) -> connection.ServerFacts:
-    """Return the facts of the server as soon as it answers.
-
-    Raises ConfigurationError when it is unsuitable, Fatal when it does not answer in time, Interrupted.
-    """
+    """Raise ConfigurationError for an unsuitable server, Fatal after `wait_s`, Interrupted."""
     shown = without_password(redis_url)
 
     def say(error: Exception, delay_s: float) -> None:
@@ -253,7 +245,6 @@ async def wait_for_redis(
 
 
 def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: connection.ServerFacts) -> Parts:
-    """Put the services on the server."""
     section = settings.broker
     store = Store.connect(
         redis_url, password=redis_password(settings.security), tls=tls_files(settings.security)
@@ -286,7 +277,6 @@ async def _run(
     """Serve until `stop`, and then, not ready any more, for `drain_delay_s` seconds.
 
     In that time the clients that still send calls learn that this broker ends.
-    Raises what the monitor or the change feed raises.
     """
     beside = {
         asyncio.create_task(parts.changes.follow(parts.store.changes())),
@@ -329,7 +319,6 @@ async def _cancel(tasks: "set[asyncio.Task[None]]") -> None:
 
 
 async def _drain(parts: Parts) -> None:
-    """Say so, answer the held calls, finish what has begun, close."""
     await parts.frame.drain(DRAIN_GRACE_S, release=parts.changes.close)
     await parts.experience.finish_appends()
     parts.versions.close()

@@ -69,7 +69,6 @@ class Held:
         self._looked_s = asyncio.get_running_loop().time()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return when woken, or after `timeout_s`."""
         if timeout_s <= 0:
             return
         try:
@@ -79,11 +78,9 @@ class Held:
             return
 
     def wake(self) -> None:
-        """Have it look again."""
         self._woken.set()
 
     def is_old(self, now_s: float) -> bool:
-        """Return whether its last look was long ago."""
         return now_s - self._looked_s >= LOOK_AGAIN_S
 
 
@@ -180,7 +177,6 @@ class WeightCache:
         """By version; the one that was asked for longest ago comes first."""
 
     def publication(self, version: int) -> Publication | None:
-        """The publication of a version that is held here."""
         held = self._held.get(version)
         return None if held is None else held[0]
 
@@ -347,7 +343,7 @@ def _is_to_be_fetched(publication: Publication, known_version: int) -> bool:
 
 
 def read_watch(request: pb.WatchLatestRequest) -> Watch:
-    """The watch of a message; raises Malformed that names the field."""
+    """Raise Malformed that names the field."""
     check_number("session", request.session)
     for field in (
         "begun_through",
@@ -370,7 +366,6 @@ def read_watch(request: pb.WatchLatestRequest) -> Watch:
 
 
 def write_news(news: News, weights: bytes) -> bytes:
-    """The bytes of a WatchLatestReply."""
     reply = pb.WatchLatestReply(
         latest=news.latest.to_proto(),
         leave=news.credit.to_proto(),
@@ -402,10 +397,7 @@ class Versions:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="registry")
 
     async def ask(self, context: Context, work: "Callable[[Registry], T]") -> T:
-        """Return what `work` returns; ends the call where the registry refuses, or is not there.
-
-        Raises Malformed and Absent as handlers do.
-        """
+        """Return what `work` returns; ends the call, or raises Malformed or Absent, where that fails."""
         if not self._url:
             text = (
                 "this broker was given no registry: set registry.url to its URL, "
@@ -431,7 +423,6 @@ class Versions:
         raise AssertionError  # abort has raised
 
     def close(self) -> None:
-        """Give the connections back."""
         self._threads.shutdown(wait=False)
         if self._registry is not None:
             self._registry.close()
@@ -449,7 +440,6 @@ class Versions:
 
 
 def version_to_proto(version: PolicyVersion) -> pb_messages.RegisteredVersion:
-    """The message of a registered version."""
     evaluation = version.evaluation
     same = "policy version run update sha256 size_bytes configuration standby pinned reason"
     return pb_messages.RegisteredVersion(
@@ -464,7 +454,6 @@ def version_to_proto(version: PolicyVersion) -> pb_messages.RegisteredVersion:
 
 
 def traffic_to_proto(traffic: Traffic) -> pb_messages.Traffic:
-    """The message of a policy's traffic."""
     return pb_messages.Traffic(
         policy=traffic.policy,
         revision=traffic.revision,
@@ -477,7 +466,7 @@ def traffic_to_proto(traffic: Traffic) -> pb_messages.Traffic:
 
 
 def traffic_from_proto(message: pb_messages.Traffic, policy: str) -> Traffic:
-    """The traffic that an operator wants; raises Malformed that names the field."""
+    """Raise Malformed that names the field."""
     try:
         return Traffic(
             policy=message.policy or policy,

@@ -47,7 +47,7 @@ async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, fu
     assert reply.refusal is not None
     assert (reply.refusal.reason, reply.acked_through) == (Reason.FULL, 1)
     assert reply.refusal.detail.startswith("staging")
-    assert log.acked() == log.resident(0) == 1
+    assert log.acked() == log.residue(0).entries == 1
     full.config_set("maxmemory", 0)
     assert (await actor.append(2)).refusal is None
 
@@ -66,7 +66,7 @@ async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, full: "
     log.observe("{}")
     log.commit(Commit(checkpoint_id="c", manifest_sha256="", position=6, trim=5))
     log.end_evaluation(published.version)
-    assert log.resident(0) == 1
+    assert log.residue(0).entries == 1
     assert (await store.watch(Watch(session=actor.session, probe_log_prob=(0.5,)))).news is not None
     episode = Episode(slot_id=0, episode_id=0, episode_return=1, length=1, terminated=True, version=1)
     assert await store.report(Report(session=actor.session, sequence=1, episodes=(episode,))) == (1, None)

@@ -52,7 +52,7 @@ async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
     assert not log.renew().closed
     actor.acked = 2
     assert (await actor.append(2)).refusal is None
-    assert (log.acked(), log.log_lost(), log.resident(0)) == (4, 0, 4)
+    assert (log.acked(), log.log_lost(), log.residue(0).entries) == (4, 0, 4)
 
 
 async def test_an_actor_cannot_book_more_lost_than_a_log_ever_held(
@@ -157,7 +157,7 @@ async def test_an_actor_whose_appends_were_all_lost_gets_credit_again(
     log.publish(BLOB, update=0, settled=0, scalars={})
     assert (await actor.watch()).begin_through == 9
     assert await actor.work() >= 1
-    assert (log.log_lost(), log.resident(0)) == (8, log.acked() - 8)
+    assert (log.log_lost(), log.residue(0).entries) == (8, log.acked() - 8)
 
 
 async def test_an_actor_that_lies_after_a_re_opening_holds_no_more_than_its_share(

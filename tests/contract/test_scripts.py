@@ -124,7 +124,7 @@ async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) 
     assert gap.refusal is not None
     assert (gap.refusal.reason, gap.refusal.expected) == (Reason.GAP, 4)
     assert [entry.header.sequence for entry in log.read(0, 10, 0) if entry.header] == [1, 2, 3]
-    assert 3 == log.acked() == log.resident(0)
+    assert 3 == log.acked() == log.residue(0).entries
 
 
 async def test_an_actor_that_saw_more_acknowledged_gets_a_gap(store: Store, log: LearnerLog) -> None:
@@ -293,7 +293,7 @@ async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, r
         await server.append(250, kind=Kind.SHADOW)
     assert raw.xlen(keys.SHADOW) == scripts.MAX_SHADOW_ENTRIES
     assert len(raw.keys(keys.SHADOW_PAYLOAD + "*")) == scripts.MAX_SHADOW_ENTRIES
-    assert 0 == log.acked() == log.resident(0)
+    assert 0 == log.acked() == log.residue(0).entries
     await server.append()
     assert log.acked() == 1
 
@@ -600,7 +600,7 @@ async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw:
     size = sum(entry.held_bytes for entry in log.read(4, 9, 0))
     assert (2, size, 6) == (renewal.log_entries, renewal.log_bytes, renewal.head)
     assert log.fetch([1, 2, 3, 4]) == [None] * 4
-    assert 2 == log.resident(0) == len(raw.keys(keys.PAYLOAD + "*"))
+    assert 2 == log.residue(0).entries == len(raw.keys(keys.PAYLOAD + "*"))
     assert log.missing(4).value == "trimmed"
     again = log.acquire(RUN, "learner", TTL_MS)
     assert (commit,) == again.committed

@@ -131,7 +131,7 @@ async def test_two_stores_may_send_the_same_fragment_at_once(store: Store, redis
             )
         )
         assert sorted(reply.appended for reply in replies) == [0, 1]
-    assert log.resident(0) == 4
+    assert log.residue(0).entries == 4
     await other.aclose()
     log.close()
 

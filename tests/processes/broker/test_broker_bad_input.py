@@ -76,7 +76,7 @@ def nothing_stored(learner: LearnerLog) -> Iterator[None]:
     def traces() -> tuple[int, int, int, set[bytes]]:
         return (
             learner.acked(),
-            learner.resident(0),
+            learner.residue(0).entries,
             len(learner.read_reports(0, 100)),
             set(learner._calls.client.scan_iter("penstock:staging:*")),
         )

@@ -107,7 +107,7 @@ def test_a_repeated_append_is_acknowledged_and_stored_once(
         for _ in range(3):
             assert actor.send(fragment(actor.session, 1)).acked_through == 1
     assert learner.acked() == 1
-    assert learner.resident(0) == 1
+    assert learner.residue(0).entries == 1
 
 
 @pytest.mark.promise("within-session-log-holds")

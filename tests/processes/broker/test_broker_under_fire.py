@@ -141,5 +141,5 @@ def test_a_frozen_redis_delays_and_loses_nothing(redis_server: RedisServer, tmp_
         eventually(lambda: not actor.send(fragment(actor.session, 2)).refusal.reason, "the ack")
     broker.end()
     assert log.acked() == 2
-    assert log.resident(0) == 2
+    assert log.residue(0).entries == 2
     log.close()
