@@ -24,7 +24,7 @@ from redis.connection import PythonRespSerializer
 
 from benchmarks.stand import Cell, Options, Services, Table, child, cpu_seconds, services
 from penstock.actor.link.broker_client import BrokerClient
-from penstock.actor.link.outbox import Outbox, RolloutQueue
+from penstock.actor.link.outbox import FragmentQueue, Outbox
 from penstock.actor.link.session import Session, open_session
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry, Pacing
@@ -283,7 +283,7 @@ def send(address: str, count: int, size: int) -> None:
     if session is None:
         raise RuntimeError(f"{address} opens no session")
     session.start()
-    outbox = Outbox(session, RolloutQueue(16))
+    outbox = Outbox(session, FragmentQueue(16))
     outbox.start()
     template = Shape.of(size).template(session.number)
     for sequence in range(1, count + 1):

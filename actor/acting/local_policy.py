@@ -47,7 +47,6 @@ class LocalPolicy:
         metrics.WEIGHT_APPLY_SECONDS.observe(time.monotonic() - weights.arrived_s)
 
     def follow(self, session: Session) -> None:
-        """Apply the session's newest weights if they are newer, and answer the probe with them."""
         weights = session.weights
         if weights is not None and weights.publication.version > self.publication.version:
             self.apply(weights)
@@ -131,10 +130,9 @@ def watch_broker(health: Health, stall_timeout_s: float) -> Callable[[], None]:
 
 
 def note_lag(health: Health, known: int, newest: int, arrived_bytes: int) -> None:
-    """Expect weights while an older version is held here than is published.
+    """Expect weights while an older version is `known` here than is published; 0: none.
 
-    health: of this process. known, newest: the version held and the one published, 0: none. arrived_bytes: of
-    the newest; each chunk is progress.
+    arrived_bytes: of the newest; each chunk is progress.
     """
     if newest > known:
         if arrived_bytes > 0:

@@ -140,7 +140,6 @@ class LearnerReward:
         self._stages = [_stage(wrapper) for wrapper in wrappers]
 
     def __call__(self, tensors: Tensors) -> NDArray[np.float32]:
-        """Raises PotentialError, which names the function."""
         rewards: Rewards = tensors["reward"].astype(np.float64)
         for stage in self._stages:
             rewards = stage(rewards, tensors)
@@ -157,7 +156,6 @@ def learner_reward(section: EnvironmentSection) -> LearnerReward | None:
 
 
 def potentials(section: EnvironmentSection) -> tuple[str, ...]:
-    """Return the functions that the wrappers import, as `module:function`."""
     return tuple(one.shape for one in section.reward if one.shape is not None)
 
 

@@ -92,7 +92,6 @@ class Stepper:
         return first
 
     def step(self, action: Any) -> Stepped:
-        """Make one step with actions as `VectorEnv.step` takes them."""
         # A copy: what an environment writes in its action is not what the policy chose.
         own = action.copy() if isinstance(action, np.ndarray) else copy.deepcopy(action)
         observation, reward, terminated, truncated, infos = self.environment.step(own)
@@ -103,7 +102,6 @@ class Stepper:
         return stepped
 
     def close(self) -> None:
-        """End the environments."""
         self.environment.close()
 
     def _flat(self, observation: Any, infos: dict[str, Any]) -> Observation:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.session import Session, count_strikes, open_session
 from penstock.actor.specification import run
 from penstock.actor.specification.run import Run, evaluation_section
-from penstock.config.sections import EvaluationSection
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
 from penstock.policy.acting.acting_policy import ActingPolicy, begun
@@ -117,20 +116,22 @@ class _Wave:
 MAX_ENVIRONMENTS = 100
 
 
-class EvaluationRunner(Protocol):
-    """Made once for a run; plays with the weights that `local` holds."""
+def make_runner(
+    specification: RunSpecification, settings: Settings, episodes: int | None = None
+) -> "EnvironmentRunner":
+    """episodes: None: as the run says."""
+    return EnvironmentRunner(run.read(specification, settings.actor), episodes)
 
-    @property
-    def local(self) -> LocalPolicy:
-        """Return the policy that weights are applied to and that answers the probe."""
 
-    @property
-    def evaluation(self) -> EvaluationSection:
-        """The run's own."""
+class Runner(ABC):
+    """Base of what plays evaluations, in waves of episodes, with the weights that `local` holds.
 
-    @property
-    def stall_timeout_s(self) -> float:
-        """Return how long a step may take, in seconds."""
+    Made once for a run, whose `evaluation` section it has. stall_timeout_s: how long a step may take.
+    """
+
+    def __init__(self, of: Run, local: LocalPolicy) -> None:
+        self.evaluation, self.stall_timeout_s = of.evaluation, float(of.actor.stall_timeout_s)
+        self.local = local
 
     def play(
         self,
@@ -146,38 +147,6 @@ class EvaluationRunner(Protocol):
         deterministic: take the most likely action in place of a drawn one. on_step: called after each step of
         all environments, to show that the evaluation goes on.
         """
-
-    def close(self) -> None:
-        """Let go of everything."""
-
-
-def make_runner(
-    specification: RunSpecification, settings: Settings, episodes: int | None = None
-) -> "EnvironmentRunner":
-    """Return what plays the run's environments. settings: of this process. episodes: None: as the run says.
-
-    Raises what `run.read` and the environment raise.
-    """
-    return EnvironmentRunner(run.read(specification, settings.actor), episodes)
-
-
-class Runner(ABC):
-    """Base of what plays evaluations (see `EvaluationRunner`) in waves of episodes."""
-
-    def __init__(self, of: Run, local: LocalPolicy) -> None:
-        self.evaluation, self.stall_timeout_s = of.evaluation, float(of.actor.stall_timeout_s)
-        self.local = local
-
-    def play(
-        self,
-        *,
-        episodes: int,
-        seed: int,
-        deterministic: bool,
-        stop: threading.Event,
-        on_step: Callable[[], None] = lambda: None,
-    ) -> list[Played] | None:
-        """Play so many episodes, equal for equal seeds and weights; None when `stop` was set first."""
         how = Playing(deterministic=deterministic, stop=stop, on_step=on_step)
         self.begin(episodes, seed)
         return in_waves(episodes, lambda first: self.wave(first, episodes - first, how))
@@ -191,7 +160,7 @@ class Runner(ABC):
         """Play the next episodes, from number `first` on, of which `most` count; None when stopped first."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of everything."""
+        ...
 
 
 class EnvironmentRunner(Runner):
@@ -205,18 +174,15 @@ class EnvironmentRunner(Runner):
         self.local.policy.use_threads(of.actor.threads)
 
     def begin(self, episodes: int, seed: int) -> None:
-        """Play from the same seeds every time, those of drawn actions too."""
         del episodes
         self._seed = seed
         self.local.policy.seed_actions(seed)
 
     def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
-        """Play an episode in each environment."""
         del most
         return play_wave(self._stepper, self.local.policy, self._seed + first, how)
 
     def close(self) -> None:
-        """End the environments."""
         self._stepper.close()
 
 
@@ -239,14 +205,13 @@ class Evaluator:
         self._lifecycle, self._broker_client, self._actor_id = lifecycle, broker_client, actor_id
         self._health, self._settings = health, settings
         self._run = ""
-        self._runner: EvaluationRunner | None = None
+        self._runner: Runner | None = None
         self._done = self._strikes = 0
         self._unsent: dict[bool, tuple[Episode, ...]] = {}
         """Results by `deterministic`, the way they were played."""
         self._has_played_base = False
 
     def run(self) -> int:
-        """Open sessions and serve them until there is no more to do."""
         try:
             while True:
                 session = open_session(self._broker_client, self._actor_id, Role.EVALUATION, self._lifecycle)

@@ -7,13 +7,14 @@ survives `kill -9`, not loss of power: a record may lack what a crash interrupte
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Beginning, Fragment, beginnings, read_payload
@@ -49,7 +50,6 @@ class JournalFile:
             raise Fatal(f"actor.ack_journal: {self.path}: the disk took {written} of {len(text)} bytes")
 
     def close(self) -> None:
-        """End the file."""
         self._file.close()
 
     def _end_torn_line(self) -> None:
@@ -60,7 +60,6 @@ class JournalFile:
                 self._file.write(b"\n")
 
 
-T = TypeVar("T")
 _SUFFIX: Final = ".acked.jsonl"
 
 
@@ -88,7 +87,6 @@ class AckJournal:
     """Writes the journal of one actor; `record` from the outbox's thread."""
 
     def __init__(self, folder: Path, run: str, actor_id: str) -> None:
-        """Raises ConfigurationError when the file cannot be opened."""
         self._run, self._actor_id = check_id("run", run), check_id("actor_id", actor_id)
         self.path = folder / f"{run}.{actor_id}{_SUFFIX}"
         self._file = JournalFile(self.path)
@@ -98,7 +96,6 @@ class AckJournal:
         self._file.write(map(self._line, fragments))
 
     def close(self) -> None:
-        """End the journal."""
         self._file.close()
 
     def _line(self, fragment: Fragment) -> dict[str, Any]:
@@ -123,8 +120,7 @@ _SAMPLE_SUFFIX: Final = ".sampled.jsonl"
 _DIGITS: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Choices in consecutive rows of one version. ids: their digest, hex."""
 
     version: int
@@ -146,7 +142,7 @@ class SampleJournal:
     """Used by one thread."""
 
     def __init__(self, folder: Path, run: str, actor_id: str, server: str) -> None:
-        """server: drawn anew in each life of it. Raises ConfigurationError when the file cannot be opened."""
+        """server: drawn anew in each life of it."""
         self._head = {"run": check_id("run", run), "actor": check_id("actor_id", actor_id)}
         self._file = JournalFile(folder / f"{run}.{check_id('server', server)}{_SAMPLE_SUFFIX}")
 
@@ -159,16 +155,13 @@ class SampleJournal:
         self._write(conversation, runs_of(fragment), hashlib.sha256(fragment.payload).hexdigest())
 
     def close(self) -> None:
-        """End the journal."""
         self._file.close()
 
     def _write(self, conversation: str, runs: Sequence[Run], sha256: str) -> None:
-        pairs = [(one.version, one.ids) for one in runs]
-        self._file.write([{**self._head, "conversation": conversation, "runs": pairs, "sha256": sha256}])
+        self._file.write([{**self._head, "conversation": conversation, "runs": runs, "sha256": sha256}])
 
 
 def digest(ids: Sequence[int]) -> str:
-    """Return the digest of token ids."""
     return hashlib.sha256(np.asarray(ids, "<i8").tobytes()).hexdigest()[:_DIGITS]
 
 
@@ -189,44 +182,34 @@ def runs_of(fragment: Fragment) -> list[Run]:
 
 # ---- What an audit reads of both.
 
+T = TypeVar("T", Acknowledged, SampledLine)
+
 
 def journal_files(folders: Iterable[Path]) -> list[Path]:
-    """Return every record of acknowledgements in the folders, in a fixed order."""
     return sorted(path for folder in folders for path in folder.glob(f"*{_SUFFIX}"))
 
 
 def sample_files(folders: Iterable[Path]) -> list[Path]:
-    """Return every record of samples in the folders, in a fixed order."""
     return sorted(path for folder in folders for path in folder.glob(f"*{_SAMPLE_SUFFIX}"))
 
 
 def read_journal(path: Path) -> Iterator[Acknowledged | None]:
     """Yield what was acknowledged, in order; None for a line that a crash tore."""
-    return _read(path, _acknowledged)
+    return _read(path, Acknowledged)
 
 
 def read_samples(path: Path) -> Iterator[SampledLine | None]:
     """Yield what was sampled and sent, in order; None for a line that a crash tore."""
-    return _read(path, _sampled)
+    return _read(path, SampledLine)
 
 
-def _read(path: Path, parse: Callable[[dict[str, Any]], T]) -> Iterator[T | None]:
+def _read(path: Path, kind: type[T]) -> Iterator[T | None]:
+    adapter = TypeAdapter(kind)
     with path.open("rb") as file:
         for line in file:
             try:
-                value = json.loads(line)
-                bytes.fromhex(value["sha256"])
-                yield parse(value)
-            except (ValueError, TypeError, KeyError):
+                value = adapter.validate_json(line)
+                bytes.fromhex(value.sha256)
+                yield value
+            except ValueError:
                 yield None
-
-
-def _acknowledged(value: dict[str, Any]) -> Acknowledged:
-    slots = tuple((int(slot), int(episode), int(step)) for slot, episode, step in value["slots"])
-    weights = tuple((int(version), int(update)) for version, update in value["weights"])
-    return Acknowledged(**{**value, "slots": slots, "weights": weights})
-
-
-def _sampled(value: dict[str, Any]) -> SampledLine:
-    runs = tuple(Run(int(version), str(ids)) for version, ids in value["runs"])
-    return SampledLine(**{**value, "runs": runs})

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.actor.link.ack_journal import AckJournal
 from penstock.actor.link.session import Session
@@ -45,81 +45,50 @@ class Queued:
     built_s: float
 
 
-class FragmentQueue(Protocol):
-    """The policy of an outbox: what it may hold, and what is sent next."""
-
-    episodes: deque[Episode]
-    """Finished episodes that are not reported yet, oldest first."""
-
-    def __len__(self) -> int:
-        """Fragments that are not acknowledged, claimed ones included."""
-
-    def put(self, fragment: Fragment, *, even_when_full: bool = False) -> bool:
-        """Keep a fragment until it is acknowledged; False when there is no room, and it is not kept."""
-
-    def claim_next(self, session: int, first: int, update: int) -> list[Fragment]:
-        """Fragments for the next message, oldest first, numbered `first`, `first` + 1, … in this session.
-
-        update: the learner's, of the newest weights that are known here. Empty: nothing is to be sent now.
-        """
-
-    def claimed_through(self, sequence: int) -> list[Fragment]:
-        """The fragments that an acknowledgement of `sequence` covers, in order."""
-
-    def acknowledge(self, sequence: int) -> list[Queued]:
-        """Let go of the fragments up to `sequence`, which the log has; returns them."""
-
-    def drop(self) -> list[Fragment]:
-        """Let go of the fragments that only this session could have sent; returns them."""
-
-
-class RolloutQueue:
-    """Fragments that were numbered when they were made, sent in that order.
-
-    It is the `FragmentQueue` of one session.
-    """
+class FragmentQueue:
+    """What an outbox holds and sends next: fragments with the numbers that they were made with, in order."""
 
     def __init__(self, capacity: int) -> None:
         """capacity: most unacknowledged fragments."""
         self._capacity = capacity
         self._queued: deque[Queued] = deque()
         self.episodes: deque[Episode] = deque()
+        """Finished episodes that are not reported yet, oldest first."""
 
     def __len__(self) -> int:
+        """Return how many fragments are not acknowledged, claimed ones included."""
         return len(self._queued)
 
     def put(self, fragment: Fragment, *, even_when_full: bool = False) -> bool:
-        """See `FragmentQueue`."""
+        """Keep a fragment until it is acknowledged; False when there is no room, and it is not kept."""
         if len(self._queued) >= self._capacity and not even_when_full:
             return False
         self._queued.append(Queued(fragment, time.monotonic()))
         return True
 
     def claim_next(self, session: int, first: int, update: int) -> list[Fragment]:
-        """Return as many of the oldest as one message takes."""
+        """Return the fragments of the next message, numbered `first`, `first` + 1, … in this session.
+
+        update: the learner's, of the newest weights that are known here. Empty: nothing is to be sent now.
+        """
         return fill_message(queued.fragment for queued in self._queued)
 
     def claimed_through(self, sequence: int) -> list[Fragment]:
-        """See `FragmentQueue`."""
+        """Return the fragments that an acknowledgement of `sequence` covers, in order."""
         return [queued.fragment for queued in self._queued if queued.fragment.header.sequence <= sequence]
 
     def acknowledge(self, sequence: int) -> list[Queued]:
-        """See `FragmentQueue`."""
-        return take_through(self._queued, sequence)
+        """Let go of the fragments up to `sequence`, which the log has; returns them."""
+        taken = []
+        while self._queued and self._queued[0].fragment.header.sequence <= sequence:
+            taken.append(self._queued.popleft())
+        return taken
 
     def drop(self) -> list[Fragment]:
-        """Drop all fragments: none is ever sent under another number."""
+        """Let go of the fragments that only this session could have sent; returns them."""
         dropped = [queued.fragment for queued in self._queued]
         self._queued.clear()
         return dropped
-
-
-def take_through(queued: deque[Queued], sequence: int) -> list[Queued]:
-    """Remove from the front of `queued` what has a number up to `sequence`; returns it."""
-    taken = []
-    while queued and queued[0].fragment.header.sequence <= sequence:
-        taken.append(queued.popleft())
-    return taken
 
 
 def fill_message(fragments: Iterable[Fragment]) -> list[Fragment]:
@@ -146,22 +115,17 @@ class Outbox:
     """Unacknowledged fragments and unreported episodes of one session."""
 
     def __init__(self, session: Session, queue: FragmentQueue, journal: AckJournal | None = None) -> None:
-        """queue: what is kept and sent next. journal: a record of what is acknowledged, None: no record."""
+        """journal: a record of what is acknowledged, None: no record."""
         self._session, self._queue, self._journal = session, queue, journal
         self._changed = threading.Condition()
         self._reports = 0
         self._reported_s = 0.0
         self._flushing = False
-        self._acked_through = 0
+        self.acked_through = 0
+        """The last sequence number that the log has."""
         session.on_change(self._notify)
 
-    @property
-    def acked_through(self) -> int:
-        """The last sequence number that the log has."""
-        return self._acked_through
-
     def start(self) -> None:
-        """Begin to send, in a thread of the session's."""
         self._session.run_thread("appender", self._send)
 
     def put(self, fragment: Fragment, stop: threading.Event) -> bool:
@@ -193,7 +157,7 @@ class Outbox:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything is acknowledged; False when the time or the session ended first."""
-        failpoint("outbox.flushing", self._acked_through)
+        failpoint("outbox.flushing", self.acked_through)
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
@@ -230,7 +194,7 @@ class Outbox:
             while not self._session.is_closing and not self._session.is_over:
                 if self._queue or self._is_report_due():
                     return True
-                failpoint("appender.waiting", self._acked_through)
+                failpoint("appender.waiting", self.acked_through)
                 self._changed.wait(REPORT_EVERY_S if self._queue.episodes else None)
             return False
 
@@ -242,13 +206,13 @@ class Outbox:
         session = self._session
         update = session.weights.publication.update if session.weights else 0
         with self._changed:
-            claimed = self._queue.claim_next(session.number, self._acked_through + 1, update)
+            claimed = self._queue.claim_next(session.number, self.acked_through + 1, update)
             metrics.OUTBOX_FRAGMENTS.set(len(self._queue))
             return claimed
 
     def _append(self, fragments: list[Fragment]) -> None:
         failpoint("append.sending", fragments[-1].header.sequence)
-        reply = self._session.append(self._acked_through, fragments)
+        reply = self._session.append(self.acked_through, fragments)
         self._acknowledge(reply.acked_through)
         if reply.refusal is not None:
             self._refused(reply.refusal)
@@ -260,7 +224,7 @@ class Outbox:
                 covered = self._queue.claimed_through(through)
             self._journal.record(covered)
         with self._changed:
-            self._acked_through = max(self._acked_through, through)
+            self.acked_through = max(self.acked_through, through)
             for queued in self._queue.acknowledge(through):
                 metrics.FRAGMENTS_ACKED.inc()
                 metrics.ACK_LATENCY_SECONDS.observe(now - queued.built_s)

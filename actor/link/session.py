@@ -79,62 +79,32 @@ class Session:
         self, broker_client: BrokerClient, opened: SessionReply, *, follows_weights: bool = True
     ) -> None:
         """Without `follows_weights` publications neither end a wait nor are fetched."""
-        self._broker_client, self._opened = broker_client, opened
+        self._broker_client = broker_client
+        self.number, self.specification = opened.session, opened.specification
+        self.seed_salt = opened.seed_salt
         self._follows_weights = follows_weights
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._listeners: list[Callable[[], None]] = []
         self._threads: list[threading.Thread] = []
         self._wait_ms = min(self.specification.session_timeout_ms // 3, MAX_WATCH_WAIT_MS)
-        self._credit = opened.credit
-        self._state = RunState.RUNNING
-        self._weights: Weights | None = None
-        self._evaluate_version = 0
-        self._ended: Refusal | None = None
+        self.credit = opened.credit
+        self.state = RunState.RUNNING
+        self.weights: Weights | None = None
+        """The newest publication; None before the first."""
+        self.evaluate_version = 0
+        """The version that the learner wants measured; 0: none."""
+        self.ended: Refusal | None = None
+        """The refusal with which the broker ended the session; None while it has not."""
         self._failure: Exception | None = None
         self._begun_through = 0
         self._lag = (0, 0, 0)
-        self._on_lag: Callable[[int, int, int], None] = _ignore
+        self._on_lag: Callable[[int, int, int], None] = lambda _known, _newest, _arrived_bytes: None
         self._revision = 0
         self._flush = self._flushed = 0
         self._applied: _Applied = (Publication(), ())
 
     # ------------------------------------------------------------ what others read
-
-    @property
-    def number(self) -> int:
-        """The broker's number of this session."""
-        return self._opened.session
-
-    @property
-    def specification(self) -> RunSpecification:
-        """The run's specification."""
-        return self._opened.specification
-
-    @property
-    def seed_salt(self) -> int:
-        """A number by which the seeds of this session differ from those of the one before."""
-        return self._opened.seed_salt
-
-    @property
-    def credit(self) -> Credit:
-        """The newest credit: absolute, so that what arrives late or twice changes nothing."""
-        return self._credit
-
-    @property
-    def state(self) -> RunState:
-        """The run's, as the broker last said."""
-        return self._state
-
-    @property
-    def weights(self) -> Weights | None:
-        """The newest publication; None before the first."""
-        return self._weights
-
-    @property
-    def evaluate_version(self) -> int:
-        """The version that the learner wants measured; 0: none."""
-        return self._evaluate_version
 
     @property
     def flush(self) -> int:
@@ -146,18 +116,11 @@ class Session:
         self._flushed = max(self._flushed, flush)
 
     @property
-    def ended(self) -> Refusal | None:
-        """The refusal with which the broker ended the session; None while it has not."""
-        return self._ended
-
-    @property
     def is_over(self) -> bool:
-        """Ended by the broker or by a failure."""
-        return self._ended is not None or self._failure is not None
+        return self.ended is not None or self._failure is not None
 
     @property
     def is_closing(self) -> bool:
-        """Being closed from here."""
         return self._closing.is_set()
 
     def check(self) -> None:
@@ -166,14 +129,11 @@ class Session:
             raise self._failure
 
     def may_begin(self, sequence: int) -> bool:
-        """Return whether a fragment of that number may be begun now.
-
-        Credit, the state of the run and the weights decide.
-        """
-        weights, credit = self._weights, self._credit
+        """Return whether credit, the state of the run and the weights allow a fragment of that number."""
+        weights, credit = self.weights, self.credit
         return (
             sequence <= credit.begin_through
-            and self._state is RunState.RUNNING
+            and self.state is RunState.RUNNING
             and weights is not None
             and weights.publication.version >= max(1, credit.min_version)
         )
@@ -181,18 +141,12 @@ class Session:
     # ------------------------------------------------------------ waiting for a change
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until the condition, which is asked again after every change.
-
-        Returns False when the time was over first.
-        """
+        """Wait for the condition, asked again after every change; False when the time was over first."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after every change, in the thread that made it.
-
-        No lock of the session is held then.
-        """
+        """Call `listener` after every change, in the thread that made it and that holds no lock here."""
         self._listeners.append(listener)
 
     def notify_waiters(self) -> None:
@@ -213,7 +167,6 @@ class Session:
     # ------------------------------------------------------------ from opened to closed
 
     def start(self) -> None:
-        """Begin to watch."""
         self.run_thread("watcher", self._watch)
 
     def run_thread(self, name: str, body: Callable[[], object]) -> None:
@@ -238,14 +191,11 @@ class Session:
     def end_by(self, refusal: Refusal) -> None:
         """Note that the broker takes nothing more from this session; the first refusal is kept."""
         with self._changed:
-            self._ended = self._ended or refusal
+            self.ended = self.ended or refusal
         self.notify_waiters()
 
     def wait_or_end(self, refusal: Refusal, least_wait_s: float) -> None:
-        """Wait as long as FULL or NOT_READY ask, or until the session closes.
-
-        Any other refusal ends the session.
-        """
+        """Wait as long as FULL or NOT_READY ask, or until the session closes; any other refusal ends it."""
         if refusal.reason in WAITING:
             self._closing.wait(max(least_wait_s, refusal.retry_after_ms / 1000))
         else:
@@ -261,18 +211,12 @@ class Session:
     # ------------------------------------------------------------ what is done in it
 
     def begin(self, sequence: int) -> int:
-        """Begin the fragment of that number, which goes up with the next watch.
-
-        Returns the credit's round.
-        """
+        """Begin a fragment, which goes up with the next watch; returns the credit's round."""
         self._begun_through = sequence
-        return self._credit.round
+        return self.credit.round
 
     def append(self, acked_through: int, fragments: Sequence[Fragment]) -> AppendReply:
-        """Send fragments and take the credit that comes back.
-
-        The call is repeated until it is answered or the session is closed (Interrupted).
-        """
+        """Send fragments and take the credit that comes back; repeated until the end (Interrupted)."""
         reply = self._broker_client.append(self.number, acked_through, fragments, self._closing)
         failpoint("append.answered", reply.acked_through)
         self.raise_credit(reply.credit)
@@ -290,18 +234,15 @@ class Session:
     def raise_credit(self, credit: Credit) -> None:
         """Take the credit of a reply, unless a higher one is known."""
         with self._changed:
-            known = self._credit
+            known = self.credit
             is_newer = (credit.begin_through, credit.min_version) > (known.begin_through, known.min_version)
             if is_newer:
-                self._credit = credit
+                self.credit = credit
         if is_newer:
             self.notify_waiters()
 
     def report_applied(self, publication: Publication, probe: tuple[float, ...]) -> None:
-        """Report with the next watch which weights are applied here.
-
-        probe: the log-probabilities of the probe under them.
-        """
+        """Report with the next watch which weights are applied here, and the probe's log-probabilities."""
         with self._changed:
             self._applied = (publication, probe)
 
@@ -353,7 +294,7 @@ class Session:
             session=self.number,
             begun_through=self._begun_through,
             known_version=self._known_version(),
-            known_begin_through=self._credit.begin_through,
+            known_begin_through=self.credit.begin_through,
             known_revision=self._revision,
             applied_version=applied[0].version,
             applied_sha256=applied[0].sha256,
@@ -372,11 +313,11 @@ class Session:
             self._note_lag(newest, newest, 0)
         self.raise_credit(news.credit)
         with self._changed:
-            before = (self._state, self._revision, self._evaluate_version)
-            self._state, self._revision = news.state, max(self._revision, news.revision)
-            self._evaluate_version, self._flush = news.evaluate_version, news.flush
-            self._weights = fresh or self._weights
-            is_new = before != (self._state, self._revision, self._evaluate_version)
+            before = (self.state, self._revision, self.evaluate_version)
+            self.state, self._revision = news.state, max(self._revision, news.revision)
+            self.evaluate_version, self._flush = news.evaluate_version, news.flush
+            self.weights = fresh or self.weights
+            is_new = before != (self.state, self._revision, self.evaluate_version)
         self.notify_waiters()
         return fresh is not None or is_new
 
@@ -387,15 +328,11 @@ class Session:
     def _known_version(self) -> int:
         if not self._follows_weights:
             return _EVERY_VERSION
-        return self._weights.publication.version if self._weights else 0
+        return self.weights.publication.version if self.weights else 0
 
     def _newer(self, news: News) -> Weights | None:
         weights = checked(news.latest, news.weights) if news.weights else self.fetch(news.latest.version)
         return None if weights is None else replace(weights, scalars=news.scalars)
-
-
-def _ignore(_known: int, _newest: int, _arrived_bytes: int) -> None:
-    """Do nothing: the caller does not watch the lag."""
 
 
 def open_session(

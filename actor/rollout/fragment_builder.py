@@ -90,9 +90,8 @@ class FragmentBuilder:
         final_masks: bool = False,
         bounds: ObservationBounds | None = None,
     ) -> None:
-        """Allocate.
+        """reward: what the learner is given, of a fragment's tensors; None: what the environment paid.
 
-        reward: what the learner is given, of a fragment's tensors; None: what the environment paid.
         final_masks: whether the run takes what last observations allow.
         bounds: of what the environments show; None: it is not held against its space here.
         """
@@ -129,10 +128,7 @@ class FragmentBuilder:
         self._episodes = Episodes(slots)
 
     def start(self, observation: Mapping[str, Any]) -> None:
-        """Begin at freshly reset environments: forget what was collected and all running episodes.
-
-        observation: with masks and initial state, where the schema has them.
-        """
+        """Begin at freshly reset environments, with their masks and initial state in `observation`."""
         self.length = self._ends = 0
         self._ended.clear()
         self._episodes = Episodes(self._slots)
@@ -146,7 +142,6 @@ class FragmentBuilder:
 
     @property
     def is_full(self) -> bool:
-        """The rows collected, at least one, must be cut before the next step."""
         row = self.length
         return row > 0 and (row == self.unroll_length or self._ends > self._most_ends[row])
 

@@ -41,7 +41,6 @@ def environment_seeds(run_seed: int, actor_id: str, salt: int, slots: int) -> li
 
 
 def action_seed(run_seed: int, actor_id: str, salt: int) -> int:
-    """Return the seed of the actions drawn in a session."""
     return _draw(run_seed, actor_id, salt, _ACTIONS)
 
 
@@ -65,10 +64,6 @@ def _draw(run_seed: int, actor_id: str, salt: int, slot: int) -> int:
 def make_generator(
     specification: RunSpecification, settings: Settings, health: Health
 ) -> "EnvironmentGenerator":
-    """Return the generator of a run.
-
-    settings: of this process. Raises what `run.read` and the environment raise.
-    """
     return EnvironmentGenerator(run.read(specification, settings.actor), health)
 
 
@@ -101,7 +96,6 @@ class Generator(ABC):
         """Begin a session. seed: of what is drawn. seeds: one per slot, of what is begun with."""
 
     def follow(self, session: Session) -> None:
-        """Apply newer weights and answer the probe with them."""
         self.local.follow(session)
 
     @abstractmethod
@@ -114,7 +108,6 @@ class Generator(ABC):
         return 0
 
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
-        """Return what was collected as a fragment, under the weights that made it."""
         return self.cut_with(
             HeaderFields(
                 run=self.specification.run,
@@ -130,7 +123,7 @@ class Generator(ABC):
         """Return what was collected as a fragment with this header."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of everything."""
+        ...
 
 
 class EnvironmentGenerator(Generator):
@@ -156,7 +149,6 @@ class EnvironmentGenerator(Generator):
         self.local.policy.use_threads(of.actor.threads)
 
     def restart(self, seed: int, seeds: list[int]) -> None:
-        """Reset the environments."""
         policy = self.local.policy
         policy.seed_actions(seed)
         self._builder.start(self._stepper.reset(seeds) | policy.initial_state(self.slots))
@@ -176,14 +168,11 @@ class EnvironmentGenerator(Generator):
 
     @property
     def collected(self) -> int:
-        """Return the rows collected."""
         return self._builder.length
 
     def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
-        """Return the rows collected."""
         with self._building:
             return self._builder.cut(fields)
 
     def close(self) -> None:
-        """End the environments."""
         self._stepper.close()

@@ -22,7 +22,7 @@ from typing import Final, Protocol
 from penstock.actor.acting.local_policy import ENVIRONMENT
 from penstock.actor.link.ack_journal import AckJournal
 from penstock.actor.link.broker_client import BrokerClient
-from penstock.actor.link.outbox import Outbox, RolloutQueue
+from penstock.actor.link.outbox import FragmentQueue, Outbox
 from penstock.actor.link.session import Session, count_strikes, describe_run, open_session
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Episode, Role, RunState
@@ -70,8 +70,7 @@ class FragmentGenerator(Protocol):
         session, sequence: numbers that the fragment gets. round_: its lock-step round, 0 outside lock-step.
         """
 
-    def close(self) -> None:
-        """Let go of everything."""
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +97,9 @@ class Rollout:
         self._cutting = threading.RLock()
         """Held by who cuts; and until that is handed over, where the environment stands still."""
         self._begun: _Begun | None = None
-        self._stood_still = False
+        self.stood_still = False
+        """Whether the environment did, so that it is to be reset in a session of its own."""
         self._ended = threading.Event()
-
-    @property
-    def stood_still(self) -> bool:
-        """Return whether the environment did, so that it is to be reset in a session of its own."""
-        return self._stood_still
 
     def run(self, actor_id: str) -> None:
         """Act until the session is over, the run stops, the process drains or the environment stood still."""
@@ -138,15 +133,14 @@ class Rollout:
 
     def _watch_standstill(self) -> None:
         """Hand over what was collected before the environment stood still; nothing more is begun then."""
-        while not (self._stood_still or self._session.is_closing or self._ended.wait(_LOOK_S)):
+        while not (self.stood_still or self._session.is_closing or self._ended.wait(_LOOK_S)):
             with self._cutting:
                 cut = self._cut() if self._stands_still() else None
                 if cut is not None:
-                    self._stood_still = True
+                    self.stood_still = True
                     self._hand_over(*cut)
 
     def _stands_still(self) -> bool:
-        """Return whether steps were collected and another one does not come."""
         return (
             self._begun is not None
             and self._health.has_stalled(ENVIRONMENT)
@@ -173,7 +167,7 @@ class Rollout:
     def _is_over(self) -> bool:
         session = self._session
         is_ended = session.is_over or session.state is RunState.STOPPING
-        return is_ended or self._stop.is_set() or self._stood_still
+        return is_ended or self._stop.is_set() or self.stood_still
 
     def _cut(self) -> tuple[Fragment, list[Episode]] | None:
         """Cut the fragment in hand; None where that was done because the environment stood still."""
@@ -239,7 +233,6 @@ class Worker:
         self._strikes = 0
 
     def run(self) -> int:
-        """Make environments, then open sessions and serve them until there is no more to do."""
         generator = None
         try:
             generator = self._prepare()
@@ -255,7 +248,7 @@ class Worker:
                 self._journal.close()
 
     def _prepare(self) -> FragmentGenerator | None:
-        """Make environments and policy while there is no session yet, so that nothing waits for them.
+        """Make environments and policy before there is a session, so that nothing waits for them.
 
         None when the process drains or the run has ended.
         """
@@ -271,7 +264,7 @@ class Worker:
         session.start()
         try:
             _check_run(generator, session)
-            outbox = Outbox(session, RolloutQueue(generator.outbox_fragments), self._journal)
+            outbox = Outbox(session, FragmentQueue(generator.outbox_fragments), self._journal)
             outbox.start()
             self._health.set_ready(True)
             rollout = Rollout(self._lifecycle, session, outbox, generator, self._health)

@@ -41,30 +41,23 @@ log = logging.getLogger(__name__)
 
 
 def actor_section(specification: RunSpecification) -> ActorSection:
-    """Return the section of the run; raises Fatal for another version of penstock."""
     return _section(ActorSection, "actor", specification.actor_json)
 
 
 def environment_section(specification: RunSpecification) -> EnvironmentSection:
-    """Return the section of the run; raises Fatal for another version of penstock."""
     return _section(EnvironmentSection, "environment", specification.environment_json)
 
 
 def policy_section(specification: RunSpecification) -> PolicySection:
-    """Return the section of the run; raises Fatal for another version of penstock."""
     return _section(PolicySection, "policy", specification.policy_json)
 
 
 def evaluation_section(specification: RunSpecification) -> EvaluationSection:
-    """Return the section of the run; raises Fatal for another version of penstock."""
     return _section(EvaluationSection, "evaluation", specification.evaluation_json)
 
 
 def at_places(name: str, section: K, workload: Workload, local: ActorSection) -> K:
-    """Return the section with this machine's places for those its keyword arguments name.
-
-    Raises ConfigurationError for a place that is not given here.
-    """
+    """Put this machine's places in for those that keyword arguments name; raises ConfigurationError."""
     kwargs = placed(f"{name}.kwargs", section.kwargs, workload.places, local.places)
     return section.model_copy(update={"kwargs": kwargs})
 
@@ -84,6 +77,7 @@ def overlay(of_run: ActorSection, local: ActorSection) -> ActorSection:
 
 
 def _section(kind: type[S], name: str, text: str) -> S:
+    """Raise Fatal for another version of penstock."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -114,7 +108,6 @@ class Run:
         return Stepper(environment, self.specification.observation_space, masks)
 
     def make_policy(self, seed: int) -> LocalPolicy:
-        """Make a policy that waits for its first weights."""
         specification = self.specification
         policy: ActingPolicy = load(self.workload.acting or self.workload.policy)(
             specification.observation_space, specification.action_space, self.policy, seed

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.actor.acting.masks import LearnerReward, PotentialError
-from penstock.actor.link.outbox import Queued, fill_message, take_through
+from penstock.actor.link.outbox import FragmentQueue, Queued, fill_message
 from penstock.actor.serving.batcher import Loaded, Question
 from penstock.actor.serving.episodes import CallerShares, Episode, Row, Segment
 from penstock.config.settings import ServingSection
@@ -33,7 +33,6 @@ from penstock.protocol.conformance import MOST
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.limits import MAX_FRAGMENTS_PER_APPEND
 from penstock.protocol.messages import Episode as Played
-from penstock.protocol.messages import Episode as QueueEpisode
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
 
@@ -55,26 +54,18 @@ class ServedQueue:
         self._capacity, self._stale_after = capacity, stale_after
         self._lock = threading.Lock()
         self._waiting: deque[Fragment] = deque()
-        self._put = self._gone = 0
-        self.episodes: deque[QueueEpisode] = deque(maxlen=_MOST_EPISODES)
+        self.put_count = 0
+        self.gone_count = 0
+        """Fragments of those put that were acknowledged or dropped, in the order in which they came."""
+        self.episodes: deque[Played] = deque(maxlen=_MOST_EPISODES)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    @property
-    def put_count(self) -> int:
-        """Fragments that were put into it."""
-        return self._put
-
-    @property
-    def gone_count(self) -> int:
-        """Fragments of these that were acknowledged or dropped; they go in the order in which they came."""
-        return self._gone
-
     def note_gone(self, count: int) -> None:
         """Count fragments that were acknowledged or dropped."""
         with self._lock:
-            self._gone += count
+            self.gone_count += count
 
     def put(self, fragment: Fragment, *, even_when_full: bool = False) -> bool:
         """Keep a fragment until it is sent; False when the queue is full, and it is not kept."""
@@ -82,7 +73,7 @@ class ServedQueue:
             if len(self._waiting) >= self._capacity and not even_when_full:
                 return False
             self._waiting.append(fragment)
-            self._put += 1
+            self.put_count += 1
             return True
 
     def exchange(self, refused: Sequence[Fragment], update: int) -> list[Fragment]:
@@ -94,7 +85,7 @@ class ServedQueue:
             self._waiting.extendleft(reversed(refused))
             while self._waiting and self._is_stale(self._waiting[0], update):
                 count_not_learned("stale", self._waiting.popleft().header.steps)
-                self._gone += 1
+                self.gone_count += 1
             batch = fill_message(islice(self._waiting, MAX_FRAGMENTS_PER_APPEND))
             for _ in batch:
                 self._waiting.popleft()
@@ -104,56 +95,46 @@ class ServedQueue:
         """Drop all of it, counted as lost: no session follows."""
         with self._lock:
             count_not_learned("lost", sum(fragment.header.steps for fragment in self._waiting))
-            self._gone += len(self._waiting)
+            self.gone_count += len(self._waiting)
             self._waiting.clear()
 
     def _is_stale(self, fragment: Fragment, update: int) -> bool:
         return 0 < self._stale_after < update - fragment.header.oldest_update
 
 
-class NumberedWhenSent:
-    """What one session sends of a `ServedQueue`: the `FragmentQueue` of its outbox."""
+class NumberedWhenSent(FragmentQueue):
+    """What one session sends of a `ServedQueue`; holds itself what is under way, with its numbers."""
 
     def __init__(self, queue: ServedQueue) -> None:
+        super().__init__(0)
         self._queue = queue
-        self._claimed: deque[Queued] = deque()
         self._is_dropped = False
         self.episodes = queue.episodes
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._claimed)
+        return len(self._queue) + super().__len__()
 
     def put(self, fragment: Fragment, *, even_when_full: bool = False) -> bool:
-        """See `ServedQueue.put`."""
         return self._queue.put(fragment, even_when_full=even_when_full)
 
     def claim_next(self, session: int, first: int, update: int) -> list[Fragment]:
-        """The oldest, numbered now: what was refused has no number, for nothing of it was stored."""
+        """Number the oldest now: what was refused has no number, for nothing of it was stored."""
         if self._is_dropped:
             return []
-        taken = self._queue.exchange([queued.fragment for queued in self._claimed], update)
+        taken = self._queue.exchange([queued.fragment for queued in self._queued], update)
         batch = [_numbered(fragment, session, sequence) for sequence, fragment in enumerate(taken, first)]
         now = time.monotonic()
-        self._claimed = deque(Queued(fragment, now) for fragment in batch)
+        self._queued = deque(Queued(fragment, now) for fragment in batch)
         return batch
 
-    def claimed_through(self, sequence: int) -> list[Fragment]:
-        """See `FragmentQueue`."""
-        return [queued.fragment for queued in self._claimed if queued.fragment.header.sequence <= sequence]
-
     def acknowledge(self, sequence: int) -> list[Queued]:
-        """See `FragmentQueue`."""
-        taken = take_through(self._claimed, sequence)
+        taken = super().acknowledge(sequence)
         self._queue.note_gone(len(taken))
         return taken
 
     def drop(self) -> list[Fragment]:
-        """Return the fragments under way, counted as lost, and claim nothing more.
-
-        A fragment without a number is for the next session.
-        """
-        dropped = [queued.fragment for queued in self._claimed]
-        self._claimed.clear()
+        """Drop the fragments under way, counted as lost; what has no number is for the next session."""
+        dropped = super().drop()
         self._is_dropped = True
         self._queue.note_gone(len(dropped))
         count_not_learned("lost", sum(fragment.header.steps for fragment in dropped))

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.actor.evaluation.evaluator import EvaluationRunner
+from penstock.actor.evaluation.evaluator import Runner
 from penstock.actor.specification.run import evaluation_section
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, Settings
@@ -58,7 +58,7 @@ def evaluate(final: FinalPolicy, local: Settings, play: Play) -> Evaluation:
     if not count:
         raise ConfigurationError("evaluation.episodes=0: the run is not evaluated; say --episodes N")
     make_runner = load(find(final.specification.workload).runner)
-    runner: EvaluationRunner = make_runner(final.specification, local, count)
+    runner: Runner = make_runner(final.specification, local, count)
     first = runner.evaluation.seed if play.seed is None else play.seed
     runner.local.policy.load(final.blob)
     try:

@@ -6,8 +6,8 @@ LocalPolicy        a policy and the publication of the weights that it holds
 Session            an open session with the broker: newest weights, credit, seeds
 Played             one evaluated episode
 FragmentGenerator  protocol of what a record's `generator` makes: generates fragments
-EvaluationRunner   protocol of what a record's `runner` makes: plays evaluations
-Generator, Runner  bases of both, for a policy that is held here; Playing: how a runner plays
+Generator          base of it, for a policy that is held here
+Runner             base of what a record's `runner` makes: plays evaluations; Playing: how
 GENERATING         name under which health watches the steps of a generator
 
 action_seed, environment_seeds, place_of   seeds and place of one actor's session, equal in equal runs
@@ -18,7 +18,7 @@ make_step_generator, make_step_runner      of workloads that act by one forward 
 
 from penstock.actor.acting.local_policy import ENVIRONMENT as GENERATING
 from penstock.actor.acting.local_policy import LocalPolicy, note_lag, watch
-from penstock.actor.evaluation.evaluator import EvaluationRunner, Played, Playing, Runner
+from penstock.actor.evaluation.evaluator import Played, Playing, Runner
 from penstock.actor.evaluation.evaluator import make_runner as make_step_runner
 from penstock.actor.link.session import Session
 from penstock.actor.rollout.generator import Generator, action_seed, environment_seeds, place_of
@@ -29,7 +29,6 @@ from penstock.actor.specification.run import Run, read
 
 __all__ = [
     "GENERATING",
-    "EvaluationRunner",
     "FragmentGenerator",
     "Generator",
     "LocalPolicy",

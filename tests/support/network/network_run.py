@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from penstock.actor.link.broker_client import BrokerClient
-from penstock.actor.link.outbox import Outbox, RolloutQueue
+from penstock.actor.link.outbox import FragmentQueue, Outbox
 from penstock.actor.link.session import Session, count_strikes, open_session
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.protocol.fragment import Fragment
@@ -186,7 +186,7 @@ class Sender(threading.Thread):
 
     def _serve(self, session: Session) -> None:
         session.start()
-        outbox = self._outbox = Outbox(session, RolloutQueue(self._capacity))
+        outbox = self._outbox = Outbox(session, FragmentQueue(self._capacity))
         outbox.start()
         try:
             with self.lifecycle.calling_on_drain(session.notify_waiters):
