@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.protocol.fragment import FragmentHeader, WeightSpan
-from penstock.protocol.schema import Axes, FragmentSchema
+from penstock.protocol.schema import FragmentSchema
 from penstock.protocol.tensor import DTYPES, Array
 
 Loaded = tuple[FragmentHeader, Mapping[str, Array]]
@@ -178,9 +178,9 @@ def nothing(schema: FragmentSchema) -> tuple[FragmentHeader, dict[str, Array]]:
         weights=(WeightSpan(0, 0, 1, 0, 0),),
         tensors=(),
     )
-    leading = {Axes.STEP: (1, 0), Axes.STEP_PLUS_ONE: (2, 0), Axes.SLOT: (0,), Axes.END: (0,)}
     arrays = {
-        rule.name: np.zeros((*leading[rule.axes], *rule.shape), DTYPES[rule.dtype]) for rule in schema.tensors
+        rule.name: np.zeros((*rule.axes.leading(1, 0, 0), *rule.shape), DTYPES[rule.dtype])
+        for rule in schema.tensors
     }
     return header, arrays
 

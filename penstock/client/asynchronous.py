@@ -14,7 +14,7 @@ import grpc
 
 from penstock.client import calls, text_calls
 from penstock.client.calls import Call, Codec
-from penstock.client.connection import PLAINTEXT, AsyncConnection, Attempts
+from penstock.client.connection import PLAINTEXT, AsyncConnection, Attempts, GrowingAnswers
 from penstock.client.errors import (
     BadReply,
     DeadlinePassed,
@@ -347,25 +347,14 @@ class AsyncConversation:
         return await self._connection.do(text_calls.abandon(self.conversation_id))
 
 
-class AsyncAnswerStream:
+class AsyncAnswerStream(GrowingAnswers):
     """Parts of answers as they come, as an async iterator; closing it ends the answers."""
-
-    def __init__(self, connection: AsyncConnection, call: Call[Generation]) -> None:
-        self._connection, self._call = connection, call
-        self._stream: Any = connection.stub.GenerateStream(call.request, timeout=connection.deadline_s)
-        self.result: Generation | None = None
-        """All of the answers; None until the last part has come."""
 
     async def __aiter__(self) -> AsyncIterator[TextPart]:
         """Yield the parts; raises a PolicyError."""
-        with typed(self._connection.address):
+        with typed(self._address):
             async for chunk in self._stream:
-                if chunk.HasField("reply"):
-                    self.result = self._call.result(chunk.reply)
+                if (part := self._part(chunk)) is None:
                     return
-                yield TextPart(index=chunk.index, text=chunk.text)
+                yield part
         raise BadReply("the stream of the policy server ended without a reply")
-
-    def close(self) -> None:
-        """End the answers that grow."""
-        self._stream.cancel()

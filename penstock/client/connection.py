@@ -16,6 +16,7 @@ import grpc
 from penstock.client import calls
 from penstock.client.calls import Call, Codec, checked_text
 from penstock.client.errors import BadReply, DeadlinePassed, InvalidRequest, Overloaded, typed
+from penstock.client.text_calls import Generation, TextPart
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_async_channel, open_channel
 from penstock.rpc.gate import code_of, is_repeatable
@@ -212,6 +213,27 @@ class AsyncConnection:
             if self._codec is None:
                 self._codec = Codec(self.policy, await self.do(calls.describe(self.policy), attempts))
             return self._codec
+
+
+class GrowingAnswers:
+    """A call whose answers come in parts; closing it ends them."""
+
+    def __init__(self, connection: Connection | AsyncConnection, call: Call[Generation]) -> None:
+        self._address, self._call = connection.address, call
+        self._stream: Any = connection.stub.GenerateStream(call.request, timeout=connection.deadline_s)
+        self.result: Generation | None = None
+        """All of the answers; None until the last part has come."""
+
+    def close(self) -> None:
+        """End the answers that grow."""
+        self._stream.cancel()
+
+    def _part(self, chunk: Any) -> TextPart | None:
+        """Return the next part; None: this is the last message, and holds the result."""
+        if chunk.HasField("reply"):
+            self.result = self._call.result(chunk.reply)
+            return None
+        return TextPart(index=chunk.index, text=chunk.text)
 
 
 def _is_cancelled() -> bool:

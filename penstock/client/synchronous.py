@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, Self, Unpack
 
 from penstock.client import calls, text_calls
-from penstock.client.calls import Call
-from penstock.client.connection import PLAINTEXT, Connection
+from penstock.client.connection import PLAINTEXT, Connection, GrowingAnswers
 from penstock.client.errors import BadReply, EpisodeElsewhere, EpisodeUnknown, PolicyError, typed
 from penstock.client.text_calls import (
     DEADLINE_S,
@@ -270,28 +269,17 @@ class Conversation:
         return self._connection.do(text_calls.abandon(self.conversation_id))
 
 
-class AnswerStream:
+class AnswerStream(GrowingAnswers):
     """Parts of answers as they come, as an iterator. Closing it ends the answers; also a context manager."""
-
-    def __init__(self, connection: Connection, call: Call[Generation]) -> None:
-        self._connection, self._call = connection, call
-        self._stream: Any = connection.stub.GenerateStream(call.request, timeout=connection.deadline_s)
-        self.result: Generation | None = None
-        """All of the answers; None until the last part has come."""
 
     def __iter__(self) -> Iterator[TextPart]:
         """Yield the parts; raises a PolicyError."""
-        with typed(self._connection.address):
+        with typed(self._address):
             for chunk in self._stream:
-                if chunk.HasField("reply"):
-                    self.result = self._call.result(chunk.reply)
+                if (part := self._part(chunk)) is None:
                     return
-                yield TextPart(index=chunk.index, text=chunk.text)
+                yield part
         raise BadReply("the stream of the policy server ended without a reply")
-
-    def close(self) -> None:
-        """End the answers that grow."""
-        self._stream.cancel()
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,4 @@
-"""Modules and places that this process may use although a run specification names them.
-
-What it names is imported only when `actor.allow_modules` of this process holds it; `actor.places` of this
-process says where files and addresses are.
-"""
+"""Modules and places that this process may use although a run specification names them."""
 
 import hashlib
 import hmac

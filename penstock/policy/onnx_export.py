@@ -24,16 +24,7 @@ import onnxscript  # noqa: F401
 import torch
 from torch import Tensor, nn
 
-from penstock.policy.distributions import (
-    ActionHead,
-    Bernoulli,
-    Categorical,
-    ConditionalSquashedGaussian,
-    EpsilonGreedy,
-    Gaussian,
-    MultiCategorical,
-    SquashedGaussian,
-)
+from penstock.policy import distributions as heads
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy
 from penstock.protocol.schema import choices
@@ -44,36 +35,36 @@ from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDisc
 MODE: Final = "mode"
 
 
-def figures(head: ActionHead, parameters: Tensor) -> dict[str, Tensor]:
+def figures(head: heads.ActionHead, parameters: Tensor) -> dict[str, Tensor]:
     """Return the outputs of a head by name, the mode first; parameters: [M, size]."""
     match head:
-        case EpsilonGreedy():
+        case heads.EpsilonGreedy():
             return {MODE: _mode_of_choice(head, parameters), "values": parameters}
-        case Categorical():
+        case heads.Categorical():
             return {MODE: _mode_of_choice(head, parameters), "logits": parameters}
-        case MultiCategorical():
+        case heads.MultiCategorical():
             parts = [parameters[:, cut].argmax(-1) for cut in head.cuts]
             return {MODE: _typed(head, torch.stack(parts, -1)), "logits": parameters}
-        case Bernoulli():
+        case heads.Bernoulli():
             return {MODE: _typed(head, parameters > 0), "logits": parameters}
-        case Gaussian():
+        case heads.Gaussian():
             return _of_gaussian(head, parameters)
         case _:
             raise ValueError(f"{head.path}: {type(head).__name__} has no ONNX form: export safetensors")
 
 
-def how_to_act(head: ActionHead) -> str:
+def how_to_act(head: heads.ActionHead) -> str:
     """Return how an action is drawn from the figures, in one line for the model's metadata."""
     match head:
-        case EpsilonGreedy():
+        case heads.EpsilonGreedy():
             return "mode: start + argmax(values)"
-        case Categorical():
+        case heads.Categorical():
             return "mode: start + argmax(logits); drawn: start + i with probability softmax(logits)[i]"
-        case MultiCategorical():
+        case heads.MultiCategorical():
             return "logits of the choices behind one another; each: argmax, or drawn with softmax"
-        case Bernoulli():
+        case heads.Bernoulli():
             return "mode: logits > 0; drawn: 1 with probability sigmoid(logits)"
-        case SquashedGaussian():
+        case heads.SquashedGaussian():
             return "u = mean, or drawn: mean + exp(log_std)·noise; (low+high)/2 + (high-low)/2·tanh(u)"
         case _:
             return "u = mean, or drawn: mean + exp(log_std)·noise; u clipped to low..high"
@@ -93,26 +84,26 @@ def described(leaf: Leaf) -> dict[str, Any]:
             return {"type": "Box", "dtype": leaf.dtype, "shape": list(leaf.shape), **bounds}
 
 
-def _mode_of_choice(head: Categorical, parameters: Tensor) -> Tensor:
+def _mode_of_choice(head: heads.Categorical, parameters: Tensor) -> Tensor:
     return _typed(head, parameters.argmax(-1) + head.start)
 
 
-def _of_gaussian(head: Gaussian, parameters: Tensor) -> dict[str, Tensor]:
-    if isinstance(head, ConditionalSquashedGaussian):
+def _of_gaussian(head: heads.Gaussian, parameters: Tensor) -> dict[str, Tensor]:
+    if isinstance(head, heads.ConditionalSquashedGaussian):
         mean, log_std = head.split(parameters)
     else:
         mean, log_std = parameters, head.log_std.expand(parameters.shape)
     shape = (-1, *head.shape)
     raw = _typed(head, mean).reshape(shape)
     low, high = torch.from_numpy(np.array(head.low)), torch.from_numpy(np.array(head.high))
-    if isinstance(head, SquashedGaussian):
+    if isinstance(head, heads.SquashedGaussian):
         mode = 0.5 * (high + low) + 0.5 * (high - low) * raw.tanh()
     else:
         mode = torch.minimum(torch.maximum(raw, low), high)
     return {MODE: mode, "mean": mean.reshape(shape), "log_std": log_std.reshape(shape)}
 
 
-def _typed(head: ActionHead, values: Tensor) -> Tensor:
+def _typed(head: heads.ActionHead, values: Tensor) -> Tensor:
     dtype: torch.dtype = getattr(torch, head.action_dtype.name)
     return values.to(dtype)
 

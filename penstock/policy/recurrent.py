@@ -273,12 +273,9 @@ def unroll(
 ) -> Unroll:
     """Return how the rows of a trajectory follow one another.
 
-    Args:
-        starts: bool [T, B], see `Trajectory.starts`.
-        state: by path, [B, H], before row 0.
-        burn_in: rows at the start of every column that only refresh its state (Kapturowski et al. 2019).
-        final_step: int64 [K], the step that each last observation follows.
-        final_slot: int64 [K], its column.
+    starts: bool [T, B], see `Trajectory.starts`. state: by path, [B, H], before row 0. burn_in: rows at the
+    start of every column that only refresh its state (Kapturowski et al. 2019). final_step, final_slot: int64
+    [K], step and column that each last observation follows.
     """
     steps = len(starts)
     edges = [0, burn_in, steps] if 0 < burn_in < steps else [0, steps]

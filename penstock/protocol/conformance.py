@@ -101,7 +101,7 @@ def _check_table(
         rule = schema.by_name.get(entry.name) or schema.optional[entry.name]
         if rule.axes is Axes.END:
             ends = _count_ends(entry, ends)
-        _check_entry(entry, rule, _shape(rule, steps, slots, ends))
+        _check_entry(entry, rule, (*rule.axes.leading(steps, slots, ends or 0), *rule.shape))
         if entry.offset != offset:
             raise ValueError(f"{entry.name}: offset {entry.offset}, {offset} expected")
         offset += entry.stored_size
@@ -134,18 +134,6 @@ def _count_ends(entry: TensorEntry, ends: int | None) -> int:
     if not entry.shape:
         raise ValueError(f"{entry.name}: shape (), one row per ended episode expected")
     return entry.shape[0]
-
-
-def _shape(rule: TensorRule, steps: int, slots: int, ends: int | None) -> tuple[int, ...]:
-    match rule.axes:
-        case Axes.STEP:
-            return (steps, slots, *rule.shape)
-        case Axes.STEP_PLUS_ONE:
-            return (steps + 1, slots, *rule.shape)
-        case Axes.SLOT:
-            return (slots, *rule.shape)
-        case Axes.END:
-            return (ends or 0, *rule.shape)
 
 
 def _check_entry(entry: TensorEntry, rule: TensorRule, shape: tuple[int, ...]) -> None:

@@ -169,12 +169,6 @@ def _decode(entry: TensorEntry, stored: memoryview) -> bytes:
 _KINDS: Final = {kind.value: kind for kind in Kind}
 
 
-def header_to_proto(header: FragmentHeader) -> pb.FragmentHeader:
-    message = _without_table(header)
-    message.MergeFromString(_table_bytes(header.tensors))
-    return message
-
-
 def _without_table(header: FragmentHeader) -> pb.FragmentHeader:
     return pb.FragmentHeader(
         run=header.run,

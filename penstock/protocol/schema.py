@@ -29,6 +29,18 @@ class Axes(IntEnum):
     END = 4
     """[K, ...], one row per episode that ended inside; K is the same for all such tensors."""
 
+    def leading(self, steps: int, slots: int, ends: int) -> tuple[int, ...]:
+        """Return the lengths of these axes for T steps of N slots in which K episodes end."""
+        match self:
+            case Axes.STEP:
+                return steps, slots
+            case Axes.STEP_PLUS_ONE:
+                return steps + 1, slots
+            case Axes.SLOT:
+                return (slots,)
+            case Axes.END:
+                return (ends,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRule:
@@ -40,10 +52,7 @@ class TensorRule:
     axes: Axes = Axes.STEP
 
     def bytes_per_row(self) -> int:
-        size = DTYPES[self.dtype].itemsize
-        for length in self.shape:
-            size *= length
-        return size
+        return DTYPES[self.dtype].itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -89,12 +98,7 @@ class FragmentSchema:
 
     def fragment_bytes(self, steps: int, slots: int, ends: int) -> int:
         """Return the payload bytes of a fragment of T steps and N slots in which K episodes end."""
-        rows = {
-            Axes.STEP: steps * slots,
-            Axes.STEP_PLUS_ONE: (steps + 1) * slots,
-            Axes.SLOT: slots,
-            Axes.END: ends,
-        }
+        rows = {axes: math.prod(axes.leading(steps, slots, ends)) for axes in Axes}
         return sum(rule.bytes_per_row() * rows[rule.axes] for rule in self.tensors)
 
     def most_ends(self, steps: int, slots: int) -> int:

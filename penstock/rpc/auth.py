@@ -17,7 +17,7 @@ from typing import Any, Final
 import grpc
 
 from penstock.rpc.address import check_plaintext
-from penstock.rpc.identity import Identity, Party, TlsFiles, Unidentified, parse
+from penstock.rpc.identity import Identity, Party, TlsFiles, Unidentified, parse, stamp_of
 
 # ---- Bearer tokens: how a server knows them, how a client shows them.
 
@@ -44,7 +44,7 @@ class AcceptedTokens:
         self._file = file
         self._lock = threading.Lock()
         self._complaint = ""
-        self._stamp = _stamp(file)
+        self._stamp = stamp_of(file)
         self._known = _read(file)
 
     def identify(self, header: str) -> Identity:
@@ -61,7 +61,7 @@ class AcceptedTokens:
         """Return identities by digest, by the file as it is now; a broken or missing one changes nothing."""
         with self._lock:
             try:
-                stamp = _stamp(self._file)
+                stamp = stamp_of(self._file)
                 if stamp != self._stamp:
                     self._known, self._stamp, self._complaint = _read(self._file), stamp, ""
             except (OSError, ValueError) as error:
@@ -69,11 +69,6 @@ class AcceptedTokens:
                     self._complaint = str(error)
                     log.warning("the accepted tokens cannot be read now, the old ones stay: %s", error)
             return self._known
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    status = file.stat()
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _read(file: Path) -> dict[str, Identity]:

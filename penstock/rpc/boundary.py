@@ -5,16 +5,6 @@ It is one gRPC server interceptor, the same at every server.
     bytes ─► size ─► parse ─► handler ─► reply
              INVALID_ARGUMENT  └─ what it raises ─► a status
 
-| raised                                  | status              | text                                     |
-|-----------------------------------------|---------------------|------------------------------------------|
-| Malformed, or bytes that are no request | INVALID_ARGUMENT    | its own: field, value and remedy         |
-| Refused, where the reply has no place   | FAILED_PRECONDITION | call and refusal                         |
-| Absent                                  | NOT_FOUND           | its own                                  |
-| NotImplementedError                     | UNIMPLEMENTED       | call                                     |
-| TimeoutError of a call with a deadline  | DEADLINE_EXCEEDED   | call and deadline                        |
-| an error of `unavailable`               | UNAVAILABLE         | call and what does not answer            |
-| anything else                           | INTERNAL            | call and a number that stands in the log |
-
 No text of an unforeseen exception leaves the process. The standard services (health, reflection) stand behind
 the same boundary: without it they would answer bytes that are no message with a traceback.
 """

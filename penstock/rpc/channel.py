@@ -1,8 +1,4 @@
-"""Client channels, all with the same options.
-
-No retries inside gRPC (the outbox is the one retry layer), keep-alive below the server's ban,
-reconnects at most 2 s apart, the message limits of `wire.limits`.
-"""
+"""Client channels, all with the same options: no retries inside gRPC, keep-alive below the server's ban."""
 
 import logging
 import threading

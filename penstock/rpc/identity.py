@@ -78,6 +78,11 @@ def from_alternative_names(names: Iterable[bytes]) -> Identity:
     return parse(ours[0])
 
 
+def stamp_of(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
     """PEM files of a process's certificate chain and key, and of the authority of its peers."""
@@ -88,8 +93,7 @@ class TlsFiles:
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
         """Return what differs when a file was replaced or written; raises OSError when one is gone."""
-        found = [path.stat() for path in (self.certificate, self.key, self.authority) if path is not None]
-        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
+        return tuple(stamp_of(one) for one in (self.certificate, self.key, self.authority) if one is not None)
 
     def check_pair(self) -> None:
         if self.certificate is None or self.key is None:

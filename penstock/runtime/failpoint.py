@@ -6,7 +6,7 @@ of the environment, read when this module is imported, turn it on:
 - `PENSTOCK_FAILPOINTS`: `name=action@hit`, several with `;`. At the hit-th time (default 1) that a thread
   reaches `name` the process sends itself SIGKILL (`kill`) or SIGSTOP (`stop`).
 - `PENSTOCK_PHASE_FILE`: a file that always holds the last place that each thread reached. It is mapped
-  memory, so it outlives `kill -9`; `read_phases` tells where a killed process was.
+  memory, so it outlives `kill -9`; it tells where a killed process was.
 
 A name is `what.moment`; a thread at a name that ends in `.waiting` is idle.
 """
@@ -20,39 +20,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 FAILPOINTS_VARIABLE: Final = "PENSTOCK_FAILPOINTS"
 PHASE_VARIABLE: Final = "PENSTOCK_PHASE_FILE"
-WAITING: Final = ".waiting"
 _ACTIONS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _RULE: Final = re.compile(r"(?P<name>[a-z_.]+)=(?P<action>kill|stop)(?:@(?P<hit>[1-9][0-9]*))?")
-_RECORD: Final = struct.Struct("<40sQQ")
+RECORD: Final = struct.Struct("<40sQQ")
 _THREADS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """The last place that a thread reached. sequence: of what it worked on; at_ns: monotonic clock."""
-
-    name: str
-    sequence: int
-    at_ns: int
-
-    @property
-    def is_idle(self) -> bool:
-        return self.name.endswith(WAITING)
-
-
-def read_phases(path: Path) -> list[Phase]:
-    """Return one phase per thread that reached a place, newest first."""
-    data = path.read_bytes()
-    whole = len(data) // _RECORD.size  # a process that is just starting has not given the file its size
-    records = (_RECORD.unpack_from(data, index * _RECORD.size) for index in range(whole))
-    found = [Phase(name.rstrip(b"\0").decode(), sequence, at) for name, sequence, at in records if at]
-    return sorted(found, key=lambda phase: -phase.at_ns)
 
 
 class _Reached:
@@ -68,7 +44,7 @@ class _Reached:
 
     def __call__(self, name: str, sequence: int = 0) -> None:
         if self._map is not None:
-            _RECORD.pack_into(self._map, self._slot(), name.encode(), sequence, time.monotonic_ns())
+            RECORD.pack_into(self._map, self._slot(), name.encode(), sequence, time.monotonic_ns())
         if name in self._rules:
             with self._lock:
                 self._hits[name] += 1
@@ -84,14 +60,14 @@ class _Reached:
         slot: int | None = getattr(self._own, "slot", None)
         if slot is None:
             with self._lock:
-                slot = self._own.slot = min(self._slots, _THREADS - 1) * _RECORD.size
+                slot = self._own.slot = min(self._slots, _THREADS - 1) * RECORD.size
                 self._slots += 1
         return slot
 
 
 def _map(path: Path) -> mmap.mmap:
     with path.open("w+b") as file:
-        file.truncate(_THREADS * _RECORD.size)
+        file.truncate(_THREADS * RECORD.size)
         return mmap.mmap(file.fileno(), 0)
 
 

@@ -47,9 +47,8 @@ class KeyValueFormatter(_Formatter):
 class JsonFormatter(_Formatter):
     """Formats one JSON object per record.
 
-    Its fields are time, level, role, run (null until it is known), logger, message, then the record's own.
-
-    A traceback is the field `exception`. An own field whose name is taken is left out.
+    Its fields are time, level, role, run (null until it is known), logger, message, `exception` for a
+    traceback, then the record's own but for those whose name is taken.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -41,19 +41,12 @@ def retry(
     give_up_s: float | None = None,
     delays: Iterator[float] | None = None,
 ) -> T:
-    """Return the result of the first `call` that succeeds.
+    """Return the result of the first `call` that succeeds; it must be safe to repeat.
 
-    Args:
-        call: the call to repeat; it must be safe to repeat.
-        retryable: tells whether an error may pass with time.
-        stop: set when the process drains; it ends a wait at once.
-        on_wait: called with (error, delay in seconds) before each wait.
-        give_up_s: seconds after which the last error is raised; None: never.
-        delays: seconds between attempts; default `full_jitter()`.
-
-    Raises:
-        Interrupted: `stop` was set.
-        Exception: the last error of `call`, when it is not retryable or `give_up_s` has passed.
+    retryable: whether an error may pass with time; one that may not is raised. stop: set when the process
+    drains; it ends a wait at once, with Interrupted. on_wait: called with (error, delay in seconds) before
+    each wait. give_up_s: seconds after which the last error is raised; None: never. delays: seconds between
+    attempts; default `full_jitter()`.
     """
     pause = _pause(retryable, on_wait, give_up_s, delays or full_jitter())
     while not stop.is_set():
@@ -76,10 +69,7 @@ async def retry_async(
     give_up_s: float | None = None,
     delays: Iterator[float] | None = None,
 ) -> T:
-    """Return the result of the first `call` that succeeds, for coroutines.
-
-    Arguments and errors are those of `retry`; Interrupted is raised when `stop` is set.
-    """
+    """Return the result of the first `call` that succeeds, as `retry` does, for coroutines."""
     pause = _pause(retryable, on_wait, give_up_s, delays or full_jitter())
     while not stop.is_set():
         try:

@@ -138,12 +138,12 @@ class ActingPolicy(ABC):
         Arguments and error are those of `choose`.
         """
         _check_finite(parameters)
-        log_probs = [
-            head.chance(_masked(head, parameters[:, cut], masks), action[head.path])
-            for head, cut in zip(self._drawings, self._drawn_cuts, strict=True)
-        ]
-        log_prob: NDArray[np.float32] = np.sum(log_probs, 0).astype(np.float32, copy=False)
-        return log_prob
+        return _joint(
+            [
+                head.chance(_masked(head, parameters[:, cut], masks), action[head.path])
+                for head, cut in zip(self._drawings, self._drawn_cuts, strict=True)
+            ]
+        )
 
     def acting_log_prob(
         self, observation: Mapping[str, Array], action: Mapping[str, Array]
@@ -153,12 +153,12 @@ class ActingPolicy(ABC):
         observation, action: [N, *shape] by path. It is computed from the very outputs that `act` draws from.
         """
         parameters, masks = self.step(observation).parameters, self._given_masks(observation)
-        log_probs = [
-            head.probe_log_prob(_masked(head, parameters[:, cut], masks), action[head.path])
-            for head, cut in zip(self._drawings, self._drawn_cuts, strict=True)
-        ]
-        log_prob: NDArray[np.float32] = np.sum(log_probs, 0).astype(np.float32, copy=False)
-        return log_prob
+        return _joint(
+            [
+                head.probe_log_prob(_masked(head, parameters[:, cut], masks), action[head.path])
+                for head, cut in zip(self._drawings, self._drawn_cuts, strict=True)
+            ]
+        )
 
     def distribution(
         self, parameters: Reals, masks: Mapping[str, NDArray[np.bool_]] | None = None
@@ -185,6 +185,11 @@ class ActingPolicy(ABC):
 
 def _masked(head: Drawing, part: Reals, masks: Mapping[str, NDArray[np.bool_]] | None) -> Reals:
     return head.masked(part, masks[head.path]) if masks is not None and head.path in masks else part
+
+
+def _joint(log_probs: list[Any]) -> NDArray[np.float32]:
+    joint: NDArray[np.float32] = np.sum(log_probs, 0).astype(np.float32, copy=False)
+    return joint
 
 
 def _check_finite(parameters: Reals) -> None:

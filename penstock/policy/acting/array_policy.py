@@ -1,8 +1,4 @@
-"""A policy in numpy alone, for networks that are a chain of linear layers: it acts, and cannot be trained.
-
-It takes the weights of the `penstock.policy.policy.Policy` of the same spaces and section, and draws the same
-actions from the same seeds.
-"""
+"""A policy in numpy alone, for chains of linear layers: equal seeds draw as in `penstock.policy.policy`."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,11 +51,8 @@ def vector_width(leaf: Leaf) -> int:
 class InputLayout:
     """Each leaf is real numbers, one-hot codes or bits, or an image.
 
-    The vector part is the Box leaves in order, then the others in order. Raises ValueError that names path
-    and space of a leaf that cannot be read, or says that there is none.
-
-    images, reals, codes: path and leaf of each.
-    reals_width, width: columns of the real numbers, and of the whole vector part.
+    The vector part is the Box leaves in order, then the others in order, of `width` columns. Raises
+    ValueError that names path and space of a leaf that cannot be read, or says that there is none.
     """
 
     def __init__(self, space: Space) -> None:
@@ -152,10 +145,8 @@ class NumpyNormaliser:
 class NumpyForward:
     """Reads observations [N, *shape] and runs a chain of layers over them.
 
-    Arrays of the layers are read at every call, so that what is written into them is used.
-
     layout: of an observation space without images. normaliser: of the real numbers; None: they stay as they
-    are. layers: linear ones, and activations.
+    are. layers: linear ones, whose arrays are read at every call, and activations.
     """
 
     def __init__(

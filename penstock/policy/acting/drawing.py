@@ -1,8 +1,4 @@
-"""The actor's half of an action distribution, in numpy: how the actions of one leaf of the space are drawn.
-
-`penstock.policy.distributions` adds the learner's half, in torch. Both take `parameters`, the `size` outputs
-of the network that belong to the leaf.
-"""
+"""The actor's half of action distributions, in numpy; `penstock.policy.distributions` adds the learner's."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +27,10 @@ class ExplorationSlots:
 
 
 class Drawing:
-    """Draws the actions of one leaf of the action space.
+    """Draws the actions of one leaf of the action space from `parameters`, the network's outputs for it.
 
-    path: name of the action tensor.
-    size: number of outputs of the network that it needs.
-
-    A subclass defines `draw`, `mode`, `chance` and `describe`; here they raise NotImplementedError.
+    path: name of the action tensor. size: of the parameters. A subclass defines `draw`, `mode`, `chance` and
+    `describe`.
     """
 
     def __init__(self, path: str, size: int, dtype: str) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, read_phases
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE
+from tests.support.fleet.phases import read_phases
 from tests.support.run.learner_run import (
     BATCH,
     LearnerThread,

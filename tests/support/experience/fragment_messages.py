@@ -1,13 +1,15 @@
 """Fragments as the messages of the protocol; the services read and write their bytes without these."""
 
 from penstock.protocol.append import SentFragment
-from penstock.protocol.fragment import Fragment, header_from_proto, header_to_proto
+from penstock.protocol.fragment import Fragment, header_bytes, header_from_proto
 from penstock.v1 import fragment_pb2 as pb
 
 
 def to_proto(fragment: Fragment) -> pb.Fragment:
     """Return the message of a fragment."""
-    return pb.Fragment(header=header_to_proto(fragment.header), payload=bytes(fragment.payload))
+    return pb.Fragment(
+        header=pb.FragmentHeader.FromString(header_bytes(fragment.header)), payload=bytes(fragment.payload)
+    )
 
 
 def from_proto(message: pb.Fragment) -> Fragment:
@@ -17,4 +19,6 @@ def from_proto(message: pb.Fragment) -> Fragment:
 
 def sent(fragment: Fragment) -> SentFragment:
     """Return a fragment as the broker finds it in a request."""
-    return SentFragment(header_to_proto(fragment.header), memoryview(fragment.payload))
+    return SentFragment(
+        pb.FragmentHeader.FromString(header_bytes(fragment.header)), memoryview(fragment.payload)
+    )

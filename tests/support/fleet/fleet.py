@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from penstock.launch.run.supervised_service import Exit, Folder, ServiceProcess, last_line, penstock
-from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, Phase
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE
 from tests.support.abuse.poisoner import read_poisons
 from tests.support.fleet.kill_log import Kill, KillLog
 from tests.support.fleet.members import Member, Place, Shape, service_specs
+from tests.support.fleet.phases import Phase
 from tests.support.oracles.poison_books import PoisonBooks
 
 __all__ = ["PATIENCE_S", "ROOT", "Audit", "Fleet", "Member", "Shape"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.launch.run.supervised_service import Exit, ServiceProcess, ServiceSpec, penstock
-from penstock.runtime.failpoint import Phase, read_phases
+from tests.support.fleet.phases import Phase, read_phases
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from penstock.launch.run.redis_service import ask
-from penstock.runtime.failpoint import Phase
 from tests.support.fleet.fleet import Fleet
 from tests.support.fleet.kill_log import Kill
+from tests.support.fleet.phases import Phase
 
 MEET_S: Final = 5.0
 """How long a place is waited for, before Redis is killed wherever it is."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime import failpoint as module
-from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, read_phases
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE
+from tests.support.fleet.phases import read_phases
 
 PROGRAM = """
 import threading
