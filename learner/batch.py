@@ -222,7 +222,6 @@ class _Columns:
         return self._sent(room)
 
     def final_slots(self) -> Tensor:
-        """`final/slot` counted over the columns of the batch."""
         shifted = [
             arrays["final/slot"].astype(np.int64) + start
             for (_, arrays), start in zip(self._fragments, self._starts, strict=False)
@@ -230,12 +229,10 @@ class _Columns:
         return send(torch.from_numpy(np.concatenate(shifted)), self._device)
 
     def updates(self) -> Tensor:
-        """The oldest update of each fragment, once per column."""
         oldest = [header.oldest_update for header, _ in self._fragments]
         return send(torch.from_numpy(np.repeat(np.asarray(oldest, np.int64), self._widths)), self._device)
 
     def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Tensor, Array]:
-        """An empty tensor to be filled and sent, and its memory as an array."""
         if self._device.type != "cuda":
             array = np.empty(shape, dtype)
             return torch.from_numpy(array), array
@@ -248,10 +245,7 @@ class _Columns:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Send a CPU tensor to `device` without waiting for the copy; shape and dtype stay.
-
-    What follows on the current stream sees it.
-    """
+    """Send a CPU tensor without waiting for the copy; what follows on the current stream sees it."""
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -306,4 +300,4 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
 
 
 def in_place() -> None:
-    """Do nothing: what is there need not arrive."""
+    """What is there need not arrive."""

@@ -47,9 +47,7 @@ def main(
     resumption: ResumeOptions,
     make: Callable[[Settings], Model] | None = None,
 ) -> int:
-    """Run the learner, or one rank of it, and return its exit code.
-
-    Raises Fatal or ConfigurationError, as `run_service` expects.
+    """Run the learner, or one rank of it; returns its exit code, raises Fatal or ConfigurationError.
 
     resumption: whether the run is gone on with, and from which checkpoint.
     make: what is learned, and by which algorithm; None: what the settings say, by all ranks.

@@ -56,7 +56,6 @@ class BaseComparison:
 
     @property
     def verdict(self) -> str:
-        """Return what the interval says: BETTER or WORSE than the base, or not to be told from CHANCE."""
         if self.low is not None and self.low > 0.0:
             return BETTER
         return WORSE if self.high is not None and self.high < 0.0 else CHANCE
@@ -103,7 +102,6 @@ def compare(version: Mapping[Key, Episode], base: Mapping[Key, Episode]) -> Base
 
 
 def _standard_error(differences: list[tuple[int, float]], mean: float) -> tuple[int, float | None]:
-    """Return the number of starts and the standard error; differences: start and difference of each pair."""
     sums: dict[int, float] = {}
     for start, difference in differences:
         sums[start] = sums.get(start, 0.0) + difference - mean
@@ -143,7 +141,7 @@ class Patience:
         """Evaluations since the last improvement."""
 
     def judge(self, mean: float) -> None:
-        """The next evaluation; one without a finite mean is no improvement."""
+        """One without a finite mean is no improvement."""
         improved = math.isfinite(mean) and (self.best is None or mean > self.best + self._least)
         self.without = 0 if improved else self.without + 1
         if improved:
@@ -221,7 +219,7 @@ class Result:
 
     @property
     def counted(self) -> Score:
-        """Return the score that solves, is best and is judged with patience."""
+        """The score that solves, is best and is judged with patience."""
         return self.scores[way(deterministic=self.deterministic)]
 
     @property
@@ -323,14 +321,12 @@ class Evaluation:
             return best, "" if self._pending is None else self._pending.checkpoint
 
     def abandon(self) -> Candidate | None:
-        """Wait no longer for a result that did not come; return its candidate."""
         with self._lock:
             abandoned = self._pending
             self._asked, self._pending = False, None
             return abandoned
 
     def collect(self, report: Report) -> Result | None:
-        """Take a report in; the result when it completes one."""
         with self._lock:
             if self._section.base and report.deterministic == self._section.deterministic:
                 self._base |= _of_version(report, BASE)
@@ -508,7 +504,7 @@ class EpisodeLog:
         self._most, self._fails = most_bytes, False
 
     def add(self, first: int, episodes: Iterable[Episode]) -> None:
-        """Add episodes. first: number of the first of them in the run, from 1."""
+        """first: number of the first of them in the run, from 1."""
         now = round(time.time(), 3)
         text = "".join(
             json.dumps(

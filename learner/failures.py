@@ -55,7 +55,6 @@ class StallWatch:
         self._dropped: Counter[str] = Counter()
 
     def note_dropped(self, reasons: Iterable[Drop]) -> None:
-        """Fragments were dropped: one of the causes that `find` may name."""
         self._dropped.update(reason.value for reason in reasons)
 
     def note_update(self) -> None:
@@ -72,7 +71,6 @@ class StallWatch:
 
 
 def cause(status: Status, dropped: Mapping[str, int], limit_s: float) -> str:
-    """One line. dropped: fragments by reason since the last update."""
     return f"no update for {limit_s:g} s (learner.stall_timeout_s): {_reason(status, dropped)}"
 
 
@@ -181,11 +179,10 @@ class FailedUpdates:
         return len(self._sessions) >= min(_MAX_IN_A_ROW, len(senders))
 
     def give_up(self) -> NoReturn:
-        """End the run rather than this process: started again it would do the same. Raises RunFailed.
+        """End the run rather than this process, which would do the same again. Raises RunFailed.
 
-        Call it when a checkpoint holds what was not finite as dropped, so that a run which is resumed with
-        other settings does not meet it again. All of it may have happened within a second: wait for a
-        collector of metrics.
+        Call it when a checkpoint holds what was not finite as dropped, for a run that is resumed with other
+        settings. All of it may have happened within a second: wait for a collector of metrics.
         """
         self._health.await_readers(LAST_READ_S, self._draining)
         raise RunFailed(
@@ -195,10 +192,7 @@ class FailedUpdates:
 
 
 def keep_evidence(folder: Path, log_batch: LogBatch, update: Update, count: int) -> str:
-    """Write the batch of an update that was undone and its origin; returns the path without its endings.
-
-    count: updates made, for the name of the file.
-    """
+    """Write a batch and its origin; returns the path without endings. count: updates made, for its name."""
     folder.mkdir(parents=True, exist_ok=True)
     base = folder / f"nan-{count:08d}-{log_batch.last}"
     origin = {

@@ -101,7 +101,11 @@ _LAST_COUNTS: Final = {Ending.STEPS, Ending.UPDATES, Ending.EPISODES, Ending.SEC
 
 
 class Learner:
-    """Rank 0 of the learner of a run: `open` it, then call `run` once, in the same thread."""
+    """Rank 0 of the learner of a run: `open` it, then call `run` once, in the same thread.
+
+    model: `open` restores it in place. run_dir: with the checkpoints. ranks: those that compute with it.
+    health: turns red when the run makes no progress. draining: set when the process is asked to end.
+    """
 
     def __init__(
         self,
@@ -113,16 +117,6 @@ class Learner:
         health: Health,
         draining: threading.Event,
     ) -> None:
-        """Make a learner that holds nothing yet.
-
-        Args:
-            settings: of the run.
-            model: policy and algorithm as they are made; `open` restores them in place.
-            run_dir: the run's folder, with its checkpoints.
-            ranks: those that compute with this one.
-            health: turns red when the run makes no progress.
-            draining: set when the process is asked to end.
-        """
         self.settings, self.model, self.algorithm, self.run_dir = settings, model, model.algorithm, run_dir
         self.ranks, self._health, self._draining = ranks, health, draining
         self.sections = sections(settings)
@@ -137,17 +131,10 @@ class Learner:
     def open(self, connect: Callable[[], LearnerLog], resumption: ResumeOptions, *, is_held: bool) -> None:
         """Take the lease, restore the algorithm and open the log; waits for Redis and for the lease.
 
-        A crash in between leaves nothing, or a lease that the next process takes over.
-
-        Args:
-            connect: opens a connection to the log; called once.
-            resumption: whether the run is gone on with, and from which checkpoint.
-            is_held: whether this process holds the folder.
-
-        Raises:
-            Interrupted: the process is asked to end while it waits.
-            ConfigurationError: another learner has the run in hand, or a checkpoint does not fit.
-            Fatal: there is nothing to begin from, or another learner has taken over.
+        A crash in between leaves nothing, or a lease that the next process takes over. connect: called once.
+        resumption: from where to go on. is_held: whether this process holds the folder. Raises Interrupted
+        where the process is asked to end, ConfigurationError where another learner has the run in hand or a
+        checkpoint does not fit, Fatal where there is nothing to begin from or another has taken over.
         """
         settings, model = self.settings, self.model
         self.learner_log = connect()
@@ -193,7 +180,7 @@ class Learner:
         failpoint("log.opened", position)
 
     def _make_parts(self, beginning: Beginning, store: CheckpointStore) -> None:
-        """Make the parts of a learner that holds the lease; none of their threads runs yet."""
+        """None of their threads runs yet."""
         settings, model, learner_log, run_dir = self.settings, self.model, self.learner_log, self.run_dir
         progress = beginning.progress or Progress(run="", sections={})
         self.ledger = beginning.ledger
@@ -400,7 +387,6 @@ class Learner:
         self._waited_since = time.perf_counter()
 
     def _take(self) -> LogBatch | None:
-        """Return a batch, if there is one soon; the metric counts a wait without a batch, too."""
         began = time.perf_counter()
         log_batch = None
         try:
@@ -465,7 +451,6 @@ class Learner:
     # ---- the outcome of each batch
 
     def _book(self, log_batch: LogBatch, update: Update | None, updates: int) -> None:
-        """Book a batch that was consumed. updates: made before it."""
         failed = failed_fragments(log_batch, update)
         suspect_senders(self.model.quarantine, log_batch, failed)
         dropped = dict(log_batch.dropped) | failed
@@ -531,7 +516,6 @@ class Learner:
             self._settle(self.ledger.position)
 
     def publish_restored(self) -> int:
-        """Publish the weights that were restored, in this thread, and return their version."""
         self._holds_back = self._owes_first = False
         self._publish()
         return self.publisher.latest.version

@@ -255,7 +255,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Progress":
-        """Inverse of `to_json`; raises TypeError or KeyError for another shape."""
+        """Raises TypeError or KeyError for another shape."""
         log = value["log"]
         return cls(
             **{

@@ -62,7 +62,6 @@ _HEADER_BYTES: Final = 256
 
 
 def check_schema(schema: FragmentSchema) -> FragmentSchema:
-    """Raises ConfigurationError for more tensors than a fragment may have."""
     if len(schema.tensors) > MAX_TENSORS:
         raise ConfigurationError(
             f"environment.id: its observation and action spaces make {len(schema.tensors)} tensors of a "
@@ -171,12 +170,10 @@ def device_of(settings: Settings, index: int = 0) -> torch.device:
 
 
 def use_threads(settings: Settings) -> None:
-    """Bound torch's own threads before anything is computed; call once, early."""
     torch.set_num_threads(settings.learner.threads)
 
 
 NO_STATE: Final = Dict(())
-_NONE: Final[Mapping[str, HardwareMaker]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +262,6 @@ def _recording(settings: Settings, algorithm: Algorithm, schema: FragmentSchema)
 
 
 def target_of(settings: Settings, workload: Workload) -> float | None:
-    """Return the configured mean return, else the workload's."""
     if settings.learner.target_return is not None:
         return settings.learner.target_return
     target: Any = load(workload.target)(settings.environment)
@@ -355,7 +351,7 @@ def make_step_model(
     workload: Workload,
     group: RankGroup,
     device: torch.device,
-    algorithms: Mapping[str, HardwareMaker] = _NONE,
+    algorithms: Mapping[str, HardwareMaker] = MappingProxyType({}),
 ) -> Model:
     """Return the model of a workload with observations and actions of fixed size.
 

@@ -110,7 +110,7 @@ class Recorder:
         self, run_dir: Path, staleness: Staleness, env_steps: int, tracking: "Tracking | None" = None
     ) -> None:
         self._run_dir = run_dir
-        self._tracking = tracking
+        self._tracking = tracking or Tracking({})
         self._file = _open_at_line(run_dir / "metrics.jsonl")
         self._since = _Since(env_steps, time.monotonic())
         self._last: dict[str, float] = {}
@@ -118,10 +118,8 @@ class Recorder:
 
     @classmethod
     def of_run(cls, settings: Settings, run_dir: Path, env_steps: int, staleness: Mapping[str, int]) -> Self:
-        """Return the recorder of a run with these settings; staleness: as `Staleness.state` gave it."""
         place = TrackedRun(settings=settings, run_dir=run_dir, first_step=env_steps)
-        tracking = make_tracking(place) if settings.metrics.trackers else None
-        return cls(run_dir, Staleness(staleness), env_steps, tracking)
+        return cls(run_dir, Staleness(staleness), env_steps, make_tracking(place))
 
     def updated(
         self,
@@ -169,18 +167,15 @@ class Recorder:
         line = self._line(here, max(elapsed, 1e-9))
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
-        if self._tracking is not None:
-            self._tracking.offer(line)
+        self._tracking.offer(line)
         self._since = _Since(here["env_steps"], time.monotonic(), here["publish_s"], here["checkpoint_s"])
 
     def finish(self, account: Mapping[str, Any]) -> None:
-        """Replace `learner.json` with the final account of this process."""
         temporary = self._run_dir / "learner.json.tmp"
         temporary.write_text(json.dumps(account, indent=2) + "\n")
         temporary.replace(self._run_dir / "learner.json")
         self._file.close()
-        if self._tracking is not None:
-            self._tracking.close()
+        self._tracking.close()
 
     def _line(self, snapshot: Mapping[str, Any], elapsed: float) -> dict[str, Any]:
         since, here = self._since, dict(snapshot)
@@ -305,7 +300,6 @@ class Tracking:
         self._feeds = [_Feed(name, opener) for name, opener in openers.items()]
 
     def offer(self, row: Mapping[str, Any]) -> None:
-        """Pass a line on; never waits."""
         for feed in self._feeds:
             feed.offer(row)
 

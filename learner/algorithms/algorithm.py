@@ -220,7 +220,6 @@ class Imitator(Protocol):
 
     def validate_on(self, batch: Batch) -> None:
         """Measure on these from now on; called once, before the first update."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,21 +259,14 @@ class LearnsOnce(Algorithm, Generic[Own]):
         self.stale_after = section.stale_after or 4 * (section.staleness + 1)
 
     def minibatches(self, batch: Batch, steps: int) -> int:
-        """Return how many minibatches a batch is cut into.
-
-        A flush is smaller than a batch, so it has fewer, each with the steps of any other. steps: of it.
-        """
+        """Cut a batch of so many steps; a flush has fewer minibatches, each with the steps of any other."""
         count: int = getattr(self.section, "minibatches", 1)
         if not batch.is_flushed:
             return count
         return min(count, max(1, math.ceil(steps * count / self.section.batch_steps)))
 
     def budget(self, fragment_charge: int) -> int:
-        """Return the most steps that may be outstanding: (S+1) batches.
-
-        fragment_charge: steps of one fragment, T·N. Raises ValueError, with both numbers, when the budget is
-        below it.
-        """
+        """(S+1) batches; raises ValueError, with both numbers, where that is below one fragment."""
         budget = (self.section.staleness + 1) * self.section.batch_steps
         if budget < fragment_charge:
             raise ValueError(
@@ -284,5 +276,4 @@ class LearnsOnce(Algorithm, Generic[Own]):
         return budget
 
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """Return whether fragments make a batch of B steps. charge: the sum of theirs, in steps."""
         return charge >= self.section.batch_steps

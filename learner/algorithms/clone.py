@@ -68,15 +68,12 @@ class Clone(Trained):
         self._held_out: Batch | None = None
 
     def budget(self, fragment_charge: int) -> int:
-        """Return the steps of a batch or of a fragment, the larger: no actor takes part."""
         return max(self.section.batch_steps, fragment_charge)
 
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """Return whether the charges reach the batch size, B steps."""
         return charge >= self.section.batch_steps
 
     def validate_on(self, batch: Batch) -> None:
-        """Measure on these from now on."""
         self._held_out = batch
 
     def update(self, batch: Batch, *, progress: float) -> Update:
@@ -84,7 +81,6 @@ class Clone(Trained):
         return contained(self._attempt, batch)
 
     def _attempt(self, batch: Batch, *, is_rehearsal: bool) -> Update:
-        """See `Attempt`."""
         with torch.no_grad():
             look = see(self.policy, batch)
             steps = self._steps(batch, look)
@@ -175,7 +171,6 @@ class Clone(Trained):
 
     @torch.no_grad()
     def _measure(self, batch: Batch) -> dict[str, float]:
-        """Accuracy on the batch, and how well the steps held out are predicted."""
         found = {name: value for name, value in self._score(batch).items() if name == "accuracy"}
         if self._held_out is not None and bool(self._held_out.valid.any()):
             scores = self._score(self._held_out)

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
 
 import torch
@@ -37,9 +38,7 @@ log = logging.getLogger(__name__)
 class Attempt(Protocol):
     """Makes the update of a batch, and leaves everything as it was where it fails or is a rehearsal."""
 
-    def __call__(self, batch: Batch, *, is_rehearsal: bool) -> Update:
-        """Return what came of it."""
-        ...
+    def __call__(self, batch: Batch, *, is_rehearsal: bool) -> Update: ...
 
 
 def verdict(judged: Sequence[float], max_log_ratio: float = math.inf) -> str:
@@ -62,8 +61,8 @@ def contained(attempt: Attempt, batch: Batch, group: RankGroup | None = None) ->
     others wait inside of the same attempt.
     """
     group = group or RankGroup()
-    tried = _tried if group.size == 1 else _made
-    whole = tried(attempt, batch, is_rehearsal=False)
+    tried = partial(_tried, attempt) if group.size == 1 else attempt
+    whole = tried(batch, is_rehearsal=False)
     if whole.applied or whole.reason == EMPTY or not batch.sources:
         return _or_raised(whole)
     own = [place for place, source in enumerate(batch.sources) if source.columns]
@@ -74,7 +73,7 @@ def contained(attempt: Attempt, batch: Batch, group: RankGroup | None = None) ->
         return batch.of_fragments([place for at, place in enumerate(own, first) if at in chosen])
 
     def trial(chosen: Collection[int]) -> str:
-        update = tried(attempt, part(chosen), is_rehearsal=True)
+        update = tried(part(chosen), is_rehearsal=True)
         return "" if update.applied or update.reason == EMPTY else update.reason
 
     found = culprits(trial, everyone)
@@ -119,10 +118,6 @@ def _tried(attempt: Attempt, batch: Batch, *, is_rehearsal: bool) -> Update:
         raise
     except ATTRIBUTABLE as error:
         return Update(applied=False, reason=ERROR, error=error)
-
-
-def _made(attempt: Attempt, batch: Batch, *, is_rehearsal: bool) -> Update:
-    return attempt(batch, is_rehearsal=is_rehearsal)
 
 
 def _or_raised(update: Update) -> Update:

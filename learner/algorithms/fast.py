@@ -74,14 +74,12 @@ class DenseNetwork(Network):
         self._leaves: tuple[Tensor, ...] = ()
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Return leaves of autograd's graph; see `Network.outputs`."""
         self._run(inputs)
         both = torch.from_numpy(self._pass.parameters), torch.from_numpy(self._pass.value)
         self._leaves = tuple(output.requires_grad_() for output in both)
         return Outputs(masked(self._leaves[0], inputs.forbidden), self._leaves[1])
 
     def gradient(self, loss: Tensor) -> Tensor:
-        """See `Network.gradient`."""
         wanted = [*self._leaves, *self._heads]
         actor, critic, *heads = torch.autograd.grad(loss, wanted, materialize_grads=True)
         self._pass.by_parameters[...], self._pass.by_value[...] = actor.numpy(), critic.numpy()
@@ -89,7 +87,6 @@ class DenseNetwork(Network):
             return self._back([piece.numpy() for piece in heads])
 
     def log_prob(self, parameters: Tensor, action: Mapping[str, Tensor]) -> Tensor:
-        """See `Network.log_prob`."""
         if not self.is_closed:
             return super().log_prob(parameters, action)
         with np.errstate(all="ignore"):
@@ -186,7 +183,7 @@ def _policy_slope(
 def _value_slope(
     value: Reals, target: Reals, old_value: Reals, clip: float | None, total: int
 ) -> tuple[Reals, Reals]:
-    """Return `value_loss`, and its slope by the value, [n]."""
+    """`value_loss`, and its slope by the value, [n]."""
     difference = value - target
     error = difference * difference
     slope = difference * (1.0 / total)
@@ -324,7 +321,6 @@ class Linear:
     bias_gradient: Tensor
 
     def of_one(self) -> "Linear":
-        """Return the first of those that are stacked."""
         return Linear(self.weight[0], self.bias[0], self.weight_gradient[0], self.bias_gradient[0])
 
 
@@ -383,12 +379,10 @@ class DensePass:
             self._backward += _bodies_backward(dense, features, (by_parameters, by_value), memory[5:7])
 
     def forward(self) -> None:
-        """Compute `parameters` and `value` of `rows`."""
         for call in self._forward:
             call()
 
     def backward(self) -> None:
-        """Write the gradients of all layers for `by_parameters` and `by_value`."""
         for call in self._backward:
             call()
 
@@ -474,5 +468,4 @@ def _bodies_backward(
 
 
 def _part(flat: Tensor, shape: Sequence[int]) -> Tensor:
-    """The first numbers of a flat tensor, in a shape."""
     return flat[: math.prod(shape)].view(shape)

@@ -34,7 +34,6 @@ class ScheduleValues:
     clip_range: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Return the values that the algorithm has, by name."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in values if value is not None}
 
@@ -228,20 +227,8 @@ class Surrogate:
     weighted_advantage: Tensor
 
 
-def weighted(behaviour: Tensor, proximal: Tensor, advantage: Tensor, rho_clip: float) -> Surrogate:
-    """Weight advantages as the policy gradient of V-trace: ρ A, ρ = min(ρ̄, π/μ).
-
-    behaviour, proximal: log μ and log π_prox, [n]. advantage: [n]. rho_clip: ρ̄. Espeholt et al. 2018,
-    section 4.2.
-    """
-    return Surrogate(proximal, behaviour_weight(behaviour, proximal, rho_clip) * advantage)
-
-
 def coupled(behaviour: Tensor, advantage: Tensor) -> Surrogate:
-    """Anchor PPO at the policy that acted (Schulman et al. 2017, eq. 7): anchor μ, weight 1.
-
-    behaviour: log μ, [n]. advantage: [n].
-    """
+    """Anchor PPO at the policy that acted, μ (Schulman et al. 2017, eq. 7). behaviour: log μ, [n]."""
     return Surrogate(behaviour, advantage)
 
 
@@ -252,7 +239,8 @@ def decoupled(behaviour: Tensor, proximal: Tensor, advantage: Tensor, weight_cap
 
     L = −E[ (π_prox/μ) min(r A, clip(r, 1−ε, 1+ε) A) ], r = π_θ/π_prox. The weight π_prox/μ is positive and
     fixed for the batch, so it joins the advantage; it is truncated at `weight_cap`.
-    With π_prox = μ this is `coupled`.
+    With π_prox = μ this is `coupled`; without the clip it is the policy gradient of V-trace, ρ A with
+    ρ = min(ρ̄, π/μ) (Espeholt et al. 2018, section 4.2).
     """
     return Surrogate(proximal, behaviour_weight(behaviour, proximal, weight_cap) * advantage)
 

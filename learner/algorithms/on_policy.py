@@ -159,7 +159,6 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         return batch.valid
 
     def _schedule(self, progress: float) -> ScheduleValues:
-        """Return what the schedules say for this update. progress: of the run, 0..1."""
         section = self.section
         rise = losses.warmup(self._updates, section.warmup_updates)
         return ScheduleValues(
@@ -174,10 +173,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
     def _watch(
         self, batch: Batch, rows: Steps, log_prob: Tensor, scheduled: ScheduleValues
     ) -> dict[str, Tensor]:
-        """Return more metrics of the last epoch, as scalars on the device.
-
-        batch: this rank's; rows, log_prob: of all ranks.
-        """
+        """More metrics of the last epoch. batch: this rank's; rows, log_prob: of all ranks."""
         return {}
 
     # ---- an update
@@ -187,7 +183,6 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         return contained(partial(self._attempt, progress=progress), batch, self._group)
 
     def _attempt(self, batch: Batch, *, is_rehearsal: bool, progress: float) -> Update:
-        """See `Attempt`."""
         rank_rows = self._group.rows_of(self._trained(batch))
         if not rank_rows.total:
             return Update(applied=False, reason=EMPTY)
@@ -298,7 +293,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
             record.log_prob.append(made.log_prob)
 
     def gradient_of(self, rows: Rows, objective: Objective) -> Made:
-        """Return this rank's share of a minibatch's gradient, in closed form where the network has one."""
+        """This rank's share of a minibatch's gradient, in closed form where the network has one."""
         network = self._network
         if isinstance(network, DenseNetwork) and network.is_closed:
             return network.gradient_of(rows, objective)
@@ -391,7 +386,6 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         scaled: "Scaled | None",
         metrics: Mapping[str, float],
     ) -> None:
-        """Merge the statistics and count the update. metrics: of it."""
         if activations is not None:
             activations.merge()
         if prepared.observed is not None and self.policy.normaliser is not None:
@@ -465,7 +459,6 @@ class RewardScale:
         return Scaled((batch.reward / deviation).clamp(-CLIP, CLIP), after, both)
 
     def commit(self, scaled: Scaled) -> None:
-        """Take over the state after a batch that was applied."""
         self._moments = scaled.moments
         # Re-inserted keys move to the end, so that the oldest environments are the ones forgotten.
         for key, value in scaled.returns.items():
@@ -475,7 +468,6 @@ class RewardScale:
             del self._returns[key]
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that `load` takes."""
         return {
             "slots": torch.tensor(list(self._returns), dtype=torch.int64).reshape(-1, 2),
             "returns": torch.tensor(list(self._returns.values()), dtype=torch.float64),
@@ -485,7 +477,6 @@ class RewardScale:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of `state`; raises ValueError that names what is missing."""
         missing = sorted(self.state().keys() - state.keys())
         if missing:
             raise ValueError(f"rewards: {missing} missing; was the state saved with scale_rewards?")

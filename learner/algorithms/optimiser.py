@@ -143,11 +143,9 @@ class FlatAdam:
         return self.parameters.sum() + self.first.sum() + self.second.sum()
 
     def backup(self) -> Backup:
-        """Return a copy of all that `step` changes."""
         return Backup(self.parameters.clone(), self.first.clone(), self.second.clone(), self.steps)
 
     def restore(self, backup: Backup) -> None:
-        """Go back to a copy, in place."""
         self.parameters.copy_(backup.parameters)
         self.first.copy_(backup.first)
         self.second.copy_(backup.second)
@@ -212,7 +210,7 @@ class Network:
         return outputs.parameters, outputs.value
 
     def log_prob(self, parameters: Tensor, action: Mapping[str, Tensor]) -> Tensor:
-        """Return log π [M] under parameters [M, P], computed as gradient steps compute it."""
+        """Log π [M] under parameters [M, P], computed as gradient steps compute it."""
         return self.policy.joint_log_prob(parameters, action)
 
     def gradient(self, loss: Tensor) -> Tensor:
@@ -290,7 +288,6 @@ class Trained(Algorithm):
         self._updates = int(state.numbers["updates"])
 
     def _load_learned(self, state: AlgorithmState) -> None:
-        """Take over weights and moments."""
         for name, module in self.modules.items():
             load_copies(module, name, state.tensors)
         for name, optimiser in self.optimisers.items():

@@ -102,7 +102,6 @@ class PPO(OnPolicy[PPOSection]):
         return batch.valid if limit is None else batch.valid & (self._staleness(batch) <= limit)
 
     def _fresh(self, batch: Batch, prepared: Prepared) -> tuple[Rows | Sequences, RankRows]:
-        """The rows that are at most `staleness` updates behind."""
         fresh = self._staleness(batch) <= self.section.staleness
         rows = prepared.rows.select(prepared.each(fresh, len(batch.valid)).nonzero().squeeze(1).cpu())
         steps = prepared.rank_rows.steps
@@ -154,12 +153,10 @@ class PPO(OnPolicy[PPOSection]):
         super()._commit(prepared, activations, scaled, metrics)
 
     def state(self) -> AlgorithmState:
-        """Return the state of every `OnPolicy`, and the steered learning rate."""
         state = super().state()
         return replace(state, numbers=state.numbers | {"steered_rate": self._steered_learning_rate})
 
     def load(self, state: AlgorithmState) -> None:
-        """Inverse of `state`; raises ValueError that names what is missing or misshapen."""
         super().load(state)
         self._steered_learning_rate = float(state.numbers["steered_rate"])
 
@@ -184,7 +181,7 @@ class Impala(OnPolicy[ImpalaSection]):
         return _vtrace(self.section, unrolls, log_ratios)
 
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
-        return losses.weighted(behaviour, proximal, advantage, self.section.rho_clip)
+        return losses.decoupled(behaviour, proximal, advantage, self.section.rho_clip)
 
 
 def _vtrace(section: PPOSection | ImpalaSection, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:

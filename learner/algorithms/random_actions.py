@@ -31,15 +31,12 @@ class RandomActions(Trained):
                 parameter.zero_()
 
     def budget(self, fragment_charge: int) -> int:
-        """Return the steps of two batches or of two fragments, the larger."""
         return 2 * max(self.section.batch_steps, fragment_charge)
 
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """Return whether the charges reach the batch size."""
         return charge >= self.section.batch_steps
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """Count a batch."""
         steps = int(batch.valid.sum())
         self._updates += bool(steps)
         reason = "" if steps else EMPTY

@@ -89,10 +89,7 @@ def _make_alone(maker: Maker, policy: Policy, section: Any, *, seed: int, hardwa
 
 
 def check_hardware(settings: Settings, ranks: int) -> None:
-    """Raise ConfigurationError for settings that do not work with this many ranks or such networks.
-
-    The error names the setting to change.
-    """
+    """Raise ConfigurationError for settings that do not work with this many ranks or such networks."""
     if ranks > 1:
         _check_ranks(settings, ranks)
     compiled = settings.learner.compile
@@ -131,26 +128,22 @@ def _check_ranks(settings: Settings, size: int) -> None:
             f"algorithm.name={settings.algorithm.name!r}: runs on one rank only, and there are {size}",
             f"use {_known()}, or learner.ranks=1",
         )
-    alone = {
-        f"policy.recurrent={policy.recurrent!r}: sequences are not divided among {size} ranks": (
-            policy.recurrent != "none",
-            "policy.recurrent='none' (policy.frame_stack remembers too)",
-        ),
-        f"learner.record={str(learner.record)!r}: rank 0 of {size} sees a part of the experience": (
-            learner.record is not None,
-            "no recording",
-        ),
-        (
+    if policy.recurrent != "none":
+        _refuse(
+            f"policy.recurrent={policy.recurrent!r}: sequences are not divided among {size} ranks",
+            "use policy.recurrent='none' (policy.frame_stack remembers too), or learner.ranks=1",
+        )
+    if learner.record is not None:
+        _refuse(
+            f"learner.record={str(learner.record)!r}: rank 0 of {size} sees a part of the experience",
+            "use no recording, or learner.ranks=1",
+        )
+    if learner.feed_from is not None:
+        _refuse(
             f"learner.feed_from={str(learner.feed_from)!r}: a recording is read by one rank, and there are "
-            f"{size}"
-        ): (
-            learner.feed_from is not None,
-            "experience of actors",
-        ),
-    }
-    for cause, (is_asked_for, remedy) in alone.items():
-        if is_asked_for:
-            _refuse(cause, f"use {remedy}, or learner.ranks=1")
+            f"{size}",
+            "use experience of actors, or learner.ranks=1",
+        )
 
 
 def _known() -> str:

@@ -23,43 +23,41 @@ from penstock.policy.recurrent import Trajectory, unroll
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """n valid steps as losses read them. columns: [6, n], by the names of the properties."""
+    """n valid steps as losses read them. columns: [6, n], by the names of the properties.
+
+    anchor: log-probability that the ratio is taken to. weighted_advantage: advantage times behaviour weight.
+    target: value that the critic is drawn to. old_value: V at the start of the batch. behaviour, proximal:
+    log μ(a|s) and log π_prox(a|s).
+    """
 
     columns: Tensor
 
     @property
     def steps(self) -> int:
-        """Return n."""
         return self.columns.shape[1]
 
     @property
     def anchor(self) -> Tensor:
-        """Return the log-probability that the ratio is taken to, [n]."""
         return self.columns[0]
 
     @property
     def weighted_advantage(self) -> Tensor:
-        """Return advantage times behaviour weight, [n]."""
         return self.columns[1]
 
     @property
     def target(self) -> Tensor:
-        """Return the value that the critic is drawn to, [n]."""
         return self.columns[2]
 
     @property
     def old_value(self) -> Tensor:
-        """Return V at the start of the batch, [n]."""
         return self.columns[3]
 
     @property
     def behaviour(self) -> Tensor:
-        """Return log μ(a|s), [n]."""
         return self.columns[4]
 
     @property
     def proximal(self) -> Tensor:
-        """Return log π_prox(a|s), [n]."""
         return self.columns[5]
 
 
@@ -77,11 +75,9 @@ class Rows(Steps):
 
     @property
     def total(self) -> int:
-        """Return the number of rows that a mean over the minibatch divides by."""
         return self.steps if self.whole is None else self.whole
 
     def __len__(self) -> int:
-        """Return what an epoch permutes: steps (n)."""
         return self.steps
 
     def alone(self) -> Inputs:
@@ -95,10 +91,7 @@ class Rows(Steps):
         return Rows(self.columns.index_select(1, index), self.inputs.select(index), action)
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator["Rows"]:
-        """Yield minibatches of the n rows in order, as views, [m] rows each.
-
-        sizes: of each, rows of this rank and of all (`RankRows.split`).
-        """
+        """Yield minibatches of the rows in order, as views. sizes: as of `RankRows.split`."""
         start = 0
         for own, total in sizes:
             end = start + own
@@ -129,7 +122,7 @@ class Sequences(Steps):
     burn_in: int
 
     def __len__(self) -> int:
-        """Return what an epoch permutes: columns (B)."""
+        """What an epoch permutes: columns (B)."""
         return len(self.counts)
 
     def alone(self) -> Inputs:
@@ -163,10 +156,7 @@ class Sequences(Steps):
         )
 
     def cut(self, sizes: Sequence[tuple[int, int]]) -> Iterator[Rows]:
-        """Yield minibatches of the B columns in order, [n] steps each.
-
-        sizes: of each, columns of this rank, which is the only one (`RankRows.split`).
-        """
+        """Yield minibatches of the B columns in order, [n] steps each, of the only rank."""
         ends = np.concatenate([[0], np.cumsum(self.counts)])
         first = 0
         for own, _ in sizes:
@@ -177,7 +167,6 @@ class Sequences(Steps):
             first = end
 
     def _inputs(self, first: int, end: int, rows: slice) -> Inputs:
-        """Return what gives the outputs of those columns' steps."""
         device = self.columns.device
         place = _place(self.step[rows], self.counts[first:end])
         state = {path: one[first:end] for path, one in self.state.items()}
@@ -223,7 +212,6 @@ def see(policy: Policy, batch: Batch) -> SeenTrajectory:
 
 
 def trajectory_of(batch: Batch) -> Trajectory:
-    """Return a batch of a policy that remembers."""
     assert batch.begins is not None, "a policy that remembers sends where episodes begin"
     return Trajectory(
         observation=batch.observation,

@@ -91,7 +91,6 @@ class Checkpointer:
         self._is_behind = True
 
     def due(self, renewal: Renewal) -> bool:
-        """Return whether an operator asked, the interval is over, or the log is filling up."""
         asked = renewal.checkpoint_revision != self._revision
         return asked or self._is_time() or self._is_pressed()
 
@@ -199,12 +198,11 @@ class _Consumed:
         self._sizes.append(self._sizes[-1] + size)
 
     def through(self, number: int) -> int:
-        """Return the bytes up to the last end at or before entry `number`."""
+        """Bytes up to the last end at or before entry `number`."""
         place = bisect.bisect_right(self._ends, number) - 1
         return self._sizes[max(place, 0)]
 
     def forget_before(self, number: int) -> None:
-        """Drop the ends before `number`, which are not asked for again."""
         first = max(0, bisect.bisect_right(self._ends, number) - 1)
         del self._ends[:first], self._sizes[:first]
 

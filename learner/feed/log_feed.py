@@ -11,10 +11,11 @@ import logging
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Final, Generic, Self, TypeVar
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry, MissingReason
@@ -47,18 +48,18 @@ class LogBatch:
     the command whose flush it is; 0: none. arrive: see `Staged`.
     """
 
-    last: int
-    trained: tuple[int, ...]
-    dropped: Mapping[int, Drop]
+    last: int = 0
+    trained: tuple[int, ...] = ()
+    dropped: Mapping[int, Drop] = field(default_factory=dict)
     steps: int
     updates: tuple[int, ...]
-    versions: tuple[int, ...]
+    versions: tuple[int, ...] = ()
     batch: Batch | None
     round: int | None
-    size: int
+    size: int = 0
     created_us: int
     assemble_s: float
-    origins: Mapping[int, Origin]
+    origins: Mapping[int, Origin] = field(default_factory=dict)
     reward: float = 0.0
     fragments: tuple[Fragment, ...] = ()
     recorded: int = 0
@@ -91,35 +92,33 @@ class FeedEnded(Exception):
     """Everything that a feed holds was taken; raised by `Feed.take`."""
 
 
-class Feed(Protocol):
-    """Batches in the one order in which they are learned. `run` fills a bounded queue, `take` empties it."""
+class Feed(ABC):
+    """Batches in the one order in which they are learned. `run` fills a bounded queue, `take` empties it.
 
+    What is not abstract fits a source in which nothing is pending.
+    """
+
+    @abstractmethod
     def run(self) -> None:
         """Read ahead in a thread until the process ends or the source does."""
-        ...
 
+    @abstractmethod
     def take(self, timeout_s: float) -> LogBatch | None:
         """Return the next batch, None when there is none soon; raises FeedEnded at the source's end."""
-        ...
 
-    def drop_before(self, version: int) -> None:
+    def drop_before(self, version: int) -> None:  # noqa: B027 - of what is not pending nothing is dropped
         """Drop experience that was begun with an older version, as `restored`, where it is not taken yet."""
-        ...
 
     def flush(self, flush: Flush) -> None:
-        """Take what is pending up to an entry as the batch behind the whole ones there; see `too_few`.
-
-        Raises NotImplementedError where there is no log.
-        """
-        ...
+        """Take what is pending up to an entry as the batch behind the whole ones there; see `too_few`."""
+        raise NotImplementedError("the run learns from a recording, in which nothing is pending")
 
     def too_few(self, number: int) -> int | None:
         """Steps that were pending where a flush asks for more; None: it is taken, or will be."""
-        ...
+        return None
 
-    def skipped(self) -> None:
+    def skipped(self) -> None:  # noqa: B027 - there is no later turn to judge by
         """The batch taken last made no update: those behind it have their turn one update earlier."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -249,14 +248,13 @@ class ReadAhead(Generic[T]):
         return False
 
     def take(self, timeout_s: float) -> T | None:
-        """Return the next item, None where there is none soon."""
         try:
             return self._items.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
 
-class LogFeed:
+class LogFeed(Feed):
     """The `Feed` of a learner with actors. after: last entry consumed. start: where else it begins."""
 
     def __init__(

@@ -290,7 +290,6 @@ class OwnPayloads:
         )
 
     def _checked(self, header: FragmentHeader, payload: bytes) -> Loaded:
-        """Return a fragment that can be trained on; raises ValueError that says why it cannot."""
         fragment = wire.Fragment(header, payload)
         conformance.check(fragment, self._schema, self._run_name)
         return header, check_meaning(header, fragment.arrays(), self._ranges)

@@ -28,7 +28,7 @@ import torch
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.algorithm import Algorithm, Imitator
 from penstock.learner.batch import Loaded, assemble
-from penstock.learner.feed.log_feed import FeedEnded, Flush, LogBatch, ReadAhead
+from penstock.learner.feed.log_feed import Feed, FeedEnded, LogBatch, ReadAhead
 from penstock.learner.feed.payloads import check_meaning, reward_of
 from penstock.learner.feed.recording import (
     DESCRIPTION,
@@ -159,7 +159,7 @@ class _Planned:
     flush: int = 0
 
 
-class RecordedFeed:
+class RecordedFeed(Feed):
     """The `Feed` of a learner without actors.
 
     seed: of the order of an `Imitator`'s passes. taken: batches that earlier processes have consumed.
@@ -212,18 +212,6 @@ class RecordedFeed:
             raise FeedEnded
         return log_batch
 
-    def drop_before(self, version: int) -> None:
-        """What was dropped when it was recorded is in no batch of the recording."""
-
-    def flush(self, flush: Flush) -> None:
-        raise NotImplementedError("the run learns from a recording, in which nothing is pending")
-
-    def too_few(self, number: int) -> int | None:
-        return None
-
-    def skipped(self) -> None:
-        """A recording has no fragments of a later turn to judge."""
-
     # ---- the thread
 
     def run(self) -> None:
@@ -273,24 +261,18 @@ class RecordedFeed:
             yield _Planned(tuple(waiting), None, replayed=False)
 
     def _deliver(self, planned: _Planned, count: int) -> LogBatch:
-        """A batch or event. count: of the recording, up to this one."""
+        """count: of the recording, up to this one."""
         started = time.perf_counter()
         loaded = self._recording.load(planned.entries)
         headers = [header for header, _ in loaded]
         log_batch = LogBatch(
-            last=0,
-            trained=(),
-            dropped={},
             steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
             updates=tuple(header.oldest_update for header in headers) if planned.replayed else (),
-            versions=(),
             batch=assemble(loaded, self._device) if loaded else None,
             round=planned.round,
-            size=0,
             # Of now: what lies on disk has not waited for the learner.
             created_us=time.time_ns() // 1000,
             assemble_s=time.perf_counter() - started,
-            origins={},
             reward=sum(reward_of(arrays) for _, arrays in loaded),
             recorded=count,
             event=planned.event,

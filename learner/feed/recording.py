@@ -256,10 +256,10 @@ class RecordingWriter:
         resumed_at: int | None,
         command: int = 0,
     ) -> "RecordingWriter | None":
-        """Return the writer that `learner.record` asks for; None where it asks for none.
+        """Return the writer that `learner.record` asks for, if it does. Raises as `begin`.
 
-        resumed_at: position of the checkpoint that the run is resumed from, where its recording goes on; None
-        for a run that begins. command: number of the newest that the checkpoint contains. Raises as `begin`.
+        resumed_at: position of the checkpoint that the run is resumed from; None: the run begins.
+        command: number of the newest that the checkpoint contains.
         """
         if section.record is None:
             return None
@@ -271,14 +271,7 @@ class RecordingWriter:
     def begin(
         cls, folder: Path, specification: RunSpecification, maker: Maker, max_bytes: int
     ) -> "RecordingWriter":
-        """Return the writer of a new recording; raises ConfigurationError where the folder holds one.
-
-        Args:
-            folder: folder of the recording.
-            specification: of the run.
-            maker: who makes it: a learner or a policy.
-            max_bytes: bound at which the recording ends.
-        """
+        """Return the writer of a new recording; raises ConfigurationError where the folder holds one."""
         if (folder / DESCRIPTION).exists():
             raise ConfigurationError(f"{folder}: holds a recording already; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
@@ -293,8 +286,7 @@ class RecordingWriter:
     def go_on(cls, folder: Path, position: int, max_bytes: int, command: int = 0) -> "RecordingWriter":
         """Return a writer behind the batch that ends with `position`; later records are cut off.
 
-        A recording that ended before (it was full) stays as it is. folder: of the recording. max_bytes: bound
-        at which it ends. command: number of the newest whose event stays.
+        A recording that ended before (it was full) stays so. command: number of the newest whose event stays.
         """
         entries = find_entries(folder)
         kept = _through(entries, position, command)
@@ -317,10 +309,9 @@ class RecordingWriter:
         dropped: Mapping[int, str],
         flush: int = 0,
     ) -> None:
-        """Append a delivery's fragments and the batch that they are; nothing once the recording is full.
+        """Append a batch and its fragments, see `LogBatch`; nothing once the recording is full.
 
-        position: last log entry. update: updates made before it. of_round: of lock-step. dropped: number →
-        reason. flush: number of the command that it is a flush of; 0: none.
+        position: last log entry. update: updates made before it. of_round: of lock-step.
         """
         head = {
             "position": position,
@@ -336,7 +327,6 @@ class RecordingWriter:
             self._write(frames)
 
     def event(self, event: RecordedEvent, position: int, update: int) -> None:
-        """Append what an operator had the learner do; nothing once the recording is full."""
         head = {**asdict(event), "position": position, "update": update}
         frame = Frame(Kind.EVENT, json.dumps(head).encode())
         if self._fits([frame]):

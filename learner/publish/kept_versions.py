@@ -113,7 +113,7 @@ class RegistrySync:
         return max(registry.reserve(self._policy, self._run) - 1, own)
 
     def _own(self, registry: "Registry") -> dict[int, PolicyVersion]:
-        """Return the pinned versions of this run; other runs that share the registry hold their own."""
+        """Other runs that share the registry hold their own pinned versions."""
         return {one.version: one for one in registry.pinned(self._policy) if one.run == self._run}
 
     def _hold(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
@@ -219,7 +219,7 @@ def _publication(version: int, update: int, blob: bytes) -> Publication:
 
 
 def _recorded(result: Result | None) -> records.Evaluation | None:
-    """Return a result as the registry records it; None where an environment's returns have no finite mean."""
+    """None where an environment's returns have no finite mean."""
     if result is None or not (math.isfinite(result.mean) and math.isfinite(result.counted.std)):
         return None
     return records.Evaluation(**asdict(result.counted))
@@ -291,7 +291,6 @@ class KeptVersions:
         self.offer(best(result))
 
     def offer(self, candidate: VersionCandidate) -> None:
-        """Register a version as soon as possible; never waits."""
         with self._changed:
             oldest, *others = [*self._waiting, candidate]
             self._waiting = [oldest, *others[1 - MAX_WAITING :]]

@@ -149,7 +149,6 @@ class Publisher:
                 metrics.GENERATIONS.observe(self.count - place)
 
     def withdraw(self, candidate: Candidate) -> None:
-        """End the evaluation of this version; its bytes need not be kept."""
         self._lease.patiently(lambda: self._log.end_evaluation(candidate.version))
 
     def run(self) -> None:
@@ -226,7 +225,6 @@ class Publisher:
 
 
 def _merged(old: PendingPublication, new: PendingPublication) -> PendingPublication:
-    """Return `new`, with the parts of `old` that must not be skipped."""
     if new.weights is None:
         return replace(old, settled=new.settled)
     return replace(new, evaluate=old.evaluate or new.evaluate)

@@ -34,10 +34,7 @@ class RankGroup:
         self.size = 1 if group is None else dist.get_world_size(group)
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Add a tensor of any shape up over all ranks, in place; equal bits on every rank.
-
-        Raises Fatal when a rank is gone.
-        """
+        """Add a tensor of any shape up over all ranks, in place; equal bits on every rank."""
         if self._group is None:
             return tensor
         with metrics.RANK_EXCHANGE_SECONDS.time():
@@ -148,5 +145,4 @@ def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def lost(error: RuntimeError) -> Fatal:
-    """Return the error that ends a rank whose group has fallen apart."""
     return Fatal(f"another rank of this learner is gone, so this one ends: {str(error).splitlines()[0]}")

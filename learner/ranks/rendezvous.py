@@ -41,7 +41,7 @@ class RankConnection:
     """Sends messages: `say` on rank 0 and `hear` on every other, in turn."""
 
     def __init__(self) -> None:
-        """Make the connection; all ranks make theirs in the same order."""
+        """All ranks make theirs in the same order."""
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.size = dist.get_world_size(self._group)
         self.rank = dist.get_rank(self._group)
@@ -53,7 +53,6 @@ class RankConnection:
         self._broadcast(torch.frombuffer(bytearray(text + data), dtype=torch.uint8))
 
     def hear(self) -> tuple[dict[str, Any], bytes]:
-        """Return the next message of rank 0."""
         sizes = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
         both = bytes(self._broadcast(torch.empty(sum(sizes), dtype=torch.uint8)).numpy())
         return dict(json.loads(both[: sizes[0]])), both[sizes[0] :]
@@ -86,7 +85,6 @@ class RankPlace:
 
     @property
     def spans_machines(self) -> bool:
-        """Return whether other ranks are on other machines."""
         return self.size > self.size_on_host
 
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -73,69 +73,69 @@ class Ranks:
         """Let the other ranks end, with a failure or without; ranks that are gone already are skipped."""
 
 
+@dataclass(frozen=True, slots=True)
 class LeadingRank(Ranks):
     """Rank 0 of several. drain: called, with the reason, when another rank was asked to end."""
 
-    def __init__(self, meeting: Meeting, drain: Callable[[str], None]) -> None:
-        self._meeting = meeting
-        self._drain = drain
+    meeting: Meeting
+    drain: Callable[[str], None]
 
     def start(self, algorithm: Algorithm) -> None:
         self._say_state("state", algorithm.state())
 
     def payloads(self, own: Payloads) -> Payloads:
-        return SharedPayloads(own, self._meeting.feed)
+        return SharedPayloads(own, self.meeting.feed)
 
     def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
-        self._meeting.turns.say({"what": "update", "progress": progress, "is_flushed": is_flushed})
+        self.meeting.turns.say({"what": "update", "progress": progress, "is_flushed": is_flushed})
 
     def skip(self) -> None:
-        self._meeting.turns.say({"what": "skip"})
+        self.meeting.turns.say({"what": "skip"})
 
     def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
         self._say_state("restore", state)
         self.agree(algorithm, RESTORED)
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
-        if self._meeting.agree(algorithm, update, draining=False):
-            self._drain("another rank was asked to end")
+        if self.meeting.agree(algorithm, update, draining=False):
+            self.drain("another rank was asked to end")
 
     def end(self, *, failed: bool) -> None:
         try:
-            self._meeting.turns.say({"what": "end", "failed": failed})
+            self.meeting.turns.say({"what": "end", "failed": failed})
         except Fatal as error:
             log.warning("the other ranks were not told of the end", extra={"why": str(error)})
 
     def _say_state(self, what: str, state: AlgorithmState) -> None:
-        self._meeting.turns.say({"what": what, "numbers": state.numbers}, save(state.tensors))
+        self.meeting.turns.say({"what": what, "numbers": state.numbers}, save(state.tensors))
 
 
+@dataclass(frozen=True, slots=True)
 class SharedPayloads:
     """Implements `Payloads` on rank 0: it assigns entries, and each rank fetches its own."""
 
-    def __init__(self, own: Payloads, connection: RankConnection) -> None:
-        self._own = own
-        self._connection = connection
+    own: Payloads
+    connection: RankConnection
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
         """Let each rank check a part of the entries, of which it keeps the payloads; return all results."""
         mine = entries[self._divided("check", entries)[0]]
         numbers = torch.zeros((len(entries), _COLUMNS), dtype=torch.int64)
-        for row, found in zip(numbers, self._own.check(mine), strict=False):
+        for row, found in zip(numbers, self.own.check(mine), strict=False):
             row.copy_(_numbers(found))
-        return [_found(*row) for row in self._connection.add_up(numbers).tolist()]
+        return [_found(*row) for row in self.connection.add_up(numbers).tolist()]
 
     def batch(self, entries: Sequence[LogEntry]) -> Staged:
         """Assign the entries, and return rank 0's own part."""
-        return self._own.batch(entries[self._divided("batch", entries)[0]])
+        return self.own.batch(entries[self._divided("batch", entries)[0]])
 
     def _divided(self, what: str, entries: Sequence[LogEntry]) -> list[slice]:
         """Send every rank its part: the index of its first entry among all, and its numbers."""
         charges = [0 if entry.header is None else entry.header.charge for entry in entries]
-        parts = divide(charges, self._connection.size)
+        parts = divide(charges, self.connection.size)
         numbers = [[entry.number for entry in entries[part]] for part in parts]
         first = [part.start for part in parts]
-        self._connection.say({"what": what, "of": len(entries), "first": first, "numbers": numbers})
+        self.connection.say({"what": what, "of": len(entries), "first": first, "numbers": numbers})
         return parts
 
 
@@ -226,22 +226,15 @@ def _ended(words: dict[str, Any]) -> int:
 _TAKE_S: Final = 1.0
 
 
+@dataclass(frozen=True, slots=True)
 class FollowingFeed:
     """Reads ahead what rank 0 has this rank read: call `run` in a thread."""
 
-    def __init__(
-        self,
-        learner_log: LearnerLog,
-        own: Payloads,
-        connection: RankConnection,
-        ahead: ReadAhead[Staged],
-        stop: threading.Event,
-    ) -> None:
-        self._log = learner_log
-        self._own = own
-        self._connection = connection
-        self._ahead = ahead
-        self._stop = stop
+    learner_log: LearnerLog
+    own: Payloads
+    connection: RankConnection
+    ahead: ReadAhead[Staged]
+    stop: threading.Event
 
     def run(self) -> None:
         """Execute rank 0's requests until `stop`; an error ends the process.
@@ -250,7 +243,7 @@ class FollowingFeed:
         process.
         """
         try:
-            while not self._stop.is_set():
+            while not self.stop.is_set():
                 self._follow()
         except Exception as error:
             log.exception("a thread of this rank died")
@@ -258,26 +251,27 @@ class FollowingFeed:
             leave(EXIT_FAILED)
 
     def _follow(self) -> None:
-        words, _ = self._connection.hear()
-        numbers = [int(number) for number in words["numbers"][self._connection.rank]]
+        words, _ = self.connection.hear()
+        numbers = [int(number) for number in words["numbers"][self.connection.rank]]
         if words["what"] == "check":
-            self._check(numbers, int(words["first"][self._connection.rank]), int(words["of"]))
+            self._check(numbers, int(words["first"][self.connection.rank]), int(words["of"]))
             return
         entries = self._entries(numbers)
         if len(entries) != len(numbers):
             raise Fatal(f"of log entries {numbers[0]}..{numbers[-1]} some were good and are gone now")
-        self._ahead.put(self._own.batch(entries))
+        self.ahead.put(self.own.batch(entries))
 
     def _check(self, numbers: list[int], first: int, of: int) -> None:
         """Check entries; an entry that is no longer there counts as missing, as its payload would."""
         entries = self._entries(numbers)
-        found = dict(zip([entry.number for entry in entries], self._own.check(entries), strict=True))
+        found = dict(zip([entry.number for entry in entries], self.own.check(entries), strict=True))
         answer = torch.zeros((of, _COLUMNS), dtype=torch.int64)
         for row, number in enumerate(numbers, first):
             answer[row] = _numbers(found.get(number, Found(State.MISSING)))
-        self._connection.add_up(answer)
+        self.connection.add_up(answer)
 
     def _entries(self, numbers: list[int]) -> list[LogEntry]:
-        """Return the entries in the order of `numbers`."""
-        by_number = {entry.number: entry for entry in self._log.entries(numbers) if entry.header is not None}
+        by_number = {
+            entry.number: entry for entry in self.learner_log.entries(numbers) if entry.header is not None
+        }
         return [by_number[number] for number in numbers if number in by_number]

@@ -33,10 +33,6 @@ class DQN(OffPolicy):
     section: DQNSection
 
     def __init__(self, policy: Policy, section: DQNSection, *, seed: int) -> None:
-        """Raise ConfigurationError for a policy whose outputs are not the values of one choice of n.
-
-        section: the algorithm's settings. seed: of replay's random numbers.
-        """
         super().__init__(policy, section, seed=seed)
         if [type(head) for head in policy.action_heads] != [EpsilonGreedy]:
             raise ConfigurationError(
@@ -58,7 +54,6 @@ class DQN(OffPolicy):
         }
 
     def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
-        """Take the gradient step of the module's docstring."""
         rows = sample.transitions
         target = self._targets(rows)
         outputs = self._network.outputs(self.policy.read(rows.observation))

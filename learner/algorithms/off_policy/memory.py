@@ -35,7 +35,6 @@ class FrameRing:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its room, of which the system provides those that were written."""
         return sum(frames.nbytes for frames in self._frames.values())
 
     def append(self, new: Mapping[str, Tensor]) -> int:
@@ -52,7 +51,6 @@ class FrameRing:
         return start
 
     def keep(self, first: int, end: int) -> None:
-        """Forget all frames but those from `first` to the one before `end`."""
         self.first, self.end = first, end
 
     def at(self, path: str, number: Tensor) -> Tensor:
@@ -61,7 +59,6 @@ class FrameRing:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the paths of which there are frames."""
         return tuple(self._frames)
 
     def _grow(self, least: int) -> None:
@@ -92,7 +89,6 @@ class SumTree:
 
     @property
     def total(self) -> Tensor:
-        """Return the sum of all priorities, a scalar on the device."""
         return self._nodes[1]
 
     def get(self, index: Tensor) -> Tensor:
@@ -172,7 +168,6 @@ class Replay:
         stack: FrameStack,
         prioritisation: Prioritisation | None = None,
     ) -> None:
-        """Begin empty. stack: of the policy. prioritisation: None for uniform sampling."""
         self.capacity = capacity
         self.capacity_bytes = capacity_bytes
         self._device = device
@@ -197,12 +192,10 @@ class Replay:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Return the entries, oldest first."""
         return tuple(self._entries)
 
     @property
     def frame_bytes(self) -> int:
-        """Return the bytes of the room for frames."""
         return 0 if self._frames is None else self._frames.nbytes
 
     def retain_from(self) -> int | None:
@@ -253,7 +246,6 @@ class Replay:
         return True
 
     def _move(self, first: int, by: int, count: int) -> None:
-        """Move `count` rows so many places towards the oldest, to `first` behind it."""
         assert self._rows is not None, "there is an entry"
         into, out = self._ring(first, count), self._ring(first + by, count)
         for column in self._rows.columns():
@@ -262,7 +254,6 @@ class Replay:
             self._tree.set(into, self._tree.get(out))
 
     def withdraw(self, number: int) -> None:
-        """Remove the newest entry, if it has that number."""
         if self._entries and self._entries[-1].number == number:
             entry = self._entries.pop()
             self._bytes -= entry.size
@@ -271,7 +262,6 @@ class Replay:
             self._forget_frames(number)
 
     def _append(self, entry: Entry, new: Steps) -> Tensor:
-        """Write the rows behind the newest; returns their places in the ring."""
         if self._rows is None or self._frames is None:
             self._rows = _room(new, self.capacity, self._device)
             self._frames = FrameRing(self.capacity, self._device)
@@ -366,7 +356,6 @@ class Replay:
         self._former.clear()
 
     def mark(self) -> Mark:
-        """Return where priorities and random numbers are, for `go_back`."""
         return Mark(len(self._former), self._random.get_state())
 
     def go_back(self, mark: Mark) -> None:
@@ -378,7 +367,6 @@ class Replay:
         self._random.set_state(mark.random)
 
     def set_errors(self, index: Tensor, error: Tensor) -> None:
-        """Set the priorities of a sample by its temporal-difference errors [n]."""
         if self._tree is None or self._how is None:
             return
         # An error that is not finite ends the update; it must not stay in the tree.

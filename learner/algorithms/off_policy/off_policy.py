@@ -242,7 +242,7 @@ class OffPolicy(Trained):
 
     @abstractmethod
     def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
-        """Learn from one sample with step size `learning_rate`."""
+        """Learn from one sample."""
 
     # ---- what the loop asks
 
@@ -365,7 +365,7 @@ class OffPolicy(Trained):
         return set(culprits(trial, sorted(set(numbers.tolist()))) or ())
 
     def _try_step(self, sample: Sample, scheduled: OffPolicyValues) -> str:
-        """Take a gradient step; returns why it fails, or ""."""
+        """Return why it fails, or ""."""
         try:
             return self._measure([self._step(sample, scheduled)], None)[0]
         except OF_THE_DEVICE:
@@ -374,7 +374,6 @@ class OffPolicy(Trained):
             return ERROR
 
     def _is_due(self) -> bool:
-        """Return whether enough steps were taken since a publication; the count then begins again."""
         due = self._unpublished >= self.section.publish_period
         if due:
             self._unpublished = 0

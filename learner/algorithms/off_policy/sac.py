@@ -50,7 +50,6 @@ class Temperature(nn.Module):
         self.log = nn.Parameter(torch.tensor([math.log(start)]))
 
     def forward(self) -> Tensor:
-        """Return α, a scalar without gradient."""
         return self.log.detach().exp().squeeze(0)
 
 
@@ -70,7 +69,7 @@ class Critic(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, inputs: Inputs, action: Tensor) -> Tensor:
-        """Return Q [M] of actions [M, A]."""
+        """Q [M] of actions [M, A]."""
         seen = [encoder(image) for encoder, image in zip(self.images, inputs.images, strict=True)]
         value: Tensor = self.head(self.layers(torch.cat([inputs.vector, *seen, action], 1)))
         return value.squeeze(1)
@@ -91,7 +90,7 @@ class TwinCritics(nn.Module):
             initialise(critic.head, 1.0, generator)
 
     def forward(self, inputs: Inputs, action: Tensor) -> Tensor:
-        """Return both values [2, M] of actions [M, A]."""
+        """Both values [2, M] of actions [M, A]."""
         return torch.stack([critic(inputs, action) for critic in self.both])
 
 
@@ -101,10 +100,6 @@ class SAC(OffPolicy):
     section: SACSection
 
     def __init__(self, policy: Policy, section: SACSection, *, seed: int) -> None:
-        """Raise ConfigurationError for a policy that does not act by squashed Gaussians of its own width.
-
-        section: the algorithm's settings. seed: of the random numbers of replay, critics and actions.
-        """
         super().__init__(policy, section, seed=seed)
         self._heads = tuple(
             head for head in policy.action_heads if isinstance(head, ConditionalSquashedGaussian)
@@ -147,7 +142,6 @@ class SAC(OffPolicy):
         self.targets, self.generators = {"target": self._target}, {"noise": self._noise}
 
     def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
-        """Take the gradient step of the module's docstring."""
         rows = sample.transitions
         inputs = self.policy.read(rows.observation)
         action, log_prob = self._draw(inputs)
@@ -164,10 +158,7 @@ class SAC(OffPolicy):
         return Stepped(error, metrics)
 
     def _draw(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Draw actions [n, A] in (−1, 1) of the current policy.
-
-        Returns them and their log-probabilities [n], differentiable.
-        """
+        """Draw actions [n, A] in (−1, 1), and their log-probabilities [n], differentiable."""
         parameters = self.policy.outputs(inputs).parameters
         raws, start = [], 0
         for head in self._heads:
@@ -195,11 +186,7 @@ class SAC(OffPolicy):
     def _learn_values(
         self, inputs: Inputs, sample: Sample, target: Tensor, learning_rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Take one step of the critics.
-
-        Returns the loss, the mean error of both [n], the mean value of both [n], and the norm of the
-        gradient.
-        """
+        """Take one step of the critics; loss, mean error and mean value of both [n], norm of the gradient."""
         taken = sample.transitions.action
         raws = [taken[head.path].reshape(len(target), -1).to(target.dtype) for head in self._heads]
         value = self._critics(inputs, torch.cat(raws, 1).tanh())

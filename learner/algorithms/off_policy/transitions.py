@@ -41,7 +41,6 @@ class Transitions:
     following: dict[str, Tensor]
 
     def __len__(self) -> int:
-        """Return the number of transitions, M."""
         return len(self.reward)
 
 
@@ -62,11 +61,9 @@ class Steps:
     discount: Tensor
 
     def __len__(self) -> int:
-        """Return the number of transitions, M."""
         return len(self.reward)
 
     def read(self, stack: FrameStack) -> Transitions:
-        """Return the transitions as a policy with this stack reads them."""
         before, after = (
             {path: frames[rows] for path, frames in self.frames.items()} for rows in (self.before, self.after)
         )
@@ -74,7 +71,6 @@ class Steps:
 
 
 def transitions(fragment: Batch, stack: FrameStack, *, discount: float, steps: int) -> Steps:
-    """Return the n-step transitions of one fragment, n = `steps`, of a policy that stacks frames so."""
     reward, factor, following = _look_ahead(fragment, discount, steps)
     rows = fragment.valid.flatten().nonzero().squeeze(1)
     stacks = _stacks(fragment, stack)

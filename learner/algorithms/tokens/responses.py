@@ -55,12 +55,10 @@ class Responses:
     left_out: int
 
     def __len__(self) -> int:
-        """Return the number of rows (R)."""
         return len(self.counts)
 
     @property
     def sampled(self) -> int:
-        """Return the number of sampled tokens (n)."""
         return len(self.step)
 
     @property
@@ -90,7 +88,6 @@ class Responses:
         return numbers
 
     def fit_at_once(self, most_places: int) -> bool:
-        """Return whether all rows are one micro-batch."""
         return len(self) * int(self.lengths.max()) <= most_places
 
     def micro_batches(self, rows: Index, most_places: int) -> Iterator[MicroBatch]:
@@ -157,7 +154,6 @@ class Grid:
         return room.index_copy(0, self._place, flat).view(self._shape)
 
     def gather(self, grid: Tensor) -> Tensor:
-        """Inverse of `spread`."""
         return grid.flatten().index_select(0, self._place)
 
 

@@ -90,7 +90,6 @@ class TokenScheduleValues(ScheduleValues):
     critic_learning_rate: float | None
 
     def learning_rate_of(self, name: str) -> float:
-        """Step size of the policy or of the critic."""
         rate = self.learning_rate if name == POLICY else self.critic_learning_rate
         assert rate is not None
         return rate
@@ -143,7 +142,6 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         self._kl_reference: float | None = None
 
     def published_modules(self) -> dict[str, nn.Module]:
-        """Return the policy without its critic, as `default`."""
         return {"default": self.policy.published}
 
     # ---- an update
@@ -153,7 +151,6 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         return contained(partial(self._attempt, progress=progress), batch)
 
     def _attempt(self, batch: Batch, *, is_rehearsal: bool, progress: float) -> Update:
-        """See `Attempt`."""
         responses = read_responses(batch)
         if responses is None:
             return Update(applied=False, reason=EMPTY)
@@ -198,7 +195,6 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
 
     @property
     def _learning(self) -> Sequence[str]:
-        """What learns in this update."""
         if not self._has_critic:
             return (POLICY,)
         return (CRITIC,) if self._updates < self.section.critic_warmup_updates else (POLICY, CRITIC)
@@ -215,10 +211,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
             yield Pass(part, self._outputs(part.rows))
 
     def _only_pass(self, responses: Responses) -> Pass | None:
-        """Return the one forward pass of an update of one gradient step and one micro-batch.
-
-        It serves for preparation and for the step. None for any other update.
-        """
+        """The pass that serves for preparation and step, where an update has one step and one micro-batch."""
         section = self.section
         if section.epochs * section.minibatches > 1 or not responses.fit_at_once(section.micro_batch_tokens):
             return None
@@ -388,7 +381,6 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         self._updates += 1
 
     def findings(self) -> dict[str, Any]:
-        """Return how far the policy is from the reference, where this process has measured it."""
         if self._kl_reference is None:
             return {}
         remark = f"KL to the reference in the last update: {self._kl_reference:.3g} nats per response"

@@ -124,7 +124,7 @@ def test_the_policy_gradient_is_its_formula() -> None:
 def test_weights_of_impala_are_truncated_ratios() -> None:
     behaviour = log_probs(1, 0.3)
     proximal = log_probs(2, 0.5, behaviour)
-    fixed = loss.weighted(behaviour, proximal, advantages(), 1.2)
+    fixed = loss.decoupled(behaviour, proximal, advantages(), 1.2)
     ratio = torch.minimum(proximal.exp() / behaviour.exp(), torch.tensor(1.2, dtype=torch.float64))
     torch.testing.assert_close(fixed.weighted_advantage, ratio * advantages(), rtol=1e-9, atol=0)
     assert torch.equal(fixed.anchor, proximal)
