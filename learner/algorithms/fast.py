@@ -1,8 +1,8 @@
 """The gradient of a dense policy on the CPU without autograd: `network_of` chooses it, nothing else names it.
 
-It handles chains of linear layers with tanh or ReLU: the same mathematics as torch's, by hand, as calls that
-are prepared once for each number of rows. `DenseNetwork.gradient` leaves to autograd what a loss builds on
-the outputs; `DenseNetwork.gradient_of` needs none, where the slopes of all distributions are known.
+It handles chains of linear layers with tanh or ReLU, as calls that are prepared once for each number of rows.
+`DenseNetwork.gradient` leaves to autograd what a loss builds on the outputs; `DenseNetwork.gradient_of` needs
+none, where the slopes of all distributions are known.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Acting at random: the baseline beside which what is learned is judged. Nothing is learned.
 
-Choices are uniform; numbers are drawn around 0 with the deviations that a policy begins with. Batches are
-counted and forgotten, so that the curve of a run is that of random actions.
+Choices are uniform; numbers are drawn around 0 with the deviations that a policy begins with.
 """
 
 import torch

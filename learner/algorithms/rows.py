@@ -1,7 +1,6 @@
 """Steps of a batch as the losses read them: flat, without those that are not experience.
 
-`Rows` stand alone; `Sequences` are whole columns of a recurrent policy. Behind them is what reads a batch of
-trajectories as its policy sees it.
+Behind them is what reads a batch of trajectories as its policy sees it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

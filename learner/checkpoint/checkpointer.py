@@ -1,9 +1,8 @@
 """When a checkpoint is due, its steps (write, lineage, commit, trim, prune), and which one is resumed.
 
-The steps have this order, so that a crash in between leaves either a checkpoint that does not count or one
-that does with all its bytes on disk. The log is trimmed behind the second newest checkpoint of this lineage
-only, and behind what the algorithm retained when that was made, so that one damaged checkpoint costs
-nothing.
+After a crash in between a checkpoint either does not count or has all its bytes on disk. The log is trimmed
+behind the second newest one of this lineage only, and behind what the algorithm retained when that was made,
+so that one damaged checkpoint costs nothing.
 """
 
 import bisect

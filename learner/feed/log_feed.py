@@ -109,9 +109,12 @@ class Feed(ABC):
     def drop_before(self, version: int) -> None:  # noqa: B027 - of what is not pending nothing is dropped
         """Drop experience that was begun with an older version, as `restored`, where it is not taken yet."""
 
+    @abstractmethod
     def flush(self, flush: Flush) -> None:
-        """Take what is pending up to an entry as the batch behind the whole ones there; see `too_few`."""
-        raise NotImplementedError("the run learns from a recording, in which nothing is pending")
+        """Take what is pending up to an entry as the batch behind the whole ones there; see `too_few`.
+
+        Raises NotImplementedError where there is no log.
+        """
 
     def too_few(self, number: int) -> int | None:
         """Steps that were pending where a flush asks for more; None: it is taken, or will be."""

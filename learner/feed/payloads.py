@@ -185,9 +185,6 @@ def _check_finals(header: FragmentHeader, arrays: Mapping[str, Array], valid: Ar
         raise ValueError("final/observation: missing for a truncated step; its value cannot be bootstrapped")
 
 
-log = logging.getLogger(__name__)
-
-
 class State(IntEnum):
     """Of a payload."""
 
@@ -245,11 +242,7 @@ class OwnPayloads:
         self._loaded: dict[int, Loaded] = {}
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
-        payloads = (
-            self._log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
-            if entries
-            else []
-        )
+        payloads = self._fetch(entries) if entries else []
         return [
             Found(State.MISSING) if payload is None else self._open(entry, payload)
             for entry, payload in zip(entries, payloads, strict=True)
@@ -269,6 +262,9 @@ class OwnPayloads:
         places = [(entry.number, entry.size) for entry in entries] or None
         self._loaded.clear()
         return self._upload.stage(partial(assemble, loaded, self._upload.device, places))
+
+    def _fetch(self, entries: Sequence[LogEntry]) -> Sequence[bytes | None]:
+        return self._log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
 
     def _open(self, entry: LogEntry, payload: bytes) -> Found:
         header = entry.header
@@ -321,9 +317,8 @@ class OwnPayloads:
             log.info("replay was read again", extra=words)
 
     def _give(self, algorithm: Algorithm, entries: Sequence[LogEntry]) -> None:
-        payloads = self._log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
         loaded, places = [], []
-        for entry, payload in zip(entries, payloads, strict=True):
+        for entry, payload in zip(entries, self._fetch(entries), strict=True):
             if entry.header is None or payload is None:
                 continue
             try:

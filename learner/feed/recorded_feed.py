@@ -28,7 +28,7 @@ import torch
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.algorithm import Algorithm, Imitator
 from penstock.learner.batch import Loaded, assemble
-from penstock.learner.feed.log_feed import Feed, FeedEnded, LogBatch, ReadAhead
+from penstock.learner.feed.log_feed import Feed, FeedEnded, Flush, LogBatch, ReadAhead
 from penstock.learner.feed.payloads import check_meaning, reward_of
 from penstock.learner.feed.recording import (
     DESCRIPTION,
@@ -211,6 +211,9 @@ class RecordedFeed(Feed):
         if log_batch is None and was_read:
             raise FeedEnded
         return log_batch
+
+    def flush(self, flush: Flush) -> None:
+        raise NotImplementedError("the run learns from a recording, in which nothing is pending")
 
     # ---- the thread
 

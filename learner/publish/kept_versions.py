@@ -14,15 +14,15 @@ import logging
 import math
 import threading
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.log.learner_log import KeptWeights
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import Settings
+from penstock.learner.evaluation import Candidate, Result
 from penstock.learner.evaluation import Evaluation as CandidateEvaluation
-from penstock.learner.evaluation import Result
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import Progress, configuration_hash
 from penstock.learner.publish.final_policy import FinalPolicy
@@ -64,35 +64,26 @@ BY: Final = "learner"
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class RegistrySync:
     """Makes Redis and the folder follow the registry: call `follow` from one thread at a time.
 
     shared: other runs may register versions of this policy, so that numbers are reserved for this one.
     """
 
-    def __init__(
-        self,
-        kept: KeptWeights,
-        lease: LeaseKeeper,
-        run: str,
-        policy: str,
-        run_dir: Path,
-        *,
-        shared: bool = False,
-    ) -> None:
-        self._kept = kept
-        self._lease = lease
-        self._run = run
-        self._policy = policy
-        self._run_dir = run_dir
-        self._shared = shared
-        self._highest = 0
-        self._revision: int | None = None
-        self._unreadable: set[int] = set()
+    kept: KeptWeights
+    lease: LeaseKeeper
+    run: str
+    policy: str
+    run_dir: Path
+    shared: bool
+    _highest: int = 0
+    _revision: int | None = None
+    _unreadable: set[int] = field(default_factory=set)
 
     def follow(self, registry: "Registry") -> None:
         """Follow once; raises errors of registry and disk, and Fatal when this learner may not write."""
-        revision = registry.traffic(self._policy).revision
+        revision = registry.traffic(self.policy).revision
         pinned = self._own(registry)
         if self._revision is None:
             self._highest = self._highest_used(registry)
@@ -106,66 +97,66 @@ class RegistrySync:
 
         A registry in the folder of this run is its own until another run registers a version there.
         """
-        known = registry.list(self._policy)
-        own = max((one.version for one in known if one.run == self._run), default=0)
-        if not self._shared and all(one.run == self._run for one in known):
+        known = registry.list(self.policy)
+        own = max((one.version for one in known if one.run == self.run), default=0)
+        if not self.shared and all(one.run == self.run for one in known):
             return own
-        return max(registry.reserve(self._policy, self._run) - 1, own)
+        return max(registry.reserve(self.policy, self.run) - 1, own)
 
     def _own(self, registry: "Registry") -> dict[int, PolicyVersion]:
         """Other runs that share the registry hold their own pinned versions."""
-        return {one.version: one for one in registry.pinned(self._policy) if one.run == self._run}
+        return {one.version: one for one in registry.pinned(self.policy) if one.run == self.run}
 
     def _hold(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
         for version in self._keep(pinned.keys(), revision):
             self._restore(pinned[version])
-        for version in kept_files(self._run_dir) - pinned.keys():
+        for version in kept_files(self.run_dir) - pinned.keys():
             if self._is_retired(registry, version):
-                forget_kept(self._run_dir, version)
+                forget_kept(self.run_dir, version)
         metrics.VERSIONS_KEPT.set(len(pinned))
 
     def _keep(self, versions: Collection[int], revision: int) -> tuple[int, ...]:
         self._highest = max(self._highest, *versions, 0)
-        return self._lease.patiently(
-            lambda: self._kept.keep(versions, highest=self._highest, traffic_revision=revision)
+        return self.lease.patiently(
+            lambda: self.kept.keep(versions, highest=self._highest, traffic_revision=revision)
         )
 
     def _is_retired(self, registry: "Registry", version: int) -> bool:
         """Whether this registry has retired it; one that it does not know may be another registry's."""
         try:
-            found = registry.get(self._policy, version)
+            found = registry.get(self.policy, version)
         except UnknownVersion:
             return False
-        return found.run == self._run and not found.pinned
+        return found.run == self.run and not found.pinned
 
     def _restore(self, version: PolicyVersion) -> None:
         try:
-            blob = read_kept(self._run_dir, version.version, version.sha256)
+            blob = read_kept(self.run_dir, version.version, version.sha256)
         except ValueError as error:
             if version.version not in self._unreadable:
                 log.error("a version that is kept cannot be answered for", extra={"why": str(error)})  # noqa: TRY400 - the text says all
             self._unreadable.add(version.version)
             return
         publication = Publication(version.version, version.update, version.sha256, len(blob))
-        self._lease.patiently(lambda: self._kept.restore(publication, blob))
+        self.lease.patiently(lambda: self.kept.restore(publication, blob))
 
     def _renumber(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
         """Give the content of a version that a rollback made active again a number of its own."""
-        original = registry.awaiting_number(self._policy)
-        if original is None or original.run != self._run:
+        original = registry.awaiting_number(self.policy)
+        if original is None or original.run != self.run:
             return
-        blob = read_kept(self._run_dir, original.version, original.sha256)
-        version = self._lease.patiently(lambda: self._kept.draw(blob))
-        write_kept(self._run_dir, version, blob)
+        blob = read_kept(self.run_dir, original.version, original.sha256)
+        version = self.lease.patiently(lambda: self.kept.draw(blob))
+        write_kept(self.run_dir, version, blob)
         self._keep({*pinned, version}, revision)
         publication = Publication(version, original.update, original.sha256, len(blob))
-        self._lease.patiently(lambda: self._kept.restore(publication, blob))
+        self.lease.patiently(lambda: self.kept.restore(publication, blob))
         reason = f"content of version {original.version}, which a rollback made active again"
         registry.record_rollback(
-            self._policy, version=version, restores=original.version, reason=reason, by=BY
+            self.policy, version=version, restores=original.version, reason=reason, by=BY
         )
         log.info("rolled back", extra={"version": version, "content_of": original.version})
-        self._hold(registry, self._own(registry), registry.traffic(self._policy).revision)
+        self._hold(registry, self._own(registry), registry.traffic(self.policy).revision)
 
 
 # ---- A version that is a candidate for registration.
@@ -182,15 +173,16 @@ class VersionCandidate:
     reason: str = ""
 
 
-def best(result: Result) -> VersionCandidate:
-    """Return the candidate for an evaluated version; the registry knows whether one was better."""
-    candidate = result.candidate
+def _candidate(
+    of: Candidate | FinalPolicy, origin: Origin, result: Result | None, reason: str
+) -> VersionCandidate:
+    """result: its evaluation, which is recorded where an environment's returns have a finite mean."""
+    score, evaluation = None if result is None else result.counted, None
+    if score is not None and math.isfinite(score.mean) and math.isfinite(score.std):
+        evaluation = records.Evaluation(**asdict(score))
+    publication = Publication(of.version, of.update, weights.sha256(of.blob), len(of.blob))
     return VersionCandidate(
-        publication=_publication(candidate.version, candidate.update, candidate.blob),
-        blob=candidate.blob,
-        origin=Origin.BEST,
-        evaluation=_recorded(result),
-        reason=f"mean return {result.mean:g} over {result.counted.episodes} episodes",
+        publication=publication, blob=of.blob, origin=origin, evaluation=evaluation, reason=reason
     )
 
 
@@ -201,28 +193,9 @@ def last(
     results = (evaluation.solved, evaluation.last, evaluation.best)
     # The best version may have been published again: the same bytes were evaluated under another number.
     evaluated = next((one for one in results if one and one.candidate.blob == final.blob), None)
-    publication = _publication(final.version, final.update, final.blob)
+    candidate = _candidate(final, Origin.FINAL, evaluated, f"the learner ended: {why}")
     known = {one.candidate.version for one in results if one}
-    if publication != newest and final.version not in known:
-        return None
-    return VersionCandidate(
-        publication=publication,
-        blob=final.blob,
-        origin=Origin.FINAL,
-        evaluation=_recorded(evaluated),
-        reason=f"the learner ended: {why}",
-    )
-
-
-def _publication(version: int, update: int, blob: bytes) -> Publication:
-    return Publication(version, update, weights.sha256(blob), len(blob))
-
-
-def _recorded(result: Result | None) -> records.Evaluation | None:
-    """None where an environment's returns have no finite mean."""
-    if result is None or not (math.isfinite(result.mean) and math.isfinite(result.counted.std)):
-        return None
-    return records.Evaluation(**asdict(result.counted))
+    return candidate if candidate.publication == newest or final.version in known else None
 
 
 POLL_S: Final = 2.0
@@ -256,7 +229,7 @@ class KeptVersions:
         self._keep_every = settings.learner.keep_every_updates
         self._activate_first = settings.registry.activate_first
         self._lease, self._stop = lease, stop
-        self._sync = RegistrySync(kept, lease, self._run, self._policy, run_dir, shared=self._is_shared)
+        self._sync = RegistrySync(kept, lease, self._run, self._policy, run_dir, self._is_shared)
         self._hasten = threading.Event()
         self._changed = threading.Lock()
         self._serial = threading.Lock()
@@ -288,7 +261,8 @@ class KeptVersions:
 
     def evaluated(self, result: Result) -> None:
         """Offer the evaluated version; it is registered unless one before was at least as good."""
-        self.offer(best(result))
+        reason = f"mean return {result.mean:g} over {result.counted.episodes} episodes"
+        self.offer(_candidate(result.candidate, Origin.BEST, result, reason))
 
     def offer(self, candidate: VersionCandidate) -> None:
         with self._changed:

@@ -1,11 +1,7 @@
 """The ranks that compute one update together: data parallel, by sums over all of them.
 
 Every rank holds some columns of the batch and the same weights. Whatever is defined over the whole batch
-(standardised advantages, minibatches, gradients, KL, moments) goes through here, so that several ranks make
-the update that one rank would make. gloo connects CPUs, NCCL connects GPUs.
-
-    rows_of(steps) → this rank's rows, numbered as one rank would → split(order, k) → its part of each
-    minibatch → sum_(gradient of its part) → the gradient of the whole minibatch, on every rank
+goes through here, so that several ranks make the update that one would make. gloo connects CPUs, NCCL GPUs.
 """
 
 from collections.abc import Sequence

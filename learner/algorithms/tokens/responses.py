@@ -2,8 +2,7 @@
 
 A column of a fragment is one response with its prompt before it, or a conversation, whose turns are apart by
 what was not sampled: `valid` where a token was, one end, at the last of these. Where tokens lie is known on
-the CPU, so that a minibatch asks no device for it. Behind them is what is computed of them once per batch:
-rewards, advantages and the columns that losses read.
+the CPU, so that a minibatch asks no device for it. Behind them is what is computed of them once per batch.
 """
 
 from collections.abc import Iterator
