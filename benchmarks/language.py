@@ -35,9 +35,8 @@ from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.protocol.limits import MIB
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.language.policy.policy_section import LanguageSection
-from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.loading import quieten
+from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from penstock.workloads.language.tiny_models import SPECIAL, build_tokenizer, save
 
 ME: Final = (sys.executable, "-m", "benchmarks.language")

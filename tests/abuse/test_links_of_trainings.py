@@ -27,7 +27,7 @@ from penstock.launch.gateway.run_steering import RunSteering
 from penstock.launch.jobs.job_process import BEGUN_FILE
 from penstock.launch.jobs.local_jobs import read_noted
 from penstock.registry.weight_files import registry_url
-from penstock.workloads.rlhf.feedback_training import FeedbackTraining
+from penstock.workloads.rlhf.policy_service import FeedbackTraining
 from tests.support.gateway.cluster_job import taken_job
 from tests.support.gateway.finished_run import write_run
 from tests.support.gateway.job_templates import write_templates

@@ -32,7 +32,7 @@ from penstock.actor.serving.batcher import Batcher
 from penstock.actor.serving.answering import Shadow
 from penstock.runtime.compute_threads import ThreadGroup
 from penstock.runtime.compute_threads import run_loop
-from penstock.workloads.language.generation.reward_scorer import RewardScorer
+from penstock.workloads.rlhf.responses import RewardScorer
 from penstock.workloads.language.reward import reward_service
 
 def tasks():

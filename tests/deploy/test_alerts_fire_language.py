@@ -15,8 +15,8 @@ pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 ENGINE: Final = """
 import dataclasses
 import pathlib
-from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
-from penstock.workloads.language.engine.continuous_engine import LoadedAdapters
+from penstock.workloads.language.engine import ContinuousEngine
+from penstock.workloads.language.engine import LoadedAdapters
 
 class Forgetful(ContinuousEngine):
     def submit(self, request, *rest):

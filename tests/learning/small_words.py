@@ -21,10 +21,15 @@ from penstock.learner.model import make_model
 from penstock.policy.weights import encode
 from penstock.protocol.conformance import check
 from penstock.protocol.messages import Publication
-from penstock.workloads.language.generation.prompt_set import Scored, TokenFragments, in_random_order
-from penstock.workloads.language.generation.reward_scorer import Response
+from penstock.workloads.language.conversation import ColumnFragments
 from penstock.workloads.rlhf.environment import for_environment
-from penstock.workloads.rlhf.response_generator import equip, open_scorer
+from penstock.workloads.rlhf.responses import (
+    Scored,
+    cut_responses,
+    equip,
+    in_random_order,
+    open_scorer,
+)
 from penstock.workloads.rlhf.sentiment import Sentiment
 
 TRUE = "penstock.workloads.rlhf.sentiment:true_rewards"
@@ -74,7 +79,7 @@ def learned(settings: Settings, updates: int) -> Learned:
     equipment = equip(of)
     section, algorithm, slots = equipment.section, model.algorithm, of.environment.count
     scorer = open_scorer(section.reward, equipment, settings, standardise=False)
-    fragments = TokenFragments(model.specification.schema, slots, equipment.tokenizer.pad_token_id)
+    fragments = ColumnFragments(model.specification.schema, slots, equipment.tokenizer.pad_token_id)
     order = in_random_order(equipment.prompts.train, settings.seed)
     equipment.backend.seed(settings.seed)
     found = []
@@ -82,12 +87,14 @@ def learned(settings: Settings, updates: int) -> Learned:
         equipment.local.policy.load(encode(algorithm.published_modules()["default"]))
         asked = [next(order) for _ in range(slots)]
         generated = equipment.backend.generate([one.ids for one in asked], section.response_tokens)
-        responses = [Response(one.prompt, one.ids, generated.response(row)) for row, one in enumerate(asked)]
-        rewards = scorer.score(responses, lambda: False)
+        responses = [generated.response(row) for row in range(len(asked))]
+        rewards = scorer.score(asked, responses, lambda: False)
         assert rewards is not None
         weights = Publication(version=update + 1, update=update)
         fields = HeaderFields(run=settings.run, session=1, sequence=update + 1, weights=weights, round=0)
-        fragment, episodes = fragments.cut(Scored(asked, generated, rewards.values, rewards.by), fields)
+        fragment, episodes = cut_responses(
+            fragments, Scored(asked, generated, rewards.values, rewards.by), fields
+        )
         check(fragment, model.specification.schema, settings.run)
         check_meaning(fragment.header, fragment.arrays())
         assert algorithm.makes_batch(1, fragment.header.charge)

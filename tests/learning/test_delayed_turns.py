@@ -14,7 +14,7 @@ from penstock.protocol.conformance import check
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.conversation.live_conversation import Column, ColumnFragments, SampledTurn
+from penstock.workloads.language.conversation import Column, ColumnFragments, SampledTurn
 from tests.support.experience.token_experience import SmallTokenPolicy, batch_of, next_log_probs
 
 VOCABULARY: Final = 11

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.chat.people import THUMB, USUAL, draw_prompt, draw_response, population, read_profile
-from penstock.workloads.language.feedback.examples import parse_scale
-from penstock.workloads.language.feedback.feedback_places import Source
+from penstock.workloads.language.feedback import Source, parse_scale
 from penstock.workloads.language.reward.heads import PREFERRED, Head, parse_heads
 from penstock.workloads.language.reward.reward_model import HeadsModel
 from penstock.workloads.language.reward.reward_source import Sample

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.policy import weights
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from tests.support.experience.token_experience import Response, batch_of, fragment, next_log_probs
 from tests.support.language.known_sentiment import optimal
 from tests.support.language.tiny_reward import make_base

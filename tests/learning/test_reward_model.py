@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.workloads.language.feedback.examples import parse_scale
-from penstock.workloads.language.feedback.feedback_places import Source
+from penstock.workloads.language.feedback import Source, parse_scale
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.reward.training import Order, train

@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.v1 import text_pb2 as pb
-from penstock.workloads.language.guard.guard_rules import Direction, Rule, fold
-from penstock.workloads.language.guard.text_classifier import Guard
+from penstock.workloads.language.guard import Direction, Guard, Rule, fold
 from penstock.workloads.language.serving.text_answerer import AnswerGuard
 from tests.support.language.text_stand import WORDS, TextStand, make_model, running
 

@@ -6,8 +6,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.workloads.language.guard.guard_rules import Direction, Rule
-from penstock.workloads.language.guard.text_classifier import MAX_HELD, Guard, HeldText
+from penstock.workloads.language.guard import MAX_HELD, Direction, Guard, HeldText, Rule
 
 PHRASE = "open the vault"
 GUARD = Guard((Rule("vault", re.compile(r"open\W+the\W+vault")), Rule("end", re.compile(r"never\. say"))))

@@ -12,7 +12,7 @@ import pytest
 from penstock.learner.probe import Quarantine
 from penstock.policy import weights
 from penstock.protocol.messages import Publication
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy import LanguagePolicy
 from tests.support.language.adapter_fault import WRONG, Fault
 from tests.support.language.scripted_language_learner import PATIENCE_S, ScriptedLanguageLearner
 from tests.support.run.actor_run import ActorThread, actors

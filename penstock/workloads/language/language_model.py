@@ -11,7 +11,7 @@ from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Workload, load
 from penstock.protocol.specification import Probe
-from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
+from penstock.workloads.language.policy import LanguagePolicy, build
 from penstock.workloads.plugin.learning import (
     AlgorithmMaker,
     Model,
@@ -32,8 +32,7 @@ def make_model(settings: Settings, workload: Workload, group: RankGroup, device:
     observation, action = load(workload.spaces)(settings.environment)
     held = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.kl_coefficient > 0.0
     policy = build(observation, action, settings.policy, settings.seed, has_reference=held, learns=True)
-    _check_critic(settings, policy)
-    _check_length(settings, policy)
+    _check(settings, policy)
     _begin(policy)
     algorithm = choose(
         ALGORITHMS,
@@ -73,21 +72,16 @@ def _begin(policy: LanguagePolicy) -> None:
         ) from error
 
 
-def _check_critic(settings: Settings, policy: LanguagePolicy) -> None:
-    section = settings.algorithm
-    if not isinstance(section, TokenPPOSection):
-        return
-    if policy.section.critic == "adapter" and section.advantage != "gae":
+def _check(settings: Settings, policy: LanguagePolicy) -> None:
+    ppo = settings.algorithm if isinstance(settings.algorithm, TokenPPOSection) else None
+    if ppo is not None and policy.section.critic == "adapter" and ppo.advantage != "gae":
         raise ConfigurationError(
-            f"policy.kwargs.critic='adapter': algorithm.advantage={section.advantage!r} does without a "
+            f"policy.kwargs.critic='adapter': algorithm.advantage={ppo.advantage!r} does without a "
             "critic; leave critic out, or say advantage='gae'"
         )
-
-
-def _check_length(settings: Settings, policy: LanguagePolicy) -> None:
-    goes_on = isinstance(settings.algorithm, TokenPPOSection) and settings.algorithm.bootstrap_truncated
     # What follows a row is valued behind its last token.
-    length, most = settings.actor.unroll_length + goes_on, policy.positions
+    length = settings.actor.unroll_length + (ppo is not None and ppo.bootstrap_truncated)
+    most = policy.positions
     if most is not None and length > most:
         raise ConfigurationError(
             f"actor.unroll_length={length}: the model of policy.kwargs.model={policy.section.model!r} reads "

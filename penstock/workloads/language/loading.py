@@ -3,12 +3,14 @@
 import json
 import shutil
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from penstock.config.settings import ConfigurationError
+from penstock.workloads.language.settings import told_as
 
 LOADING: Final = threading.Lock()
 """transformers changes torch for the whole process while it reads a model.
@@ -27,15 +29,20 @@ def place_of(field: str, name: str) -> str:
     return name
 
 
-def unreadable(field: str, name: str, what: str, error: Exception) -> ConfigurationError:
-    """Return the error of a model that could not be read. what: of it. error: of transformers."""
-    if Path(name).exists():
-        return ConfigurationError(f"{field}={name!r}: {what}: {error}")
-    cause = str(error).partition("\n")[0]
-    return ConfigurationError(
-        f"{field}={name!r}: {what}: there is no such folder, and the hub gave no model of this name "
-        f"({cause}); name a folder that is there, or a model of the hub that this machine can read"
-    )
+@contextmanager
+def reading(field: str, name: str, what: str, *more: type[Exception]) -> Iterator[None]:
+    """Raise ConfigurationError where transformers cannot read a model. what: to say of it."""
+    kinds: tuple[type[Exception], ...] = (OSError, ValueError, *more)
+    try:
+        yield
+    except kinds as error:
+        if Path(name).exists():
+            raise ConfigurationError(f"{field}={name!r}: {what}: {error}") from error
+        cause = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"{field}={name!r}: {what}: there is no such folder, and the hub gave no model of this name "
+            f"({cause}); name a folder that is there, or a model of the hub that this machine can read"
+        ) from error
 
 
 def check_adapter(folder: Path) -> None:
@@ -50,10 +57,8 @@ def check_adapter(folder: Path) -> None:
             f"{folder}: an adapter needs adapter_model.safetensors; found: {found}; save it again with "
             "save_pretrained(…, safe_serialization=True)"
         )
-    try:
+    with told_as(f"{folder / 'adapter_config.json'}: not JSON", ValueError):
         said = json.loads((folder / "adapter_config.json").read_text())
-    except ValueError as error:
-        raise ConfigurationError(f"{folder / 'adapter_config.json'}: not JSON: {error}") from error
     if not isinstance(said, dict) or said.get("megatron_config"):
         raise ConfigurationError(
             f"{folder / 'adapter_config.json'}: its megatron_config names a module to import: remove it"
@@ -67,6 +72,15 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     yield temporary
     temporary.rename(folder)
+
+
+def quieten() -> None:
+    """Keep progress bars and warnings that transformers writes to stderr away from our logs."""
+    from transformers.utils import logging  # noqa: PLC0415 - only where a model is read
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 # ---- Where a language model computes, by its name in a configuration.

@@ -45,6 +45,11 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
 
+    @property
+    def texts(self) -> list[str]:
+        calls = [text for call in self.tool_calls for text in (call.id, call.name, call.arguments)]
+        return [self.role, self.content, self.tool_call_id, *calls]
+
 
 Prompt = str | tuple[Message, ...]
 

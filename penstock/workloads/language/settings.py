@@ -1,6 +1,7 @@
 """Settings that the command line and `environment.kwargs` give to what reads language."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
@@ -11,17 +12,32 @@ from penstock.config.settings import ConfigurationError, merge, parse_assignment
 S = TypeVar("S", bound=Section)
 
 
+@contextmanager
+def told_as(where: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Make errors of these kinds a ConfigurationError that begins with `where`."""
+    try:
+        yield
+    except kinds as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+
+
 def assigned_settings(kind: type[S], assignments: Sequence[str]) -> S:
     """Return a section's defaults under `KEY=VALUE` assignments; raises ConfigurationError."""
     layer: dict[str, object] = {}
     for text in assignments:
         layer = merge(layer, parse_assignment(text))
+    return validated(kind, layer)
+
+
+def validated(kind: type[S], said: Mapping[str, Any], *prefix: str) -> S:
+    """Return a section; raises ConfigurationError that names its first mistake. prefix: of its keys."""
     try:
-        return kind.model_validate(layer)
+        return kind.model_validate(said)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise ConfigurationError(f"{name}={first.get('input')!r}: {first['msg']}") from error
+        name = ".".join(map(str, (*prefix, *first["loc"])))
+        given = "" if first["type"] == "missing" else repr(first["input"])
+        raise ConfigurationError(f"{name}={given}: {first['msg']}") from error
 
 
 def kwargs_settings(

@@ -43,16 +43,7 @@ def learn_tokenizer(texts: Iterable[str], *, size: int, max_tokens: int) -> Toke
         vocab_size=size, special_tokens=list(SPOKEN), initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator(texts, trainer)
-    bos = inner.token_to_id("<bos>")
-    inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="<pad>",  # noqa: S106 - no password
-        bos_token="<bos>",  # noqa: S106
-        eos_token="<eos>",  # noqa: S106
-        additional_special_tokens=["<ask>"],
-        model_max_length=max_tokens,
-    )
+    tokenizer = _wrapped(inner, max_tokens, additional_special_tokens=["<ask>"])
     tokenizer.chat_template = SPOKEN_TEMPLATE
     return tokenizer
 
@@ -62,16 +53,20 @@ def build_tokenizer(words: Sequence[str]) -> Tokenizer:
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
     inner = WordTokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - no password
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
-    )
+    return _wrapped(inner, MAX_TOKENS, unk_token="<unk>")  # noqa: S106
+
+
+def _wrapped(inner: WordTokenizer, max_tokens: int, **named: Any) -> Tokenizer:
+    """As transformers has it, with `<bos>` before each text."""
+    bos = ("<bos>", inner.token_to_id("<bos>"))
+    inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[bos])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
-        pad_token="<pad>",  # noqa: S106
+        pad_token="<pad>",  # noqa: S106 - no password
         bos_token="<bos>",  # noqa: S106
         eos_token="<eos>",  # noqa: S106
-        unk_token="<unk>",  # noqa: S106
-        model_max_length=MAX_TOKENS,
+        model_max_length=max_tokens,
+        **named,
     )
 
 

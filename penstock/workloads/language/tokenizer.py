@@ -5,14 +5,15 @@ beginning of its prompt; a response is never cut, and ends with `<eos>` unless i
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.loading import place_of, unreadable
+from penstock.workloads.language.loading import place_of, reading
 from penstock.workloads.language.prompt import Prompt, plain
 
 Tokenizer = Any
@@ -23,13 +24,6 @@ class TooLong(ValueError):
     """A response that does not fit."""
 
 
-class Padded(NamedTuple):
-    """Rows as one batch. ids, mask: int64 [B, T], padded on the right; mask is 1 where a token is."""
-
-    ids: Tensor
-    mask: Tensor
-
-
 def load_tokenizer(place: str) -> Tokenizer:
     """Return the tokenizer of a folder or a hub name.
 
@@ -37,10 +31,8 @@ def load_tokenizer(place: str) -> Tokenizer:
     see whether a response came to its end.
     """
     folder = place_of("model", place)
-    try:
+    with reading("model", place, "no tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise unreadable("model", place, "no tokenizer", error) from error
     pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     if eos is None:
         raise ConfigurationError(
@@ -97,9 +89,8 @@ class Encoder:
         return [*bos, *prompt[len(prompt) - kept :], *response]
 
 
-def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Padded:
-    """Rows of token ids, none empty, as a batch."""
+def pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Return ids and mask of rows, none empty: int64 [B, T], padded on the right; 1 where a token is."""
     lengths = torch.tensor([len(row) for row in rows])
-    longest = int(lengths.max())
-    ids = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], dtype=torch.long)
-    return Padded(ids, (torch.arange(longest) < lengths[:, None]).long())
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad_id)
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()

@@ -25,16 +25,15 @@ from penstock.config.settings import ConfigurationError
 from penstock.training import Job, estimate, lay_over, start
 from penstock.training import TrainingConfig as RunConfig
 from penstock.training import TrainingResult as RunResult
-from penstock.workloads.language.feedback.examples import BadRows, parse_scale
-from penstock.workloads.language.feedback.feedback_places import Source
-from penstock.workloads.language.generation.prompt_set import Prompts, read_prompts
-from penstock.workloads.language.reward.items import Collate, Item
+from penstock.workloads.language.feedback import BadRows, Source, scale_of
+from penstock.workloads.language.reward.network import Collate, Item
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.reward.training import Order, read_data, train
 from penstock.workloads.language.settings import RewardTraining, training_settings
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.rlhf.artefacts import MANIFEST
-from penstock.workloads.rlhf.preparation import REWARD_MODEL
+from penstock.workloads.rlhf.preparation import REWARD_MODEL, absolute
+from penstock.workloads.rlhf.responses import Prompts, read_prompts
 
 __all__ = [
     "DatasetConfig",
@@ -239,11 +238,7 @@ class RLHFTrainer:
 
 
 def _source(place: str, config: DatasetConfig | RewardModelConfig) -> Source:
-    try:
-        scale = parse_scale(config.scale)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    return Source(place=place, scale=scale, key=config.key, part=config.part)
+    return Source(place=place, scale=scale_of(config.scale), key=config.key, part=config.part)
 
 
 def _checked(settings: Mapping[str, Any]) -> RewardTraining:
@@ -253,7 +248,7 @@ def _checked(settings: Mapping[str, Any]) -> RewardTraining:
 def _run_config(config: TrainingConfig) -> RunConfig:
     recipe = _read(Path(config.recipe))
     places = {"feedback": config.feedback, "model": config.model, "reward": config.reward_model}
-    kwargs = {name: _absolute(place) for name, place in places.items() if place is not None}
+    kwargs = {name: absolute(str(place)) for name, place in places.items() if place is not None}
     said: dict[str, Any] = {"environment": {"kwargs": {**kwargs, "feedback_scale": config.scale}}}
     if config.max_steps is not None:
         rows = recipe["algorithm"]["batch_steps"]
@@ -276,8 +271,3 @@ def _read(file: Path) -> dict[str, Any]:
         if not isinstance(recipe.get(section), dict) or key not in recipe[section]:
             raise ConfigurationError(f'{file}: {section}.{key} is missing: name a recipe of workload "rlhf"')
     return recipe
-
-
-def _absolute(place: str | Path) -> str:
-    """Of a file or folder that is there; a name on the hub or an address stays as it is."""
-    return str(Path(place).absolute()) if Path(place).exists() else str(place)

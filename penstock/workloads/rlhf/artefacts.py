@@ -18,7 +18,7 @@ from typing import Any, Final
 from penstock.config.settings import ActorSection, Settings
 from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import replace_file
-from penstock.workloads.language.generation.cached_generation import make_backend
+from penstock.workloads.language.cached_generation import make_backend
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.plugin import acting
 from penstock.workloads.rlhf.environment import language
@@ -62,9 +62,8 @@ def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
 def _policy(settings: Settings, run_dir: Path) -> Path | None:
     """The folder of the final policy, written if it is not there; None where the run has none."""
     from penstock.policy.weights import load_into  # noqa: PLC0415 - loads torch, as what follows
-    from penstock.workloads.language.policy.language_policy import build  # noqa: PLC0415
-    from penstock.workloads.language.quiet import quieten  # noqa: PLC0415
-    from penstock.workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415
+    from penstock.workloads.language.loading import quieten  # noqa: PLC0415
+    from penstock.workloads.language.policy import build  # noqa: PLC0415
     from penstock.workloads.plugin.serving import read_final  # noqa: PLC0415
 
     try:

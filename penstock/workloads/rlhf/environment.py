@@ -7,7 +7,7 @@ from pydantic import Field
 from penstock.config.sections import Fraction, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.protocol.spaces import Discrete, Space
-from penstock.workloads.language.loading import place_of, unreadable
+from penstock.workloads.language.loading import place_of, reading
 from penstock.workloads.language.settings import kwargs_settings
 
 
@@ -108,10 +108,8 @@ def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
     from transformers import AutoConfig  # noqa: PLC0415 - the launcher asks for the target alone
 
     folder = place_of("environment.kwargs.model", place)
-    try:
+    with reading("environment.kwargs.model", place, "no model"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise unreadable("environment.kwargs.model", place, "no model", error) from error
     vocabulary = Discrete(int(config.get_text_config().vocab_size))
     return vocabulary, vocabulary
 

@@ -19,16 +19,14 @@ import numpy as np
 from penstock.config.settings import ConfigurationError, Progress, Rehearsal, Scores, Settings
 from penstock.config.workload import Services
 from penstock.registry.weight_files import replace_file
-from penstock.workloads.language.feedback.examples import BadRows, Scored, parse_scale
-from penstock.workloads.language.feedback.feedback_places import Source, read, rows_of
-from penstock.workloads.language.guard.text_classifier import read_guard_files
-from penstock.workloads.language.loading import whole_folder
+from penstock.workloads.language.feedback import BadRows, Scored, Source, read, rows_of, scale_of
+from penstock.workloads.language.guard import read_guard_files
+from penstock.workloads.language.loading import quieten, whole_folder
 from penstock.workloads.language.pretraining.conversation_files import (
     Conversation,
     packaged_conversations,
     read_conversations,
 )
-from penstock.workloads.language.quiet import quieten
 from penstock.workloads.language.settings import training_settings
 from penstock.workloads.rlhf.environment import Language, language
 
@@ -42,13 +40,8 @@ BASE_MODEL: Final = "base_model"
 FEEDBACK: Final = "feedback.jsonl"
 REWARD_MODEL: Final = "reward_model"
 _PLACES: Final = (
-    "model",
-    "prompts",
-    "feedback",
-    "reward",
-    "conversations",
-    "guard_rules",
-    "guard_classifier",
+    *("model", "prompts", "feedback", "reward", "conversations"),
+    *("guard_rules", "guard_classifier"),
 )
 _TEXTS: Final = 4000
 _STEPS: Final = 400
@@ -93,16 +86,8 @@ def services(settings: Settings, sockets: Path) -> Services:
     if not section.serve_reward:
         return Services()
     address = f"unix:{sockets / 'reward.sock'}"
-    command = (
-        "rlhf",
-        "reward",
-        "serve",
-        section.reward,
-        "--listen",
-        address,
-        "--device",
-        section.reward_device,
-    )
+    options = ("--listen", address, "--device", section.reward_device)
+    command = ("rlhf", "reward", "serve", section.reward, *options)
     return Services(commands={"reward": command}, places={"reward": address})
 
 
@@ -137,8 +122,7 @@ def _opinions(file: Path, seed: int, progress: Progress) -> Path:
 
     if not file.exists():
         progress.say(f"preparing: {_OPINIONS:,} noisy opinions in {file}")
-        rows = Sentiment().scored(np.random.default_rng(seed), _OPINIONS)
-        _write_lines(file, rows)
+        _write_lines(file, Sentiment().scored(np.random.default_rng(seed), _OPINIONS))
     return file.absolute()
 
 
@@ -204,7 +188,6 @@ def _texts(row: Any) -> list[tuple[str, str]]:
 
 
 def _spoken(prompt: Any) -> str:
-    """Return the words of a prompt; of a conversation those of its messages."""
     if not isinstance(prompt, list):
         return str(prompt)
     return " ".join(str(one.get("content", "")) for one in prompt if isinstance(one, dict))
@@ -252,10 +235,7 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
     """Return how the reward model is trained; raises ConfigurationError."""
     from penstock.workloads.language.reward.training import CHECKPOINTS, Order  # noqa: PLC0415 - loads torch
 
-    try:
-        scale = parse_scale(section.feedback_scale)
-    except ValueError as error:
-        raise ConfigurationError(f"environment.kwargs.feedback_{error}") from error
+    scale = scale_of(section.feedback_scale, "environment.kwargs.feedback_")
     said = tuple(f"{key}={json.dumps(value)}" for key, value in section.reward_training.items())
     try:
         training = training_settings((f"seed={seed}", *said))
@@ -273,9 +253,9 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
 def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
     """Return what was made in the sections that name it, folders as absolute paths."""
     kwargs = {**settings.environment.kwargs, **made}
-    kwargs |= {key: _absolute(kwargs[key]) for key in _PLACES if key in kwargs}
+    kwargs |= {key: absolute(kwargs[key]) for key in _PLACES if key in kwargs}
     policy = {"model": kwargs["model"], **settings.policy.kwargs}
-    if _absolute(policy["model"]) != kwargs["model"]:
+    if absolute(policy["model"]) != kwargs["model"]:
         raise ConfigurationError(
             f"policy.kwargs.model={policy['model']!r}: environment.kwargs.model names another base model, "
             f"{kwargs['model']!r}; leave one of the two out: a run trains one"
@@ -288,7 +268,7 @@ def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
     )
 
 
-def _absolute(place: str) -> str:
+def absolute(place: str) -> str:
     """Of a folder or file that is there; a name on the hub or an address stays as it is."""
     return str(Path(place).absolute()) if place and Path(place).exists() else place
 
@@ -379,8 +359,7 @@ def _prompts(section: Language, file: Path) -> Path:
         begun = dict.fromkeys(
             one.messages[0].content for one in conversations if one.messages[0].role == "user"
         )
-        rows = [json.dumps({"prompt": [{"role": "user", "content": text}]}) for text in begun]
-        replace_file(file, "".join(f"{row}\n" for row in rows).encode())
+        _write_lines(file, ({"prompt": [{"role": "user", "content": text}]} for text in begun))
     return file.absolute()
 
 

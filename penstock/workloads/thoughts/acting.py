@@ -18,8 +18,8 @@ from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Episode
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime.health import Health
-from penstock.workloads.language.conversation.live_conversation import Column, ColumnFragments, SampledTurn
-from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.conversation import Column, ColumnFragments, SampledTurn
+from penstock.workloads.language.loading import quieten
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run
 from penstock.workloads.plugin.fragments import HeaderFields

@@ -13,9 +13,9 @@ from torch.nn.functional import logsigmoid
 
 from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.protocol.spaces import Space
-from penstock.workloads.language.generation.cached_generation import CachedGeneration
-from penstock.workloads.language.policy.language_policy import LanguagePolicy, read
-from penstock.workloads.language.policy.language_policy import build as build_language_policy
+from penstock.workloads.language.cached_generation import CachedGeneration
+from penstock.workloads.language.policy import LanguagePolicy, read
+from penstock.workloads.language.policy import build as build_language_policy
 from penstock.workloads.language.tokenizer import pad
 from penstock.workloads.thoughts.environment import Ids, Layout
 from penstock.workloads.thoughts.tasks import Example

@@ -9,8 +9,7 @@ import pytest
 from penstock.gateway.routes.feedback_routes import MAX_ROWS
 from penstock.gateway.store.tables import Role
 from penstock.workloads.goals.traces.log_evaluation import read_late
-from penstock.workloads.language.feedback.examples import Preference, Scored, parse_scale
-from penstock.workloads.language.feedback.feedback_places import Source, read
+from penstock.workloads.language.feedback import Preference, Scored, Source, parse_scale, read
 from tests.support.gateway.small_gateway import SmallGateway
 
 AGENT = "/api/projects/alpha/agents/my_agent"

@@ -15,11 +15,9 @@ from penstock.gateway.store.tables import JobState, Role
 from penstock.launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.training import lay_over
-from penstock.workloads.language.feedback.examples import parse_scale, summary
-from penstock.workloads.language.feedback.feedback_places import Source, read
+from penstock.workloads.language.feedback import Source, parse_scale, read, summary
 from penstock.workloads.language.settings import RewardTraining
-from penstock.workloads.rlhf.feedback_training import FeedbackTraining
-from penstock.workloads.rlhf.policy_service import service
+from penstock.workloads.rlhf.policy_service import FeedbackTraining, service
 from tests.support.gateway.small_gateway import SmallGateway
 
 TEMPLATES: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service"

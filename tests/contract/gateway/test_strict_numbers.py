@@ -12,7 +12,7 @@ import penstock.workloads.goals.http.goals_service
 from penstock.gateway.frame.requests import Body
 from penstock.gateway.store.tables import Role
 from penstock.workloads.chat.http import chat_bodies
-from penstock.workloads.language.serving.chat_requests import ChatRequest, Extension, RewardRequest
+from penstock.workloads.language.serving.chat_forms import ChatRequest, Extension, RewardRequest
 from penstock.workloads.prompts.http import api_bodies
 from penstock.workloads.rlhf.policy_service import TrainingRequest
 from tests.support.gateway.small_gateway import SmallGateway

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config import settings as configuration
 from penstock.config.settings import Settings
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy import LanguagePolicy
 from tests.support.language.adapter_fault import Fault
 from tests.support.language.scripted_language_learner import PATIENCE_S, UNROLL
 from tests.support.run.actor_run import ActorThread, actors

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.launch.run.supervised_service import penstock
 from penstock.workloads.chat.people import REFERENCE, USUAL, draw_prompt, population, read_profile
-from penstock.workloads.language.generation.cached_generation import CachedGeneration
+from penstock.workloads.language.cached_generation import CachedGeneration
 from penstock.workloads.language.loading import check_adapter
 from penstock.workloads.language.prompt import Message, plain
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer, pad

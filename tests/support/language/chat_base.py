@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.workloads.chat.people import WORDS, draw_prompt, draw_response
 from penstock.workloads.language import tiny_models
-from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.loading import quieten
 
 
 def make_chat_base(folder: Path, *, steps: int = 50, texts: int = 512) -> Path:

@@ -1,6 +1,6 @@
 """A conversation of two turns, one that was cut, and a prompt without an answer, over twelve tokens."""
 
-from penstock.workloads.language.conversation.live_conversation import Column, SampledTurn
+from penstock.workloads.language.conversation import Column, SampledTurn
 
 
 def turn(start: int, *log_prob: float, reward: float = 0.0, version: int = 3) -> SampledTurn:

@@ -23,18 +23,21 @@ from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.protocol.specification import RunSpecification
 from penstock.workloads.language import tiny_models
-from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
-from penstock.workloads.language.engine.continuous_engine import ContinuousEngine, LoadedAdapters
+from penstock.workloads.language.conversation import ChatEncoder
+from penstock.workloads.language.engine import ContinuousEngine, LoadedAdapters
 from penstock.workloads.language.language_model import make_probe
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from penstock.workloads.language.prompt import Message, ToolCall
-from penstock.workloads.language.serving.adapter_versions import AdapterVersions
 from penstock.workloads.language.serving.asks import Ask, TextReply
-from penstock.workloads.language.serving.column_experience import ColumnExperience
-from penstock.workloads.language.serving.conversations import Conversations, Limits
-from penstock.workloads.language.serving.talk import Thinker, ThinkingForm
-from penstock.workloads.language.serving.text_answerer import AnswerGuard, TextAnswerer, no_show
+from penstock.workloads.language.serving.conversations import ColumnExperience, Conversations, Limits
+from penstock.workloads.language.serving.text_answerer import (
+    AdapterVersions,
+    AnswerGuard,
+    TextAnswerer,
+    Thinker,
+    ThinkingForm,
+    no_show,
+)
 from penstock.workloads.language.serving.text_service import TextService
 from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
 from tests.support.language.chat_words import chat_tokenizer

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.workloads.language import tiny_models
-from penstock.workloads.language.serving.talk import ThinkingForm
+from penstock.workloads.language.serving.text_answerer import ThinkingForm
 from tests.support.language.text_stand import TOKENIZER, teach
 
 OPENS, END, CLOSES, DIRECTLY = "sea", "done", "lookup", "3"

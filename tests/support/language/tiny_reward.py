@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from penstock.workloads.language import tiny_models
-from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.loading import quieten
 from penstock.workloads.language.reward import network as networks
 from penstock.workloads.language.reward import reward_model
 from penstock.workloads.language.reward.network import Network

@@ -12,8 +12,8 @@ from penstock.protocol.conformance import check
 from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan, build
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.conversation.live_conversation import Column, SampledTurn, column_tensors
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.conversation import Column, SampledTurn, column_tensors
+from penstock.workloads.language.policy import LanguagePolicy
 from penstock.workloads.thoughts.algorithm.reinforce import ThoughtReinforce
 from penstock.workloads.thoughts.environment import Layout
 from penstock.workloads.thoughts.model import ThinkingModel

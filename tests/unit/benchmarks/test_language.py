@@ -10,8 +10,7 @@ from benchmarks.language import Loop
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.responses import read_responses
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 
 SHAPE = language.Shape(layers=1, width=32, vocabulary=40, responses=6)
 

@@ -7,14 +7,17 @@ from pathlib import Path
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
-from penstock.workloads.language.guard.guard_rules import (
+from penstock.workloads.language.guard import (
     BUILT_IN,
     Direction,
+    Guard,
+    Share,
+    load_classifier,
     packaged_rows,
     read_rows,
     read_rules,
+    train_guard,
 )
-from penstock.workloads.language.guard.text_classifier import Guard, Share, load_classifier, train_guard
 
 
 def train(output: Path, rows: Path | None, *, threshold: float, as_json: bool) -> int:

@@ -22,8 +22,8 @@ def main(
     as_json: bool,
 ) -> int:
     try:
+        from penstock.workloads.language.loading import quieten
         from penstock.workloads.language.pretraining.supervised_base import pretrain, pretraining_settings
-        from penstock.workloads.language.quiet import quieten
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{error.name} is not installed: a chat needs pip install 'penstock-rl[rlhf]'"

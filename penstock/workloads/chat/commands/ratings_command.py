@@ -10,8 +10,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.chat.people import THUMB
 from penstock.workloads.chat.ratings import Expected, Filtered, RatingRules, filter_ratings
-from penstock.workloads.language.feedback.examples import BadRows
-from penstock.workloads.language.feedback.feedback_places import rows_of
+from penstock.workloads.language.feedback import BadRows, rows_of
 from penstock.workloads.language.prompt import parse_prompt
 
 SHOWN: Final = 20
@@ -92,7 +91,7 @@ def _judge(judge: Path | None, base: str | None, rows: Sequence[dict[str, Any]])
     """Return what a model says of the rows' responses; there is nothing for those that it cannot read."""
     if judge is None:
         return None
-    from penstock.workloads.language.quiet import quieten
+    from penstock.workloads.language.loading import quieten
     from penstock.workloads.language.reward.reward_model import HeadsModel
     from penstock.workloads.language.reward.reward_source import BadSample, Sample
 

@@ -22,7 +22,7 @@ from penstock.config.settings import load, parse_assignment
 from penstock.registry.weight_files import replace_file
 from penstock.workloads.chat.loop.step_process import KNOWN
 from penstock.workloads.chat.ratings import RatingRules, Row
-from penstock.workloads.language.feedback.examples import place_of
+from penstock.workloads.language.feedback import place_of
 from penstock.workloads.language.prompt import identity, parse_prompt
 from penstock.workloads.language.reward.heads import (
     PREFERRED,

@@ -14,7 +14,7 @@ from penstock.registry.weight_files import replace_file
 from penstock.workloads.chat.loop import loop_state
 from penstock.workloads.chat.loop.loop_state import MEMBERS, Step, read_weighed, standing_weights
 from penstock.workloads.chat.ratings import RatingRules, Row, filter_ratings
-from penstock.workloads.language.feedback.feedback_places import rating_row, rows_of
+from penstock.workloads.language.feedback import rating_row, rows_of
 from penstock.workloads.language.prompt import identity, parse_prompt
 from penstock.workloads.language.reward.heads import PREFERRED
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.language.feedback.examples import BadRows
+from penstock.workloads.language.feedback import BadRows, made_of
 from penstock.workloads.language.prompt import Message, Prompt, parse_prompt
+from penstock.workloads.language.settings import told_as
 
 MAX_FILE_BYTES: Final = 2**30
 _ROLES: Final = {
@@ -41,13 +42,7 @@ def read_conversations(files: Sequence[Path]) -> tuple[list[Conversation], BadRo
     """Return the conversations of files in their order, and what could not be used."""
     found, bad = list[Conversation](), BadRows()
     for file in files:
-        for where, row in _rows(file):
-            try:
-                if isinstance(row, ValueError):
-                    raise row
-                found.append(Conversation(_messages(row), where))
-            except ValueError as error:
-                bad.add(where, str(error))
+        found += made_of(_rows(file), bad, lambda where, row: Conversation(_messages(row), where))
     if not found:
         names = ", ".join(map(str, files))
         raise ConfigurationError("\n".join([f"{names}: no conversation can be used", *bad.lines()]))
@@ -55,12 +50,10 @@ def read_conversations(files: Sequence[Path]) -> tuple[list[Conversation], BadRo
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Any]]:
-    try:
+    with told_as(f"{file}: cannot be read", OSError, UnicodeDecodeError):
         if file.stat().st_size > MAX_FILE_BYTES:
             raise ConfigurationError(f"{file}: is larger than {MAX_FILE_BYTES} bytes: split it")
         text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{file}: cannot be read: {error}") from error
     if text.lstrip().startswith("["):
         yield from _listed(file, text)
         return
@@ -85,13 +78,14 @@ def _parsed(text: str) -> Any:
 
 
 def _messages(row: Any) -> tuple[Message, ...]:
-    """Return the messages of a row, an answer last; raises ValueError that says what is wrong."""
     if not isinstance(row, dict):
         raise ValueError("is no object")  # noqa: TRY004 - counted with the other bad rows
     if "messages" in row:
         messages = parse_prompt(row["messages"])
     elif "conversations" in row:
-        messages = tuple(map(_shared, _list(row["conversations"])))
+        if not isinstance(row["conversations"], list):
+            raise ValueError("conversations is no list")
+        messages = tuple(map(_shared, row["conversations"]))
     elif "prompt" in row and isinstance(row.get("response"), str):
         before = parse_prompt(row["prompt"])
         asked = (Message("user", before),) if isinstance(before, str) else before
@@ -116,12 +110,6 @@ def _up_to_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
     if not all(one.content.strip() for one in said):
         raise ValueError("has an empty message")
     return tuple(said)
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("conversations is no list")  # noqa: TRY004 - counted with the other bad rows
-    return value
 
 
 def _shared(value: Any) -> Message:

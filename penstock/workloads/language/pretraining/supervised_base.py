@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM
 from penstock.config.sections import Count, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language import tiny_models
-from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
-from penstock.workloads.language.feedback.examples import BadRows
-from penstock.workloads.language.loading import LOADING, place_of, unreadable
+from penstock.workloads.language.conversation import ChatEncoder
+from penstock.workloads.language.feedback import BadRows
+from penstock.workloads.language.loading import LOADING, place_of, reading
 from penstock.workloads.language.pretraining.conversation_files import (
     PACKAGE,
     Conversation,
@@ -137,10 +137,7 @@ def pretrain(
     train, held = _split(conversations, settings)
     if settings.as_typed:
         train += [as_typed(one) for one in train]
-    if model is None:
-        tokenizer, network = _small(train, settings)
-    else:
-        tokenizer, network = _given(model, settings)
+    tokenizer, network = _small(train, settings) if model is None else _given(model, settings)
     rows, held_rows = (supervised_rows(side, tokenizer, settings.max_tokens, bad) for side in (train, held))
     if not rows or (settings.held_out and not held_rows):
         lines = "\n".join(["no conversation is left to train on, or to hold out; give more", *bad.lines()])
@@ -149,8 +146,17 @@ def pretrain(
         before = _loss(network, held_rows, tokenizer, settings)
         _fit(network, rows, tokenizer, settings, stop)
         after = _loss(network, held_rows, tokenizer, settings)
-    result = _result(rows, held_rows, bad, before, after)
-    result |= {"model": model, "settings": settings.model_dump(mode="json")}
+    result = {
+        "conversations": len(rows),
+        "held_out": len(held_rows),
+        "bad": bad.count,
+        "bad_shown": bad.lines(),
+        "loss_before": before,
+        "loss": after,
+        "perplexity": None if after is None else math.exp(min(after, 700.0)),
+        "model": model,
+        "settings": settings.model_dump(mode="json"),
+    }
     tiny_models.save(network, tokenizer, out)
     (out / RESULT).write_text(json.dumps(result, indent=1) + "\n")
     return result
@@ -185,13 +191,10 @@ def _given(model: str, settings: Pretraining) -> tuple[Tokenizer, Any]:
         raise ConfigurationError(
             f"--model {model}: its tokenizer has no chat template: set tokenizer.chat_template and save it"
         )
-    try:
-        with LOADING:
-            network = AutoModelForCausalLM.from_pretrained(
-                place_of("model", model), dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-            )
-    except (OSError, ValueError) as error:
-        raise unreadable("--model", model, "cannot be read", error) from error
+    with reading("--model", model, "cannot be read"), LOADING:
+        network = AutoModelForCausalLM.from_pretrained(
+            place_of("model", model), dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
     known = getattr(network.config.get_text_config(), "max_position_embeddings", None)
     if known and known < settings.max_tokens:
         raise ConfigurationError(f"max_tokens={settings.max_tokens}: {model} reads {known} tokens")
@@ -239,21 +242,3 @@ def _loss(
             loss, count = tiny_models.cross_entropy(network, rows[start : start + settings.batch], tokenizer)
             total, tokens = total + float(loss), tokens + count
     return total / tokens
-
-
-def _result(
-    rows: Sequence[tiny_models.Row],
-    held: Sequence[tiny_models.Row],
-    bad: BadRows,
-    before: float | None,
-    after: float | None,
-) -> dict[str, Any]:
-    return {
-        "conversations": len(rows),
-        "held_out": len(held),
-        "bad": bad.count,
-        "bad_shown": bad.lines(),
-        "loss_before": before,
-        "loss": after,
-        "perplexity": None if after is None else math.exp(min(after, 700.0)),
-    }

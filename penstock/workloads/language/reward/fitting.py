@@ -24,15 +24,16 @@ from transformers import (
 )
 
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.language.reward.heads import (
-    PREFERRED,
-    Calibration,
-    Head,
-    calibrate,
-)
-from penstock.workloads.language.reward.items import Collate, Item, sides_of
+from penstock.workloads.language.reward.heads import PREFERRED, Calibration, Head, calibrate
 from penstock.workloads.language.reward.measures import Array, HeadsMeasures, Measures, measure, measure_heads
-from penstock.workloads.language.reward.network import Network, output_rows, score_rows
+from penstock.workloads.language.reward.network import (
+    Collate,
+    Item,
+    Network,
+    output_rows,
+    score_rows,
+    sides_of,
+)
 from penstock.workloads.language.settings import RewardTraining
 
 CHECKED: Final = 4
@@ -240,8 +241,6 @@ class _Drain(TrainerCallback):  # type: ignore[misc]  # transformers comes witho
 
 
 class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
-    """Log lines with loss and measures."""
-
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_others: Any) -> None:
         if "train_runtime" in logs:
             return

@@ -11,19 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.feedback.examples import (
+from penstock.workloads.language.feedback import (
     BadRows,
     Example,
+    Feedback,
     Judged,
     Preference,
+    Row,
     Scale,
     Split,
-    parse_scale,
+    check_some,
+    is_pair,
+    made_of,
     place_of,
     preference_of,
+    present,
     response_of,
+    rows_of,
+    scale_of,
 )
-from penstock.workloads.language.feedback.feedback_places import Feedback, Row, rows_of
 from penstock.workloads.language.prompt import identity, parse_prompt
 
 PREFERRED: Final = "preferred"
@@ -98,10 +104,7 @@ def _parse(text: str) -> Head:
         raise ConfigurationError(
             f"head {text!r}: write NAME=SCALE, such as relevance=stars; {PREFERRED!r} is the head of pairs"
         )
-    try:
-        found = parse_scale(scale)
-    except ValueError as error:
-        raise ConfigurationError(f"head {text!r}: {error}") from error
+    found = scale_of(scale, f"head {text!r}: ")
     if found.name == "none":
         raise ConfigurationError(f"head {text!r}: a head gives 0 to 1, so its scale has bounds; use LOW:HIGH")
     return Head(name, found)
@@ -158,11 +161,7 @@ Opinion = Judged | Preference
 def read_opinions(place: str, heads: Sequence[Head], part: str | None = None) -> Feedback:
     """Return the opinions at a place of feedback. part: split of a dataset or policy of a registry."""
     found = to_opinions(rows_of(place, part), heads)
-    if not found.examples:
-        lines = "\n".join([f"feedback={place}: no row can be used", *found.bad.lines()])
-        names = ", ".join(one.name for one in heads)
-        other = f"\n{found.other_key} rows rate something else than {names}" if found.other_key else ""
-        raise ConfigurationError(lines + other)
+    check_some(place, found.examples, found.bad, found.other_key, ", ".join(one.name for one in heads))
     return found
 
 
@@ -170,34 +169,27 @@ def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Feedback:
     """Return the opinions in rows: pairs, and all that one rater said of a response as one."""
     by_name = {one.name: one for one in heads}
     bad, other_key = BadRows(), 0
-    given: list[Opinion] = []
     of_rater: dict[tuple[str, str, str], Judged] = {}
-    for where, row in rows:
-        try:
-            if isinstance(row, ValueError):
-                raise row
-            prompt = parse_prompt(row.get("prompt"))
-            if row.get("chosen") is not None or row.get("rejected") is not None:
-                given.append(preference_of(row, prompt, where))
-                continue
-            head = by_name.get(row.get("key") or "")
-            if head is None:
-                other_key += 1
-                continue
-            if row.get("score") is None:
-                raise ValueError("no score")  # noqa: TRY301 - counted with the other bad rows
-            share, response = head.share(row.get("score")), response_of(row, "response")
-        except ValueError as error:
-            bad.add(where, str(error))
-            continue
+
+    def make(where: str, row: Any) -> Opinion | None:
+        nonlocal other_key
+        prompt = parse_prompt(row.get("prompt"))
+        if is_pair(row):
+            return preference_of(row, prompt, where)
+        head = by_name.get(row.get("key") or "")
+        if head is None:
+            other_key += 1
+            return None
+        share, response = head.share(present(row, "score")), response_of(row, "response")
         # Without a rater it is unknown whether two rows are of one person.
-        whose = str(row.get("rater") or where)
-        key = (whose, identity(prompt), response)
-        if key not in of_rater:
-            of_rater[key] = Judged(prompt=prompt, response=response, where=where)
-            given.append(of_rater[key])
-        of_rater[key].shares[head.name] = share
-    return Feedback(tuple(given), bad, other_key)
+        key = (str(row.get("rater") or where), identity(prompt), response)
+        is_new = key not in of_rater
+        judged = of_rater.setdefault(key, Judged(prompt=prompt, response=response, where=where))
+        judged.shares[head.name] = share
+        return judged if is_new else None
+
+    found = tuple(one for one in made_of(rows, bad, make) if one is not None)
+    return Feedback(found, bad, other_key)
 
 
 def split_opinions(opinions: Sequence[Example], *, share: float, seed: int) -> Split:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.workloads.language.feedback.examples import Example, Preference, Scored
+from penstock.workloads.language.feedback import Example, Preference, Scored
 from penstock.workloads.language.prompt import identity
 
 Array = NDArray[np.float64]

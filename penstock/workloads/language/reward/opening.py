@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 from penstock.config.settings import ConfigurationError
 from penstock.rpc.address import is_local as is_local_address
 from penstock.rpc.auth import Credentials
+from penstock.workloads.language.loading import device_of
 from penstock.workloads.language.reward.reward_client import DEADLINE_S, PLAINTEXT, HttpRewards, RewardClient
 from penstock.workloads.language.reward.reward_source import CallableRewards, RewardSource
+from penstock.workloads.language.settings import told_as
 
 if TYPE_CHECKING:
     from penstock.workloads.language.reward.reward_model import SavedModel
@@ -38,15 +40,18 @@ def open_source(
             _check_plain(text)
         return HttpRewards(text, deadline_s=deadline_s, headers=headers)
     if text.startswith(("grpc://", "unix:")):
-        try:
+        with told_as(f"reward={text!r}", ValueError):
             address = text.removeprefix("grpc://")
             return RewardClient(address, credentials=credentials, deadline_s=deadline_s)
-        except ValueError as error:
-            raise ConfigurationError(f"reward={text!r}: {error}") from error
     if Path(text).is_dir():
         return load_model(Path(text), base=base, device=device)
     if ":" in text and "/" not in text:
-        return _function(text, is_local=is_local)
+        if not is_local:
+            raise ConfigurationError(
+                f"reward={text!r}: a function is imported only where this machine's own configuration names "
+                "it"
+            )
+        return CallableRewards(text)
     raise ConfigurationError(
         f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or "
         "module:function"
@@ -59,9 +64,7 @@ def load_model(folder: Path, *, base: str | None, device: str) -> "SavedModel":
     base: where its base model lies now, where it has moved. device: as torch names it, or "auto". Raises
     ConfigurationError for a folder that holds none.
     """
-    # All load torch.
-    from penstock.workloads.language.loading import device_of  # noqa: PLC0415
-    from penstock.workloads.language.reward.reward_model import (  # noqa: PLC0415
+    from penstock.workloads.language.reward.reward_model import (  # noqa: PLC0415 - loads torch
         HEADS_CARD,
         HeadsModel,
         RewardModel,
@@ -78,11 +81,3 @@ def _check_plain(url: str) -> None:
             f"reward={url!r}: security.http_headers_file would cross the network in plain words; use "
             "https://, or say --set security.insecure=true"
         )
-
-
-def _function(path: str, *, is_local: bool) -> RewardSource:
-    if not is_local:
-        raise ConfigurationError(
-            f"reward={path!r}: a function is imported only where this machine's own configuration names it"
-        )
-    return CallableRewards(path)

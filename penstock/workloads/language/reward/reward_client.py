@@ -40,6 +40,7 @@ from penstock.workloads.language.reward.reward_source import (
     rewards_from_proto,
     sample_to_proto,
 )
+from penstock.workloads.language.settings import told_as
 
 DEADLINE_S: Final = 30.0
 PLAINTEXT: Final = Credentials()
@@ -65,7 +66,6 @@ class RewardClient:
         self._closed = threading.Event()
 
     def describe(self) -> ScoredBy:
-        """Return the model that scores there; raises Unavailable."""
         until_s = time.monotonic() + self._deadline_s
         reply = self._call(self._stub.DescribeModel, pb.DescribeModelRequest(), until_s)
         return model_from_proto(reply.model)
@@ -100,7 +100,6 @@ class RewardClient:
         return shares
 
     def close(self) -> None:
-        """End the connection and what is going on over it."""
         self._closed.set()
         self._channel.close()
 
@@ -190,14 +189,21 @@ class HttpRewards:
     ) -> None:
         """Raises ConfigurationError for what is no http:// or https:// URL."""
         parsed = _parse(url)
-        self._url, self._shown = parsed, f"{parsed.scheme}://{_place(parsed)}"
+        port = "" if parsed.port is None else f":{parsed.port}"
+        self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.host}{port}{parsed.path}"
         self._deadline_s = deadline_s
         self._closed = threading.Event()
         self._client = httpx2.Client(timeout=attempt_s or deadline_s / 2, headers=dict(headers or {}))
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
         """Their rewards; raises BadReward, BadSample (the endpoint refuses the request), Unavailable."""
-        body = {"samples": [_shown_as(one) for one in samples]}
+        body = {
+            "samples": [
+                {"prompt": plain(one.prompt), "response": one.response}
+                | ({"cut_short": True} if one.cut_short else {})
+                for one in samples
+            ]
+        }
         try:
             reply = retry(
                 partial(self._ask, body),
@@ -218,7 +224,6 @@ class HttpRewards:
         return Rewards(checked(values, len(samples), self._shown), ScoredBy(name=name))
 
     def close(self) -> None:
-        """End the connection and what waits for it."""
         self._closed.set()
         self._client.close()
 
@@ -233,28 +238,16 @@ class HttpRewards:
         return _object(data, self._shown)
 
 
-def _shown_as(sample: Sample) -> dict[str, Any]:
-    shown = {"prompt": plain(sample.prompt), "response": sample.response}
-    return {**shown, "cut_short": True} if sample.cut_short else shown
-
-
 class _Later(Exception):
     """An answer that may be another one soon."""
 
 
 def _parse(url: str) -> httpx2.URL:
-    try:
+    with told_as(f"reward={url!r}", httpx2.InvalidURL):
         parsed = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
-        raise ConfigurationError(f"reward={url!r}: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigurationError(f"reward={url!r}: write http://HOST/PATH or https://HOST/PATH")
     return parsed
-
-
-def _place(url: httpx2.URL) -> str:
-    port = "" if url.port is None else f":{url.port}"
-    return f"{url.host}{port}{url.path}"
 
 
 def _read(reply: httpx2.Response, whose: str) -> bytes:

@@ -34,9 +34,8 @@ from penstock.workloads.language.reward.heads import (
     split_opinions,
     to_opinions,
 )
-from penstock.workloads.language.reward.items import encode
 from penstock.workloads.language.reward.measures import HeadsMeasures
-from penstock.workloads.language.reward.network import Network, classifier, output_rows, score_rows
+from penstock.workloads.language.reward.network import Network, classifier, encode, output_rows, score_rows
 from penstock.workloads.language.reward.reward_source import (
     BadReward,
     BadSample,
@@ -45,7 +44,7 @@ from penstock.workloads.language.reward.reward_source import (
     ScoredBy,
     checked,
 )
-from penstock.workloads.language.settings import RewardTraining
+from penstock.workloads.language.settings import RewardTraining, told_as
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 
 CARD: Final = "reward.json"
@@ -164,10 +163,8 @@ def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) 
         return classifier(str(folder))
     check_adapter(folder)
     place = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
-    try:
+    with told_as(f"{folder}: its settings cannot be read", OSError, ValueError):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{folder}: its settings cannot be read: {error}") from error
     try:
         network = classifier(place, config=config)
     except ConfigurationError as error:

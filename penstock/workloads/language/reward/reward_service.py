@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -19,7 +20,7 @@ import torch
 
 from penstock.config.settings import Settings
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
-from penstock.protocol.refusal import Reason, Refusal, Refused
+from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
 from penstock.rpc.auth import ACTOR, CLIENT, Calls
 from penstock.rpc.boundary import Boundary, CallRule
 from penstock.runtime import metrics
@@ -30,6 +31,7 @@ from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.metrics import EVENT_LOOP, LATENCY_S, declare, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import reward_pb2 as pb
+from penstock.v1.reward_pb2_grpc import add_RewardServiceServicer_to_server
 from penstock.workloads.language.reward.opening import load_model
 from penstock.workloads.language.reward.reward_model import HeadsModel, SavedModel
 from penstock.workloads.language.reward.reward_source import (
@@ -195,18 +197,8 @@ class RewardService:
         self._encoding.shutdown()
 
     def add_to(self, server: "grpc.aio.Server") -> None:
-        calls: dict[str, tuple[Any, Any, Any]] = {
-            "Score": (self.score, pb.ScoreRequest, pb.ScoreReply),
-            "Judge": (self.judge, pb.ScoreRequest, pb.JudgeReply),
-            "DescribeModel": (self.describe, pb.DescribeModelRequest, pb.DescribeModelReply),
-        }
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(
-                call, request_deserializer=asked.FromString, response_serializer=reply.SerializeToString
-            )
-            for name, (call, asked, reply) in calls.items()
-        }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
+        methods: Any = SimpleNamespace(Score=self.score, Judge=self.judge, DescribeModel=self.describe)
+        add_RewardServiceServicer_to_server(methods, server)
 
     async def score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreReply:
         try:
@@ -219,10 +211,9 @@ class RewardService:
         model = self._model
         try:
             if not isinstance(model, HeadsModel):
-                text = (
+                raise invalid(
                     "this model has one head: train one with `penstock rlhf reward train --head NAME=SCALE`"
                 )
-                raise BadReward(text)  # noqa: TRY301 - refused as what the model gives
             rows = await self._encoded(request)
             found = await self._batcher.alone(lambda: model.judge_rows(rows))
         except (BadReward, Refused) as error:
@@ -244,22 +235,18 @@ class RewardService:
     def _rows(self, request: pb.ScoreRequest) -> list[list[int]]:
         """Token ids of each sample; raises Refused that names the first that cannot be scored."""
         if not request.samples:
-            raise Refused(Refusal(reason=Reason.INVALID, detail="samples: give at least one"))
+            raise invalid("samples: give at least one")
         rows = []
         for index, message in enumerate(request.samples):
             try:
                 rows.append(self._model.encode(sample_from_proto(message)))
             except ValueError as error:
-                text = f"samples[{index}]: {error}"
-                raise Refused(Refusal(reason=Reason.INVALID, detail=text)) from error
+                raise invalid(f"samples[{index}]: {error}") from error
         return rows
 
 
 def _refused(error: BadReward | Refused) -> Any:
-    """Return the message of a refusal, which is counted."""
-    refusal = (
-        error.refusal if isinstance(error, Refused) else Refusal(reason=Reason.INVALID, detail=str(error))
-    )
+    refusal = (error if isinstance(error, Refused) else invalid(str(error))).refusal
     metrics.REFUSALS.labels(refusal.reason.label).inc()
     return refusal.to_proto()
 

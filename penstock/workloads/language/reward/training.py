@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import (
-    TrainerCallback,
-)
+from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.language.feedback.examples import Judged, split, summary
-from penstock.workloads.language.feedback.feedback_places import Source, read
+from penstock.workloads.language.feedback import Judged, Source, read, split, summary
 from penstock.workloads.language.reward import reward_model
 from penstock.workloads.language.reward.fitting import (
     Fitted,
@@ -41,15 +38,17 @@ from penstock.workloads.language.reward.heads import (
     reward_weights,
     split_opinions,
 )
-from penstock.workloads.language.reward.items import Data, Item, encode, sides_of
-from penstock.workloads.language.reward.network import Network, build, max_tokens_of, score_rows
-from penstock.workloads.language.reward.reward_model import (
-    CARD,
-    HEADS_CARD,
-    Card,
-    HeadsCard,
-    HeadsModel,
+from penstock.workloads.language.reward.network import (
+    Data,
+    Item,
+    Network,
+    build,
+    encode,
+    max_tokens_of,
+    score_rows,
+    sides_of,
 )
+from penstock.workloads.language.reward.reward_model import CARD, HEADS_CARD, Card, HeadsCard, HeadsModel
 from penstock.workloads.language.reward.reward_source import ScoredBy
 from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer

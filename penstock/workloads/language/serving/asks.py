@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from penstock.protocol.refusal import invalid
 from penstock.registry.records import MAX_CLIENT_KEY_LENGTH
 from penstock.registry.routing import Arm
-from penstock.workloads.language.engine.continuous_engine import LEAST_TEMPERATURE, LEAST_TOP_P
+from penstock.workloads.language.engine import LEAST_TEMPERATURE, LEAST_TOP_P
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.plugin.serving import check_request_id
 
@@ -96,13 +96,9 @@ class Ask:
         """Why the answer is not learned from, by how it is drawn; "": it may be."""
         if self.not_learned:
             return "unasked"
-        changed = (self.temperature, self.top_p, self.presence_penalty, self.frequency_penalty) != (
-            1,
-            1,
-            0,
-            0,
-        )
-        is_drawn_otherwise = changed or self.seed is not None or self.logit_bias or self.begins_with
+        how = (self.temperature, self.top_p, self.presence_penalty, self.frequency_penalty)
+        changed = how != (1.0, 1.0, 0.0, 0.0) or self.seed is not None
+        is_drawn_otherwise = changed or self.logit_bias or self.begins_with
         return "sampling" if is_drawn_otherwise else ""
 
 
@@ -121,11 +117,10 @@ class TextAnswer:
     finish: Finish
     ended: bool
     before: tuple[int, ...] = ()
-    thought: "ToldThought | None" = None
+    thought: "Thought | None" = None
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether the guard let not all of it pass."""
         return self.finish == "content_filter"
 
     def told(self) -> "TextAnswer":
@@ -134,11 +129,10 @@ class TextAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldThought:
-    """What a caller is told of a thought.
+class Thought:
+    """A thought. tokens: how many it had. milliseconds: that it took. is_cut: its budget ended it.
 
-    tokens: how many it had. milliseconds: that it took. is_cut: its budget ended it. text, ids: what was
-    thought; None and (): it is hidden.
+    ids: as sampled. text: of them, for a caller. Of one that is hidden they are () and None.
     """
 
     tokens: int
@@ -192,7 +186,6 @@ def checked_tool(index: int, tool: Any) -> dict[str, Any]:
 
 
 def check_client_key(client_key: str) -> None:
-    """Raise Refused (INVALID) for one that is too long to be remembered."""
     if len(client_key) > MAX_CLIENT_KEY_LENGTH:
         raise invalid(f"client_key of {len(client_key)} characters: at most {MAX_CLIENT_KEY_LENGTH}")
 
@@ -230,7 +223,6 @@ _OBJECT_BYTES: Final = 96
 
 
 def of_ask(ask: Ask) -> int:
-    """Bytes of what was asked."""
     texts = [*ask.stop, ask.begins_with, ask.client_key]
     return (
         sum(map(of_message, ask.messages))
@@ -249,9 +241,7 @@ def of_answer(answer: TextAnswer) -> int:
 
 
 def of_message(message: Message) -> int:
-    texts = [message.role, message.content, message.tool_call_id]
-    texts += [text for call in message.tool_calls for text in (call.id, call.name, call.arguments)]
-    return _OBJECT_BYTES * (1 + len(message.tool_calls)) + sum(map(sys.getsizeof, texts))
+    return _OBJECT_BYTES * (1 + len(message.tool_calls)) + sum(map(sys.getsizeof, message.texts))
 
 
 def _of_values(values: Iterable[Any]) -> int:

@@ -33,14 +33,16 @@ from penstock.rpc.address import is_local
 from penstock.runtime import metrics
 from penstock.runtime.retry import full_jitter
 from penstock.workloads.language.serving.asks import Ask, TextReply
-from penstock.workloads.language.serving.chat_answers import (
+from penstock.workloads.language.serving.chat_forms import (
+    ChatRequest,
     Envelope,
+    RewardRequest,
+    model_of,
     models,
     of_refusal,
     of_validation,
     of_value,
 )
-from penstock.workloads.language.serving.chat_requests import ChatRequest, RewardRequest, model_of
 from penstock.workloads.language.serving.conversations import Conversations
 from penstock.workloads.language.serving.text_answerer import no_show
 from penstock.workloads.plugin.serving import Episode, LoadedVersions, RequestErrors
@@ -113,7 +115,11 @@ class ChatApi:
                 ask = replace(ask, client_key=user, arm=arm, version=version)
             envelope = Envelope(body.model, request.request_id[:24])
             if body.stream:
-                return await self._streamed(ask, body, envelope, until_s)
+                metrics.POLICY_CALLS.labels("generate_stream").inc()
+                events = self._events(ask, body, envelope, until_s)
+                # What is refused before the first part is an error of the call.
+                first = await anext(events)
+                return HttpReply(200, {"content-type": EVENTS}, self._behind(first, events))
             metrics.POLICY_CALLS.labels("generate").inc()
             generate = self._conversations.generate
             given = await self._patiently(lambda: generate(ask, until_s, no_show), until_s)
@@ -137,13 +143,6 @@ class ChatApi:
                 if error.refusal.reason is not Reason.OVERLOADED or loop.time() + wait_s >= until_s:
                     raise
             await asyncio.sleep(wait_s)
-
-    async def _streamed(self, ask: Ask, body: ChatRequest, envelope: Envelope, until_s: float) -> HttpReply:
-        metrics.POLICY_CALLS.labels("generate_stream").inc()
-        events = self._events(ask, body, envelope, until_s)
-        # What is refused before the first part is an error of the call.
-        first = await anext(events)
-        return HttpReply(200, {"content-type": EVENTS}, self._behind(first, events))
 
     async def _events(
         self, ask: Ask, body: ChatRequest, envelope: Envelope, until_s: float
@@ -271,7 +270,6 @@ class ChatListener:
         self._over = asyncio.Event()
 
     async def serve(self) -> None:
-        """Serve until `finish`."""
         log.info("serving", extra={"url": self.url})
         try:
             await self._http.serve_in_loop()
@@ -279,7 +277,6 @@ class ChatListener:
             self._over.set()
 
     async def finish(self) -> None:
-        """Finish the requests that are open, and end."""
         self._http.end()
         await self._over.wait()
 

@@ -1,35 +1,54 @@
-"""All conversations of a server, and answers without one.
+"""All conversations of a server, answers without one, and their columns on the way to the learner.
 
-Columns that are over wait for late rewards (serving.reward_window_s), then go to the learner.
+Columns that are over wait for late rewards (serving.reward_window_s), then go to the learner as fragments
+of one column each. What cannot be learned from is answered all the same, and counted in tokens by reason:
+
+    arm         the conversation follows a version that is not the learner's newest
+    unasked     its client does not want it, or there is no conversation
+    sampling    it was not drawn from the policy as it is
+    blocked     the guard let not all of it pass, and that is no reward
+    thought     it was thought, or answered behind a thought: what it is worth only a known answer tells
+    fallback    the model answered without its adapter
+    sibling     of several answers to the same messages another was gone on with
+    stopped     its caller did not wait for its end
+    abandoned   its caller did not say what came of it
+    full, too_large, stale, lost   as those of a policy server
 """
 
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from penstock.config.settings import ServingSection
+from penstock.protocol.messages import Publication
 from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
+from penstock.protocol.specification import RunSpecification
 from penstock.registry.routing import Arm
 from penstock.rpc.identity import CALLER, Identity
 from penstock.runtime import metrics
-from penstock.workloads.language.conversation.chat_encoder import ChatEncoder, ForeignWord
-from penstock.workloads.language.conversation.live_conversation import LiveConversation, Sampled
-from penstock.workloads.language.serving import column_experience
-from penstock.workloads.language.serving.adapter_versions import AdapterVersions
+from penstock.workloads.language.conversation import (
+    ChatEncoder,
+    Column,
+    ColumnFragments,
+    ForeignWord,
+    LiveConversation,
+    Sampled,
+)
 from penstock.workloads.language.serving.asks import (
     BYTES_PER_TOKEN,
     SAMPLED_BYTES,
     Ask,
+    TextAnswer,
     TextReply,
     check_client_key,
     of_ask,
 )
-from penstock.workloads.language.serving.column_experience import MAX_TURNS, ColumnExperience, Rewards
 from penstock.workloads.language.serving.talk import Sibling, Talk
-from penstock.workloads.language.serving.text_answerer import Drawn, Prompt, Show, TextAnswerer
+from penstock.workloads.language.serving.text_answerer import AdapterVersions, Prompt, Show, TextAnswerer
+from penstock.workloads.plugin.fragments import HeaderFields, LearnerReward
 from penstock.workloads.plugin.serving import (
     CallerShares,
     CanaryMonitor,
@@ -37,10 +56,130 @@ from penstock.workloads.plugin.serving import (
     Episode,
     Episodes,
     Opinion,
+    RunFollower,
+    SampleJournal,
+    ServedQueue,
     check_amount,
+    check_count,
     check_request_id,
     count_not_learned,
 )
+
+REASONS: Final = (
+    *("arm", "unasked", "sampling", "blocked", "thought", "fallback", "sibling", "stopped"),
+    *("abandoned", "full", "too_large", "stale", "lost"),
+)
+
+
+class ColumnExperience:
+    """Used by one event loop."""
+
+    def __init__(
+        self,
+        specification: RunSpecification,
+        section: ServingSection,
+        follower: RunFollower,
+        pad_id: int,
+        reward: LearnerReward | None = None,
+        journal: SampleJournal | None = None,
+    ) -> None:
+        """follower: whose queue the fragments go to. journal: for the audit.
+
+        Raises ConfigurationError for a run of other tensors.
+        """
+        self._run, self._policy = specification.run, section.policy
+        self._queue = follower.queue = ServedQueue(section.outbox_fragments, specification.stale_after)
+        self._on_queued, self._journal = follower.send_queued, journal
+        self._bounds = specification.bounds()
+        self._fragments = ColumnFragments(specification.schema, 1, pad_id, reward)
+        for reason in REASONS:
+            # A series that begins with its first event hides that event.
+            count_not_learned(reason, 0)
+
+    def note_sampled(self, conversation: str, version: int, answers: Sequence[TextAnswer]) -> None:
+        """Record what was drawn, before it leaves."""
+        if self._journal is not None:
+            self._journal.sampled(conversation, version, [one.ids for one in answers])
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+    def send(self, conversation: str, lane: int, column: Column) -> None:
+        """Have a column of a conversation learned from, if there is room for it.
+
+        lane: its slot, in which conversations follow one another.
+        """
+        tokens = sum(len(turn.log_prob) for turn in column.turns)
+        if self._is_beyond(column):
+            count_not_learned("too_large", tokens)
+            return
+        newest = column.turns[-1]
+        fields = HeaderFields(
+            run=self._run,
+            session=0,
+            sequence=0,
+            weights=Publication(newest.version, newest.update),
+            round=0,
+            policy=self._policy,
+        )
+        fragment, episodes = self._fragments.cut([column], fields, first_slot=lane)
+        if self._journal is not None:
+            self._journal.sent(conversation, fragment)
+        metrics.FRAGMENTS_BUILT.inc()
+        if not self._queue.put(fragment):
+            count_not_learned("full", tokens)
+            return
+        metrics.ENV_STEPS.inc(tokens)
+        self._queue.episodes.extend(episodes)
+        self._on_queued()
+
+    def _is_beyond(self, column: Column) -> bool:
+        """Whether the broker would refuse it, and the session with it."""
+        given = {
+            "reward": [turn.reward for turn in column.turns],
+            "log_prob": [number for turn in column.turns for number in turn.log_prob],
+        }
+        return any(max(map(abs, numbers)) > self._bounds[name] for name, numbers in given.items())
+
+
+# ---- Rewards for turns, each checked before any of them counts.
+
+MAX_TURNS: Final = 1024
+"""Of one conversation."""
+
+Rewards = Sequence[tuple[int | None, float]]
+"""Turns, from 0, and amounts; None: the newest turn."""
+
+
+def _check_rewards(rewards: Rewards) -> None:
+    """Raise Refused (INVALID) for none, too many, and amounts that are not finite."""
+    check_count(len(rewards))
+    for _, amount in rewards:
+        check_amount(amount)
+
+
+def _of_turns(rewards: Rewards, turns: int | None) -> list[tuple[int, float]]:
+    """The same for a conversation that is over and sent, by number of the turn; raises Refused (INVALID).
+
+    turns: that it had; None where it is forgotten.
+    """
+    return [(_turn(turn, turns), amount) for turn, amount in rewards]
+
+
+def _turn(turn: int | None, turns: int | None) -> int:
+    if turn is None and not turns:
+        raise invalid("rewards.turn: absent, and no newest turn is known; name it")
+    number = (turns or 0) - 1 if turn is None else turn
+    if turns is not None and number >= turns:
+        raise invalid(f"rewards.turn={number}: the conversation has {turns} turns")
+    if number >= MAX_TURNS:
+        raise invalid(f"rewards.turn={number}: no conversation has more than {MAX_TURNS} turns")
+    return number
+
+
+# ---- All conversations.
+
 
 Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
 """Keeps rewards (conversation id, turn, amount) of a caller that came too late."""
@@ -97,7 +236,6 @@ class Conversations:
 
     @property
     def learns(self) -> bool:
-        """Whether anything is learned from here."""
         return self._experience is not None
 
     # ------------------------------------------------------------ answers
@@ -164,7 +302,7 @@ class Conversations:
         prompt = Prompt(ids=ids, most=most, call_id=f"call-{ask.request_id[:32]}")
         drawn = await self._drawn(choice, prompt, ask, until_s, show)
         count_not_learned("unasked", sum(len(one.ids) for one in drawn.answers))
-        return _reply(drawn, choice.arm, prompt, {"unlearned": "no conversation"})
+        return replace(drawn, unlearned="no conversation")
 
     async def _next(self, talk: Talk, ask: Ask, until_s: float, show: Show) -> TextReply:
         """Answer messages of a conversation that were not answered yet."""
@@ -179,21 +317,20 @@ class Conversations:
             raise _not_encoded(error) from error
         finally:
             self._count(talk)
-        if talk.siblings + ask.count > MAX_SIBLINGS:
+        if len(talk.siblings) + ask.count > MAX_SIBLINGS:
             raise invalid(
-                f"regenerate: {talk.siblings} answers to these messages are remembered, and no more than "
-                f"{MAX_SIBLINGS}; go on with one of them"
+                f"regenerate: {len(talk.siblings)} answers to these messages are remembered, and no more "
+                f"than {MAX_SIBLINGS}; go on with one of them"
             )
         self._ripen(talk)
         prompt = Prompt(ids=ids, most=most, call_id=f"call-{talk.episode.number}-{talk.next_turn}")
         drawn = await self._drawn(choice, prompt, ask, until_s, show, talk.name)
         unlearned = self._unlearned(talk, ask, drawn)
-        siblings = [self._sibling(drawn, index, unlearned) for index in range(len(drawn.answers))]
+        siblings = [self._sibling(drawn, one, unlearned) for one in drawn.answers]
         unlearned = unlearned or next((one.unlearned for one in siblings if one.unlearned), "")
         if self._experience is not None:
             self._experience.note_sampled(talk.name, drawn.version, drawn.answers)
-        named = {"conversation_id": talk.episode.id, "turn": talk.next_turn, "unlearned": unlearned}
-        reply = _reply(drawn, choice.arm, prompt, named)
+        reply = replace(drawn, conversation_id=talk.episode.id, turn=talk.next_turn, unlearned=unlearned)
         talk.answered(ask, reply, siblings)
         if talk.episode.opinion is not None:
             talk.episode.opinion.turns = talk.turns
@@ -202,7 +339,7 @@ class Conversations:
 
     async def _drawn(
         self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show, conversation: str = ""
-    ) -> Drawn:
+    ) -> TextReply:
         if self._answerer.guard is not None:
             self._answerer.guard.check_asked(ask.messages, choice.arm)
         with self._versions.in_use(choice.loaded):
@@ -210,20 +347,18 @@ class Conversations:
 
     def _most(self, ask: Ask) -> int:
         """Most tokens of an answer."""
-        thinker = self._answerer.thinker
-        whole = None if thinker is None else thinker.form.answer_tokens
-        most = ask.max_tokens or self.limits.answer_tokens
+        most, whole = ask.max_tokens or self.limits.answer_tokens, self._answerer.whole
         return most if whole is None else min(most, whole)
 
-    def _unlearned(self, talk: Talk, ask: Ask, drawn: Drawn) -> str:
+    def _unlearned(self, talk: Talk, ask: Ask, drawn: TextReply) -> str:
         if self._answerer.thinker is not None:
             return "thought"
         if not talk.episode.learned:
             return talk.episode.unlearned_as
         return ask.unlearned or ("fallback" if drawn.is_fallback else "")
 
-    def _sibling(self, drawn: Drawn, index: int, unlearned: str) -> Sibling:
-        one, penalty = drawn.answers[index], 0.0
+    def _sibling(self, drawn: TextReply, one: TextAnswer, unlearned: str) -> Sibling:
+        penalty = 0.0
         if one.is_blocked and not unlearned:
             penalty = 0.0 if self._answerer.guard is None else self._answerer.guard.penalty
             unlearned = "" if penalty else "blocked"
@@ -255,8 +390,7 @@ class Conversations:
         return of_ask(ask) + 2 * SAMPLED_BYTES * ask.count * (self.limits.thought_room + most)
 
     def _check_beginning(self, ask: Ask) -> None:
-        thinker = self._answerer.thinker
-        whole = None if thinker is None else thinker.form.answer_tokens
+        whole = self._answerer.whole
         if whole is not None and ask.begins_with:
             raise invalid(
                 f"begins_with={ask.begins_with[:40]!r}: every answer of this model has {whole} tokens of "
@@ -338,13 +472,11 @@ class Conversations:
         episode = self.episodes.find_any(conversation_id)
         if episode is not None and request_id in episode.rewarded:
             return episode.rewarded[request_id]
-        column_experience.check(rewards)
+        _check_rewards(rewards)
         talk = self._talks.get(conversation_id)
         if talk is not None:
             return await self._reward(talk, request_id, rewards, asked=asked)
-        late = column_experience.of_turns(
-            rewards, None if episode is None else episode.segment_builder.length
-        )
+        late = _of_turns(rewards, None if episode is None else episode.segment_builder.length)
         async with self._keeping:
             # The same request may have come again while the first was being kept.
             if episode is None or request_id not in episode.rewarded:
@@ -467,7 +599,6 @@ class Conversations:
         self._send_until(math.inf)
 
     def close(self) -> None:
-        """End the record of what was sampled."""
         if self._experience is not None:
             self._experience.close()
 
@@ -490,9 +621,7 @@ class Conversations:
 
 
 def _bytes_of(ask: Ask) -> int:
-    texts = [text for one in ask.messages for text in (one.role, one.content, one.tool_call_id)]
-    calls = [call for one in ask.messages for call in one.tool_calls]
-    texts += [text for call in calls for text in (call.id, call.name, call.arguments)]
+    texts = [text for one in ask.messages for text in one.texts]
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(ask.tools))
 
 
@@ -500,15 +629,3 @@ def _not_encoded(error: ValueError) -> Refused:
     """Messages that make no prompt; what people write is no matter of the log."""
     logged = error.unquoted if isinstance(error, ForeignWord) else ""
     return Refused(Refusal(reason=Reason.INVALID, detail=str(error), logged=logged))
-
-
-def _reply(drawn: Drawn, arm: Arm, prompt: Prompt, named: Mapping[str, Any]) -> TextReply:
-    return TextReply(
-        answers=drawn.answers,
-        version=drawn.version,
-        update=drawn.update,
-        arm=arm,
-        is_fallback=drawn.is_fallback,
-        prompt_tokens=len(prompt.ids),
-        **named,
-    )

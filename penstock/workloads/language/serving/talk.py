@@ -5,14 +5,10 @@ context of what follows, and no turn of its column.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
-from penstock.workloads.language.conversation.live_conversation import LiveConversation, Sampled
-from penstock.workloads.language.engine.continuous_engine import Growing, Request
-from penstock.workloads.language.engine.engine_choice import TextEngine
+from penstock.workloads.language.conversation import LiveConversation, Sampled
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.asks import (
     ID_BYTES,
@@ -24,7 +20,6 @@ from penstock.workloads.language.serving.asks import (
     of_ask,
     of_message,
 )
-from penstock.workloads.language.tokenizer import Tokenizer
 from penstock.workloads.plugin.serving import Episode
 
 Unlearned = Callable[[str, int], None]
@@ -63,7 +58,8 @@ class Talk:
     """By turn: which it is in the columns; None: it is in none."""
     _asked: tuple[Message, ...] = ()
     _prompt: tuple[int, ...] = ()
-    _siblings: list[Sibling] = field(default_factory=list)
+    siblings: list[Sibling] = field(default_factory=list)
+    """Answers to what was asked last."""
     _last: tuple[Ask, TextReply] | None = None
     _asked_bytes: int = 0
     _last_bytes: int = 0
@@ -78,7 +74,7 @@ class Talk:
     @property
     def turns(self) -> int:
         """Turns so far, that of the newest answers among them."""
-        return len(self._turns) + bool(self._siblings)
+        return len(self._turns) + bool(self.siblings)
 
     @property
     def next_turn(self) -> int:
@@ -89,7 +85,7 @@ class Talk:
     def held_bytes(self) -> int:
         """What it takes in memory, about."""
         size = ID_BYTES * (len(self._prompt) + self.live.held_tokens) + TURN_BYTES * self.live.turns
-        for one in self._siblings:
+        for one in self.siblings:
             size += SAMPLED_BYTES * len(one.sampled.ids) + of_message(one.message)
         if self._last is not None:
             answers = self._last[1].answers
@@ -97,11 +93,6 @@ class Talk:
             if self._last[0].messages is not self._asked:
                 size += self._last_bytes
         return size + self._asked_bytes
-
-    @property
-    def siblings(self) -> int:
-        """Answers to what was asked last."""
-        return len(self._siblings)
 
     def repeated(self, ask: Ask) -> TextReply | None:
         """What was answered to this very request; None where it is another, or wants another answer."""
@@ -114,7 +105,7 @@ class Talk:
 
         most: tokens of an answer. update: of the weights that will answer.
         """
-        if self._siblings and ask.messages == self._asked:
+        if self.siblings and ask.messages == self._asked:
             return self._prompt
         self.choose(ask.messages)
         self._prompt = self.live.ask(ask.messages, answer_tokens=most, update=update, tools=ask.tools)
@@ -123,12 +114,12 @@ class Talk:
 
     def answered(self, ask: Ask, reply: TextReply, siblings: Sequence[Sibling]) -> None:
         """These were answered to it."""
-        self._siblings.extend(siblings)
+        self.siblings.extend(siblings)
         self._last, self._last_bytes = (_what(ask), reply), of_ask(ask)
 
     def choose(self, messages: tuple[Message, ...] = ()) -> None:
         """Make the sibling a turn that these messages go on with; the first where they do not say."""
-        siblings, self._siblings = self._siblings, []
+        siblings, self.siblings = self.siblings, []
         if not siblings:
             return
         count = len(self._asked)
@@ -192,112 +183,3 @@ class Talk:
 
 def _what(ask: Ask) -> Ask:
     return replace(ask, request_id="", regenerate=False)
-
-
-# ---- What a model thinks before it answers: how thoughts stand in a row, and how one is drawn.
-
-_OTHER_SEED: Final = 1 << 63
-"""A thought is drawn from another sequence than the answer behind it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThinkingForm:
-    """How a model thinks.
-
-    opens: ids between the prompt and a thought. end: the token that ends a thought. closes: ids between that
-    and the answer. directly: ids between the prompt and an answer without a thought. most: tokens of a
-    thought, its end among them. answer_tokens: of every answer; None: answers end themselves.
-    """
-
-    opens: tuple[int, ...]
-    end: int
-    closes: tuple[int, ...]
-    directly: tuple[int, ...]
-    most: int
-    answer_tokens: int | None = None
-
-    @property
-    def room(self) -> int:
-        """Most tokens between the prompt and the answer."""
-        # A thought that its budget ends is closed as well.
-        return max(len(self.opens) + self.most + 1 + len(self.closes), len(self.directly))
-
-    def before(self, thought: "Thought | None") -> tuple[int, ...]:
-        """Return what stands between the prompt and the answer."""
-        if thought is None:
-            return self.directly
-        end = (self.end,) if thought.is_cut else ()
-        return (*self.opens, *thought.ids, *end, *self.closes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thought:
-    """What was thought. ids: as sampled. is_cut: its budget ended it. milliseconds: that it took."""
-
-    ids: tuple[int, ...]
-    is_cut: bool
-    milliseconds: float
-
-
-class ThoughtFailed(Exception):
-    """The version could not go on. cause: its error; None where the server ended first."""
-
-    def __init__(self, cause: Exception | None) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    """A thought that grows. changed: set after each of its tokens and at its end."""
-
-    growing: Growing
-    changed: asyncio.Event
-    began_s: float
-
-    async def whole(self) -> Thought:
-        """Return it when it is whole; raises ThoughtFailed."""
-        growing = self.growing
-        while not growing.finish:
-            await self.changed.wait()
-            self.changed.clear()
-        if growing.finish in ("failed", "cancelled"):
-            raise ThoughtFailed(growing.error)
-        return Thought(
-            ids=tuple(growing.ids),
-            is_cut=growing.finish == "length",
-            milliseconds=1000.0 * (time.monotonic() - self.began_s),
-        )
-
-
-class Thinker:
-    """Draws thoughts; one event loop uses it."""
-
-    def __init__(self, engine: TextEngine, form: ThinkingForm, tokenizer: Tokenizer) -> None:
-        self.form = form
-        self._engine, self._tokenizer = engine, tokenizer
-        self._loop = asyncio.get_running_loop()
-
-    def text(self, thought: Thought) -> str:
-        """Return the words of a thought, without its end."""
-        ids = thought.ids if thought.is_cut else thought.ids[:-1]
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-    def begin(self, version: int, prompt: tuple[int, ...], budget: int, ask: Ask, index: int) -> "Thinking":
-        """Have a thought of at most `budget` tokens, at least 1, drawn before answer `index` to a prompt."""
-        began_s, changed = time.monotonic(), asyncio.Event()
-
-        def tell(_: Growing) -> None:
-            self._loop.call_soon_threadsafe(changed.set)
-
-        request = Request(
-            ids=(*prompt, *self.form.opens),
-            most=budget,
-            version=version,
-            temperature=ask.temperature or 1.0,
-            top_p=ask.top_p,
-            seed=None if ask.seed is None else (ask.seed + index) % 2**64 ^ _OTHER_SEED,
-            deterministic=ask.temperature == 0.0,
-            end=self.form.end,
-        )
-        return Thinking(self._engine.submit(request, tell), changed, began_s)

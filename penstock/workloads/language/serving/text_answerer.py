@@ -3,23 +3,32 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from penstock.config.settings import ServingSection
+from penstock.policy.weights import sha256
 from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
-from penstock.registry.routing import Arm
+from penstock.protocol.specification import Probe
+from penstock.registry.routing import Arm, Arms
 from penstock.runtime import metrics
-from penstock.workloads.language.engine.continuous_engine import Growing, Request
-from penstock.workloads.language.engine.engine_choice import TextEngine
-from penstock.workloads.language.guard.guard_rules import BUILT_IN, Direction, Verdict
-from penstock.workloads.language.guard.text_classifier import Guard, HeldText, read_guard_files
+from penstock.workloads.language.engine import EngineTolerance, Growing, Request, TextEngine
+from penstock.workloads.language.guard import BUILT_IN, Direction, Guard, HeldText, Verdict, read_guard_files
 from penstock.workloads.language.prompt import Message, ToolCall
-from penstock.workloads.language.serving.asks import Ask, TextAnswer, ToldThought
-from penstock.workloads.language.serving.talk import Thinker, Thinking, Thought, ThoughtFailed
+from penstock.workloads.language.serving.asks import Ask, TextAnswer, TextReply, Thought
 from penstock.workloads.language.tokenizer import Tokenizer
-from penstock.workloads.plugin.serving import Answered, Choice, count_not_learned
+from penstock.workloads.plugin.serving import (
+    Answered,
+    Choice,
+    Loaded,
+    LoadedVersions,
+    Weights,
+    count_not_learned,
+)
 
 # ---- The guard.
 
@@ -44,16 +53,10 @@ class AnswerGuard:
                 self.count(verdict, Direction.INPUT, arm)
                 raise invalid(f"messages[{index}].content: blocked by {verdict.by}; say it otherwise")
 
-    def held(self) -> HeldText:
-        """Return what holds an answer back until it was checked."""
-        return HeldText(self.guard)
-
     def check_whole(self, text: str) -> Verdict:
-        """Return what the guard says of an answer with everything in it, such as calls of tools."""
         return self.guard.check(text, Direction.OUTPUT)
 
     def count(self, verdict: Verdict, direction: Direction, arm: Arm) -> None:
-        """Count what was blocked."""
         metrics.TEXT_BLOCKED.labels(arm=arm, direction=direction, by=verdict.by).inc()
 
 
@@ -167,6 +170,117 @@ def _parsed(text: str, names: Collection[str]) -> tuple[str, str] | None:
     return name, json.dumps(arguments, ensure_ascii=False)
 
 
+# ---- What a model thinks before it answers: how thoughts stand in a row, and how one is drawn.
+
+_OTHER_SEED: Final = 1 << 63
+"""A thought is drawn from another sequence than the answer behind it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingForm:
+    """How a model thinks.
+
+    opens: ids between the prompt and a thought. end: the token that ends a thought. closes: ids between that
+    and the answer. directly: ids between the prompt and an answer without a thought. most: tokens of a
+    thought, its end among them. answer_tokens: of every answer; None: answers end themselves.
+    """
+
+    opens: tuple[int, ...]
+    end: int
+    closes: tuple[int, ...]
+    directly: tuple[int, ...]
+    most: int
+    answer_tokens: int | None = None
+
+    @property
+    def room(self) -> int:
+        """Most tokens between the prompt and the answer."""
+        # A thought that its budget ends is closed as well.
+        return max(len(self.opens) + self.most + 1 + len(self.closes), len(self.directly))
+
+    def before(self, thought: Thought | None) -> tuple[int, ...]:
+        """Return what stands between the prompt and the answer."""
+        if thought is None:
+            return self.directly
+        end = (self.end,) if thought.is_cut else ()
+        return (*self.opens, *thought.ids, *end, *self.closes)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What the engine lets grow. changed: set in the event loop after each of its tokens and at its end."""
+
+    growing: Growing
+    changed: asyncio.Event
+
+    async def wait(self) -> None:
+        await self.changed.wait()
+        self.changed.clear()
+
+
+def follow(engine: TextEngine, request: Request) -> Followed:
+    """Have a request begun, and the running event loop told of its growth."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: Growing) -> None:
+        loop.call_soon_threadsafe(changed.set)
+
+    return Followed(engine.submit(request, tell), changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """A thought that grows."""
+
+    row: Followed
+    began_s: float
+
+    async def whole(self) -> Thought:
+        """Return it when it is whole; raises _Failed, and Refused where the server ends first."""
+        growing = self.row.growing
+        while not growing.finish:
+            await self.row.wait()
+        if growing.finish == "cancelled":
+            raise _not_ready(_ENDED)
+        if growing.finish == "failed":
+            raise _Failed(growing.error)
+        return Thought(
+            tokens=len(growing.ids),
+            ids=tuple(growing.ids),
+            is_cut=growing.finish == "length",
+            milliseconds=1000.0 * (time.monotonic() - self.began_s),
+        )
+
+
+class Thinker:
+    """Draws thoughts; one event loop uses it."""
+
+    def __init__(self, engine: TextEngine, form: ThinkingForm, tokenizer: Tokenizer) -> None:
+        self.form, self._engine, self._tokenizer = form, engine, tokenizer
+
+    def text(self, thought: Thought) -> str:
+        """Return the words of a thought, without its end."""
+        ids = thought.ids if thought.is_cut else thought.ids[:-1]
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def begin(self, version: int, prompt: tuple[int, ...], budget: int, ask: Ask, index: int) -> Thinking:
+        """Have a thought of at most `budget` tokens, at least 1, drawn before answer `index` to a prompt."""
+        began_s = time.monotonic()
+        request = Request(
+            ids=(*prompt, *self.form.opens),
+            most=budget,
+            version=version,
+            temperature=ask.temperature or 1.0,
+            top_p=ask.top_p,
+            seed=None if ask.seed is None else (ask.seed + index) % 2**64 ^ _OTHER_SEED,
+            deterministic=ask.temperature == 0.0,
+            end=self.form.end,
+        )
+        return Thinking(follow(self._engine, request), began_s)
+
+
+# ---- Answers.
+
 Show = Callable[[int, str], None]
 """Takes text that came to an answer: its index, and the part."""
 
@@ -186,16 +300,6 @@ class Prompt:
     ids: tuple[int, ...]
     most: int
     call_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """Answers of one version. version 0: of the model without its adapter."""
-
-    answers: tuple[TextAnswer, ...]
-    version: int
-    update: int
-    is_fallback: bool
 
 
 class TextAnswerer:
@@ -219,10 +323,25 @@ class TextAnswerer:
         self.guard, self.thinker = guard, thinker
         self._engine, self._tokenizer, self._section = engine, tokenizer, section
         self._most_waiting, self._tell = WAITING_PER_ROW * max_rows, tell
-        self._loop = asyncio.get_running_loop()
 
-    async def answer(self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show) -> Drawn:
+    @property
+    def whole(self) -> int | None:
+        """Tokens of every answer; None: answers end themselves."""
+        return None if self.thinker is None else self.thinker.form.answer_tokens
+
+    async def answer(self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show) -> TextReply:
         """As many answers as are asked for; raises Refused. until_s: by the clock of the event loop."""
+
+        def replied(answers: tuple[TextAnswer, ...], by: Loaded | None) -> TextReply:
+            return TextReply(
+                answers=answers,
+                version=0 if by is None else by.version,
+                update=0 if by is None else by.update,
+                arm=choice.arm,
+                is_fallback=by is None,
+                prompt_tokens=len(prompt.ids),
+            )
+
         loaded = None if choice.is_previous else choice.loaded
         why = "neither the version nor the model without its adapter can answer"
         if loaded is not None:
@@ -233,9 +352,7 @@ class TextAnswerer:
             else:
                 if not self._needs_another(answers):
                     self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
-                    return Drawn(
-                        answers=answers, version=loaded.version, update=loaded.update, is_fallback=False
-                    )
+                    return replied(answers, loaded)
                 count_not_learned("blocked", sum(len(one.ids) for one in answers))
                 self._blame(choice)
                 why = "the guard kept the answer back, and the model without its adapter cannot answer"
@@ -245,7 +362,7 @@ class TextAnswerer:
             answers = await self._drawn(0, prompt, ask, until_s, show, choice.arm)
         except _Failed as error:
             raise _not_ready(why) from error
-        return Drawn(answers=answers, version=0, update=0, is_fallback=True)
+        return replied(answers, None)
 
     def _needs_another(self, answers: tuple[TextAnswer, ...]) -> bool:
         """Whether the guard left nothing of what a version said, and nothing is to be learned from it."""
@@ -302,9 +419,9 @@ class TextAnswerer:
         if thinker is None:
             return self._grown(self._submit(of, index), of)
         if not budget:
-            return self._direct(thinker, of, index)
+            return self._grown(self._submit(of, index, thinker.form.before(None)), of)
         thinking = thinker.begin(of.version, of.prompt.ids, budget, of.ask, index)
-        of.begun.append(thinking.growing)
+        of.begun.append(thinking.row.growing)
         return self._behind(thinker, thinking, of, index)
 
     def _budget(self, ask: Ask, arm: Arm) -> int:
@@ -313,44 +430,30 @@ class TextAnswerer:
             return 0
         return self.thinker.form.most if ask.thought_tokens is None else ask.thought_tokens
 
-    def _direct(self, thinker: Thinker, of: "_Drawing", index: int) -> Coroutine[Any, Any, TextAnswer]:
-        before = thinker.form.before(None)
-        growth = self._submit(of, index, before, thinker.form.answer_tokens)
-        return self._grown(growth, of)
-
     async def _behind(self, thinker: Thinker, thinking: Thinking, of: "_Drawing", index: int) -> TextAnswer:
         """Return an answer behind a thought that grows; raises _Failed, and Refused where the server ends."""
-        try:
-            thought = await thinking.whole()
-        except ThoughtFailed as error:
-            if error.cause is None:
-                raise _not_ready(_ENDED) from error
-            raise _Failed(error.cause) from error
-        metrics.THOUGHT_TOKENS.labels(of.arm).observe(len(thought.ids))
+        thought = await thinking.whole()
+        metrics.THOUGHT_TOKENS.labels(of.arm).observe(thought.tokens)
         metrics.THOUGHT_SECONDS.labels(of.arm).observe(thought.milliseconds / 1000.0)
-        before = thinker.form.before(thought)
-        answer = await self._grown(self._submit(of, index, before, thinker.form.answer_tokens), of)
+        answer = await self._grown(self._submit(of, index, thinker.form.before(thought)), of)
         return replace(answer, thought=self._told(thinker, thought, of, answer))
 
-    def _told(self, thinker: Thinker, thought: Thought, of: "_Drawing", answer: TextAnswer) -> ToldThought:
+    def _told(self, thinker: Thinker, thought: Thought, of: "_Drawing", answer: TextAnswer) -> Thought:
         """Its length and cost, and what it says where that was asked for and the guard lets it pass."""
-        told = ToldThought(tokens=len(thought.ids), milliseconds=thought.milliseconds, is_cut=thought.is_cut)
+        hidden = replace(thought, ids=())
         if not of.ask.show_thought or answer.is_blocked:
-            return told
+            return hidden
         text = thinker.text(thought)
         if self.guard is not None:
             verdict = self.guard.check_whole(text)
             if verdict.is_blocked:
                 self.guard.count(verdict, Direction.OUTPUT, of.arm)
-                return told
-        return replace(told, text=text, ids=thought.ids)
+                return hidden
+        return replace(thought, text=text)
 
-    def _submit(
-        self, of: "_Drawing", index: int, before: tuple[int, ...] = (), whole: int | None = None
-    ) -> "_Growth":
-        """Have an answer begun. before: ids behind the prompt. whole: see `_Growth`."""
-        changed, prompt, ask = asyncio.Event(), of.prompt, of.ask
-        seed = None if ask.seed is None else (ask.seed + index) % 2**64
+    def _submit(self, of: "_Drawing", index: int, before: tuple[int, ...] = ()) -> "_Growth":
+        """Have an answer begun. before: ids behind the prompt."""
+        prompt, ask = of.prompt, of.ask
         begin = self.ids_of(ask.begins_with)
         request = Request(
             ids=(*prompt.ids, *before, *begin),
@@ -358,31 +461,26 @@ class TextAnswerer:
             version=of.version,
             temperature=ask.temperature or 1.0,
             top_p=ask.top_p,
-            seed=seed,
+            seed=None if ask.seed is None else (ask.seed + index) % 2**64,
             deterministic=ask.temperature == 0.0,
             bias=ask.logit_bias,
             presence_penalty=ask.presence_penalty,
             frequency_penalty=ask.frequency_penalty,
         )
-
-        def tell(_: Growing) -> None:
-            self._loop.call_soon_threadsafe(changed.set)
-
-        growing = self._engine.submit(request, tell)
-        of.begun.append(growing)
+        row = follow(self._engine, request)
+        of.begun.append(row.growing)
         text = AnswerText(
             self._tokenizer, stops=ask.stop, begins_with=ask.begins_with, holds_calls=bool(ask.tools)
         )
-        return _Growth(index, growing, changed, text, f"{prompt.call_id}-{index}", before, whole)
+        return _Growth(index, row, text, f"{prompt.call_id}-{index}", before, self.whole)
 
     def ids_of(self, text: str) -> list[int]:
-        """Ids of what an answer begins with."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
     async def _grown(self, one: "_Growth", of: "_Drawing") -> TextAnswer:
         """Follow one answer to its end; raises _Failed."""
-        growing, text, ask, count = one.growing, one.text, of.ask, 0
-        held = None if self.guard is None else self.guard.held()
+        growing, text, ask, count = one.row.growing, one.text, of.ask, 0
+        held = None if self.guard is None else HeldText(self.guard.guard)
         while True:
             # What was written before the end was told is there when it is.
             finish = growing.finish
@@ -405,13 +503,12 @@ class TextAnswerer:
                 of.show(one.index, part)
             if whole is not None:
                 return whole
-            await one.changed.wait()
-            one.changed.clear()
+            await one.row.wait()
 
 
 def _whole(one: "_Growth", ask: Ask, count: int, finish: str) -> TextAnswer:
     """The first `count` tokens as an answer; raises Refused where the server ended it."""
-    growing, text = one.growing, one.text
+    growing, text = one.row.growing, one.text
     if finish == "cancelled" and not text.is_stopped:
         raise _not_ready(_ENDED)
     message = as_message(text.text, ask.tools, one.call_id)
@@ -436,8 +533,8 @@ def _blocked(one: "_Growth", held: HeldText, count: int) -> TextAnswer:
     """The part that has left, and what was sampled, for the learner alone."""
     return TextAnswer(
         message=Message("assistant", held.left),
-        ids=tuple(one.growing.ids[:count]),
-        log_prob=tuple(one.growing.log_prob[:count]),
+        ids=tuple(one.row.growing.ids[:count]),
+        log_prob=tuple(one.row.growing.log_prob[:count]),
         tokens=(),
         finish="content_filter",
         ended=False,
@@ -447,14 +544,13 @@ def _blocked(one: "_Growth", held: HeldText, count: int) -> TextAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """An answer that grows, and its text. changed: set by the engine after each token and at the end.
+    """An answer that grows, and its text.
 
     before: ids between the prompt and it. whole: tokens that it has; None: it ends itself.
     """
 
     index: int
-    growing: Growing
-    changed: asyncio.Event
+    row: Followed
     text: AnswerText
     call_id: str
     before: tuple[int, ...]
@@ -487,3 +583,89 @@ class _Failed(Exception):
 
 def no_show(_index: int, _part: str) -> None:
     """Show no part of an answer while it grows."""
+
+
+# ---- The versions that can answer: adapters of one base model, in the engine that generates with them.
+
+
+class AdapterVersions(LoadedVersions):
+    """See `LoadedVersions`. Whatever loads and drops adapters does so one after the other."""
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        policy: Any,
+        fetch: Any,
+        section: ServingSection,
+        tolerance: EngineTolerance | None = None,
+    ) -> None:
+        """policy: whose network the engine generates with. fetch: see `LoadedVersions`.
+
+        tolerance: measures the engine with the first weights; None: it answers by a plain pass itself.
+        """
+        super().__init__(lambda: policy, fetch, section)
+        self._engine, self._policy = engine, policy
+        self._changing, self._unmeasured = asyncio.Lock(), tolerance
+        self._in_use = Counter[int]()
+
+    async def load(self, weights: Weights) -> Loaded:
+        """See `LoadedVersions.load`; the policy of what is returned is that of all versions."""
+        await asyncio.to_thread(self._engine.load, weights.version, weights.blob)
+        return Loaded(self._policy, weights.version, weights.update, sha256(weights.blob))
+
+    async def take_probed(self, weights: Weights, probe: Probe) -> tuple[float, ...]:
+        """Answer `latest` with these; what the probe says under them, as they are loaded.
+
+        Raises RunFailed for an engine whose first answer the learner would not take.
+        """
+        async with self._changing:
+            loaded = await self.load(weights)
+            answer = await asyncio.to_thread(self._engine.probe_answer, weights.version, probe)
+            if self._unmeasured is not None:
+                await asyncio.to_thread(self._unmeasured.measure, weights, probe, answer)
+                self._unmeasured = None
+            self.follow_with(loaded)
+            await self._let_go()
+        return answer
+
+    async def take_latest(self, weights: Weights) -> None:
+        async with self._changing:
+            await super().take_latest(weights)
+            await self._let_go()
+
+    async def steer(self, arms: Arms) -> list[str]:
+        """See `LoadedVersions.steer`; a shadow is not asked, and that is said."""
+        unasked = []
+        if arms.traffic.shadow is not None:
+            unasked = [f"shadow={arms.traffic.shadow}: a server of text asks none; set it to 0"]
+            arms = replace(arms, traffic=replace(arms.traffic, shadow=None))
+        async with self._changing:
+            wrong = await super().steer(arms)
+            await self._let_go()
+        return unasked + wrong
+
+    async def exactly(self, version: int) -> Choice:
+        if self._find(version) is not None:
+            return await super().exactly(version)
+        async with self._changing:
+            choice = await super().exactly(version)
+            await self._let_go()
+        return choice
+
+    @contextmanager
+    def in_use(self, loaded: Loaded | None) -> Iterator[None]:
+        """Keep a version for a request that comes to the engine several times. None: there is none."""
+        if loaded is None:
+            yield
+            return
+        self._in_use[loaded.version] += 1
+        try:
+            yield
+        finally:
+            self._in_use[loaded.version] -= 1
+            self._in_use += Counter()  # forget those that are in use no more
+
+    async def _let_go(self) -> None:
+        """Drop the adapters that answer no arm and no request; one that is answering stays until later."""
+        for version in sorted({*self._engine.versions} - self.served().keys() - self._in_use.keys()):
+            await asyncio.to_thread(self._engine.drop, version)

@@ -8,23 +8,26 @@ from typing import Final
 import grpc
 import torch
 
-from penstock.config.settings import ConfigurationError, ServingSection, Settings
+from penstock.config.settings import ServingSection, Settings
 from penstock.protocol.specification import RunSpecification
 from penstock.rpc.auth import Calls
 from penstock.runtime.compute_threads import ComputeThread
 from penstock.runtime.exit import Fatal
-from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
-from penstock.workloads.language.engine.engine_choice import OWN, EngineTolerance, open_engine
-from penstock.workloads.language.loading import device_of
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.language.quiet import quieten
-from penstock.workloads.language.serving.adapter_versions import AdapterVersions
+from penstock.workloads.language.conversation import ChatEncoder
+from penstock.workloads.language.engine import OWN, EngineTolerance, open_engine
+from penstock.workloads.language.loading import device_of, quieten
+from penstock.workloads.language.policy import LanguagePolicy
 from penstock.workloads.language.serving.chat_api import ChatListener
-from penstock.workloads.language.serving.column_experience import ColumnExperience
-from penstock.workloads.language.serving.conversations import Conversations, Limits
-from penstock.workloads.language.serving.talk import Thinker, ThinkingForm
-from penstock.workloads.language.serving.text_answerer import AnswerGuard, TextAnswerer
+from penstock.workloads.language.serving.conversations import ColumnExperience, Conversations, Limits
+from penstock.workloads.language.serving.text_answerer import (
+    AdapterVersions,
+    AnswerGuard,
+    TextAnswerer,
+    Thinker,
+    ThinkingForm,
+)
 from penstock.workloads.language.serving.text_service import CALLS, NAME, TextService
+from penstock.workloads.language.settings import told_as
 from penstock.workloads.language.tokenizer import Tokenizer
 from penstock.workloads.plugin.acting import Run
 from penstock.workloads.plugin.fragments import learner_reward
@@ -79,7 +82,9 @@ class TextServer:
         section, self._specification = settings.serving, of.specification
         self._refresh_s = settings.registry.refresh_s
         check_range(settings.canary)
-        policy, encoder = _policy(of, device), _encoder(tokenizer, words)
+        policy = _policy(of, device)
+        with told_as("policy.kwargs.model", ValueError):
+            encoder = ChatEncoder(tokenizer, words)
         engine = open_engine(
             engine_name,
             policy,
@@ -165,13 +170,6 @@ def _policy(of: Run, device: str) -> LanguagePolicy:
     made = of.make_policy(of.specification.seed).policy
     assert isinstance(made, LanguagePolicy)
     return made.to(device_of(device))
-
-
-def _encoder(tokenizer: Tokenizer, words: Collection[str] | None) -> ChatEncoder:
-    try:
-        return ChatEncoder(tokenizer, words)
-    except ValueError as error:
-        raise ConfigurationError(f"policy.kwargs.model: {error}") from error
 
 
 def _experience(

@@ -13,7 +13,7 @@ import grpc
 from penstock.client.http_calls import HttpRequest
 from penstock.config.settings import ServingSection
 from penstock.protocol.limits import KIB
-from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
+from penstock.protocol.refusal import Refused, invalid
 from penstock.registry.routing import Arm, labels
 from penstock.rpc.auth import CLIENT, Calls
 from penstock.runtime import metrics
@@ -21,19 +21,18 @@ from penstock.v1 import policy_pb2
 from penstock.v1 import text_pb2 as pb
 from penstock.v1.text_pb2_grpc import add_TextServiceServicer_to_server
 from penstock.workloads.language.prompt import Message, ToolCall
-from penstock.workloads.language.serving import column_experience
 from penstock.workloads.language.serving.asks import (
     Ask,
     TextAnswer,
     TextReply,
-    ToldThought,
+    Thought,
     check_counts,
     checked_tool,
 )
 from penstock.workloads.language.serving.chat_api import ChatApi
 from penstock.workloads.language.serving.conversations import Conversations
 from penstock.workloads.language.serving.text_answerer import no_show
-from penstock.workloads.plugin.serving import LoadedVersions, RequestErrors
+from penstock.workloads.plugin.serving import LoadedVersions, RequestErrors, check_count
 
 NAME: Final = "penstock.v1.TextService"
 CALLS: Final[Calls] = {
@@ -58,11 +57,7 @@ _PLAIN: Final = (
 """Fields of a request that `Ask` has by the same name."""
 _OPTIONAL: Final[tuple[Any, ...]] = ("temperature", "top_p", "seed", "thought_tokens")
 """Those for which `Ask` has what an absent one means."""
-_ENDINGS: Final = (
-    policy_pb2.ENDING_TERMINATED,
-    policy_pb2.ENDING_TRUNCATED,
-    policy_pb2.ENDING_ABANDONED,
-)
+_ENDINGS: Final = (policy_pb2.ENDING_TERMINATED, policy_pb2.ENDING_TRUNCATED, policy_pb2.ENDING_ABANDONED)
 _FINISHES: Final = {
     "stop": pb.FINISH_STOP,
     "length": pb.FINISH_LENGTH,
@@ -164,7 +159,8 @@ class TextService:
     async def reward(self, request: pb.TurnRewardsRequest, _context: Context) -> pb.TurnRewardsReply:
         metrics.POLICY_CALLS.labels("reward").inc()
         try:
-            rewards = column_experience.read(request)
+            check_count(len(request.rewards))
+            rewards = [(one.turn if one.HasField("turn") else None, one.amount) for one in request.rewards]
             late = await self._conversations.reward(
                 request.conversation_id, request.request_id, rewards, asked=request.asked
             )
@@ -233,8 +229,7 @@ class TextService:
 
     def _check(self, policy: str) -> None:
         if policy not in ("", self._section.policy):
-            text = f"policy={policy[:80]!r}: this server has {self._section.policy!r}"
-            raise Refused(Refusal(reason=Reason.INVALID, detail=text))
+            raise invalid(f"policy={policy[:80]!r}: this server has {self._section.policy!r}")
 
     def _until_s(self, context: Context) -> float:
         left_s = context.time_remaining()
@@ -305,7 +300,7 @@ def _answer(answer: TextAnswer) -> pb.TextAnswer:
     )
 
 
-def _thought(thought: ToldThought) -> pb.Thought:
+def _thought(thought: Thought) -> pb.Thought:
     return pb.Thought(
         tokens=thought.tokens,
         milliseconds=thought.milliseconds,

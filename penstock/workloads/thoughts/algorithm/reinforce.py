@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import Workload
 from penstock.workloads.language.language_model import make_probe
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy import LanguagePolicy
 from penstock.workloads.plugin.learning import (
     Algorithm,
     AlgorithmState,

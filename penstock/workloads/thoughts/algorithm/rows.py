@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.policy.tokens import TokenRows
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.workloads.language.policy import LanguagePolicy
 from penstock.workloads.language.tokenizer import pad
 from penstock.workloads.plugin.learning import Batch
 from penstock.workloads.thoughts.environment import Ids, Layout

@@ -25,7 +25,7 @@ from penstock.config.service_settings import over_defaults
 from penstock.config.settings import EnvironmentSection, Progress, parse_assignment
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.training import TrainingConfig, TrainingFailed, lay_over, resume, start
-from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.loading import quieten
 from penstock.workloads.thoughts.commands.thought_check import final_network, losses_of_start
 from penstock.workloads.thoughts.environment import Layout, task_of, thoughts_section
 from penstock.workloads.thoughts.model import ThinkingModel

@@ -15,7 +15,7 @@ from penstock.config.service_settings import local_settings
 from penstock.config.settings import PolicySection
 from penstock.policy.weights import load_into
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
-from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.loading import quieten
 from penstock.workloads.plugin.serving import read_final
 from penstock.workloads.thoughts.environment import Layout, Thoughts, task_of, thoughts_section
 from penstock.workloads.thoughts.model import ThinkingModel, build

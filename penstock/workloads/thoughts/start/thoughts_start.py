@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection, Progress, Settings
-from penstock.workloads.language.guard.text_classifier import read_guard_files
-from penstock.workloads.language.loading import whole_folder
-from penstock.workloads.language.quiet import quieten
+from penstock.workloads.language.guard import read_guard_files
+from penstock.workloads.language.loading import quieten, whole_folder
 from penstock.workloads.thoughts.environment import (
     longest_legal_thought,
     longest_row,

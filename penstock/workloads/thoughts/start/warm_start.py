@@ -21,8 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from penstock.config.settings import ConfigurationError, Progress
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.language import tiny_models
-from penstock.workloads.language.policy.language_policy import make_network
-from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.policy import LanguageSection, make_network
 from penstock.workloads.language.tokenizer import pad
 from penstock.workloads.thoughts.environment import Ids, Layout, Thoughts
 from penstock.workloads.thoughts.model import ThinkingModel, answer_places, outputs

@@ -18,7 +18,7 @@ from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.conversation.live_conversation import Column, ColumnFragments
+from penstock.workloads.language.conversation import Column, ColumnFragments
 from penstock.workloads.plugin.fragments import HeaderFields
 from tests.support.language.columns import TWO, turn
 

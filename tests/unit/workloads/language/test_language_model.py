@@ -19,7 +19,7 @@ from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
 from penstock.protocol.spaces import Discrete, Space
 from penstock.workloads.language.language_model import make_model
-from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
+from penstock.workloads.language.policy import LanguagePolicy, build
 from tests.support.experience.token_experience import batch_of, fragment, sample
 
 VOCABULARY = 36
@@ -27,7 +27,7 @@ WORDS = Workload(
     name="words",
     environment="absent:steps",
     spaces=f"{__name__}:spaces",
-    policy="penstock.workloads.language.policy.language_policy:build",
+    policy="penstock.workloads.language.policy:build",
     defaults="absent:asks",
     target=f"{__name__}:target",
     model="penstock.workloads.language.language_model:make_model",

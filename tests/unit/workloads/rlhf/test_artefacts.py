@@ -21,9 +21,8 @@ from penstock.learner.publish.final_policy import FinalPolicy, read_final, write
 from penstock.policy.weights import encode
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.specification import Probe, RunSpecification
-from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
-from penstock.workloads.rlhf import artefacts
-from penstock.workloads.rlhf.commands import generate
+from penstock.workloads.language.policy import LanguagePolicy, build
+from penstock.workloads.rlhf import artefacts, commands
 from penstock.workloads.rlhf.environment import spaces
 
 SUMMARY: dict[str, Any] = {"run": "a", "solved": True, "evaluation": {"mean": 0.7}, "policy_version": 9}
@@ -134,7 +133,7 @@ def test_generate_answers_as_the_policy_does(
     options: dict[str, Any] = {
         "tokens": None, "seed": 3, "assignments": None, "trust": True, "as_json": True,
     }  # fmt: skip
-    assert generate.generate(run_dir, ["apple", "bird book"], count=2, deterministic=False, **options) == 0
+    assert commands.generate(run_dir, ["apple", "bird book"], count=2, deterministic=False, **options) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["apple", "apple", "bird book", "bird book"]
     tokenizer = AutoTokenizer.from_pretrained(policy.section.model)
@@ -148,7 +147,7 @@ def test_generate_answers_as_the_policy_does(
         drawn = torch.tensor(row[0, len(prompt) :])
         expected = shares[len(prompt) - 1 : -1].gather(1, drawn[:, None]).sum()
         assert answer["log_prob"] == pytest.approx(float(expected), abs=1e-4)
-    generate.generate(run_dir, ["apple"], count=3, deterministic=True, **options)
+    commands.generate(run_dir, ["apple"], count=3, deterministic=True, **options)
     likely = capsys.readouterr().out.splitlines()
     assert len(set(likely)) == 1
 
@@ -163,9 +162,9 @@ def test_a_run_without_a_configuration_is_told_where_its_model_lies(
         "count": 1, "tokens": None, "seed": 3, "deterministic": False, "trust": False, "as_json": True,
     }  # fmt: skip
     with pytest.raises(ConfigurationError, match=r"--set 'actor\.places\.model="):
-        generate.generate(run_dir, ["apple"], assignments=[], **options)
+        commands.generate(run_dir, ["apple"], assignments=[], **options)
     said = [f'actor.places.model="{base}"', 'actor.places.prompts="p"', 'actor.places.reward="r"']
-    assert generate.generate(run_dir, ["apple"], assignments=said, **options) == 0
+    assert commands.generate(run_dir, ["apple"], assignments=said, **options) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "apple"
 
 
@@ -183,9 +182,9 @@ def test_generate_imports_what_a_foreign_folder_names_only_with_trust(
         "count": 1, "tokens": None, "seed": 3, "deterministic": False, "assignments": None, "as_json": True,
     }  # fmt: skip
     with pytest.raises(ConfigurationError, match="names modules to be imported: theirs; say --trust"):
-        generate.generate(run_dir, ["apple"], trust=False, **options)
+        commands.generate(run_dir, ["apple"], trust=False, **options)
     assert capsys.readouterr().out == ""
-    assert generate.generate(run_dir, ["apple"], trust=True, **options) == 0
+    assert commands.generate(run_dir, ["apple"], trust=True, **options) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "apple"
 
 

@@ -20,7 +20,7 @@ from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.rlhf.api import RewardModel, RewardModelConfig, train_reward_model
-from penstock.workloads.rlhf.feedback_training import FeedbackTraining
+from penstock.workloads.rlhf.policy_service import FeedbackTraining
 from penstock.workloads.rlhf.preparation import FEEDBACK
 from penstock.workloads.rlhf.sentiment import Sentiment
 

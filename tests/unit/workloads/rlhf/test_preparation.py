@@ -10,7 +10,7 @@ import pytest
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, Progress, Settings
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
+from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.rlhf import preparation

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
+from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.talk import Thought
+from penstock.workloads.language.serving.asks import Thought
 from penstock.workloads.thoughts.environment import Layout
 from penstock.workloads.thoughts.server import length_of_answers, question_tokenizer, thinking_form
 from penstock.workloads.thoughts.tasks import Example, Rings
@@ -34,7 +34,7 @@ def test_a_row_that_is_served_is_a_row_that_was_trained() -> None:
     assert prompt == question
     whole = LAYOUT.thought(one.steps)
     for thought, is_cut in ((whole, False), (LAYOUT.ids(one.steps), True), ((LAYOUT.end,), False)):
-        before = form.before(Thought(ids=thought, is_cut=is_cut, milliseconds=0.0))
+        before = form.before(Thought(tokens=len(thought), ids=thought, is_cut=is_cut, milliseconds=0.0))
         assert (*prompt, *before, *answer) == LAYOUT.thinking(question, thought, answer)
         assert len(before) <= form.room
     assert (*prompt, *form.before(None), *answer) == LAYOUT.direct(question, answer)

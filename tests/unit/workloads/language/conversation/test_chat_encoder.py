@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.workloads.language.conversation.chat_encoder import ChatEncoder, NotContinued
+from penstock.workloads.language.conversation import ChatEncoder, NotContinued
 from penstock.workloads.language.prompt import Message, ToolCall
 from penstock.workloads.language.tiny_models import build_tokenizer
 from tests.support.language.chat_words import FORGETTING_TEMPLATE, chat_tokenizer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.protocol.fragment import WeightSpan
-from penstock.workloads.language.conversation.live_conversation import column_tensors, weight_spans
+from penstock.workloads.language.conversation import column_tensors, weight_spans
 from tests.support.language.columns import CUT, NONE, TWO
 
 PAD = 0

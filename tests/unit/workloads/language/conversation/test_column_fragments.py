@@ -12,7 +12,7 @@ from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import TensorRule, fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.conversation.live_conversation import Column, ColumnFragments
+from penstock.workloads.language.conversation import Column, ColumnFragments
 from tests.support.experience.token_experience import batch_of
 from tests.support.language.columns import CUT, NONE, TWO
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
-from penstock.workloads.language.conversation.live_conversation import Column, LiveConversation, Sampled
+from penstock.workloads.language.conversation import ChatEncoder, Column, LiveConversation, Sampled
 from penstock.workloads.language.prompt import Message
 from tests.support.language.chat_words import FORGETTING_TEMPLATE, chat_tokenizer
 

@@ -7,17 +7,16 @@ import pytest
 import torch
 
 from penstock.policy import weights
-from penstock.workloads.language.engine.continuous_engine import (
+from penstock.workloads.language.cached_generation import only_likely
+from penstock.workloads.language.engine import (
     ContinuousEngine,
     Growing,
     LoadedAdapters,
     LoadedNetworks,
     Request,
 )
-from penstock.workloads.language.generation.cached_generation import only_likely
 from penstock.workloads.language.language_model import make_probe
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from tests.support.language.text_stand import plain_log_prob
 
 EOS, PAD = 2, 0
@@ -269,8 +268,6 @@ def test_top_p_leaves_out_what_is_unlikely_and_the_log_probability_is_the_policy
     assert sharp.ids == greedy.ids
     assert sharp.log_prob == pytest.approx(greedy.log_prob, abs=1e-5)
     assert min(sharp.log_prob) < -0.01
-    assert not sharp.request.is_sampled
-    assert Request(ids=(1,), most=1).is_sampled
 
 
 def test_logits_that_are_changed_change_the_draw_and_not_the_log_probability(
@@ -283,8 +280,6 @@ def test_logits_that_are_changed_change_the_draw_and_not_the_log_probability(
     told = plain_log_prob(engine, 1, (*PROMPTS[0], *biased.ids), len(PROMPTS[0]))
     assert biased.log_prob == pytest.approx(told, abs=1e-4)
     assert len(set(plain.ids)) == len(plain.ids)
-    assert not biased.request.is_sampled
-    assert not plain.request.is_sampled
 
 
 @pytest.mark.parametrize(

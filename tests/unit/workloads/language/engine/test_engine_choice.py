@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.engine.continuous_engine import Request
-from penstock.workloads.language.engine.engine_choice import TextEngine, open_engine
+from penstock.workloads.language.engine import Request, TextEngine, open_engine
 from tests.support.language.text_stand import EOS, PAD, adapter, make_model, policy_of
 
 MODULE = """
-from penstock.workloads.language.engine.continuous_engine import ContinuousEngine
-from penstock.workloads.language.engine.continuous_engine import LoadedAdapters
+from penstock.workloads.language.engine import ContinuousEngine
+from penstock.workloads.language.engine import LoadedAdapters
 
 def make(policy, **own):
     return ContinuousEngine(LoadedAdapters(policy), **own)

@@ -9,9 +9,8 @@ from penstock.config.settings import ServingSection
 from penstock.protocol.specification import Probe
 from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
-from penstock.workloads.language.engine.continuous_engine import ContinuousEngine, LoadedAdapters
-from penstock.workloads.language.engine.engine_choice import EngineTolerance
-from penstock.workloads.language.serving.adapter_versions import AdapterVersions
+from penstock.workloads.language.engine import ContinuousEngine, EngineTolerance, LoadedAdapters
+from penstock.workloads.language.serving.text_answerer import AdapterVersions
 from penstock.workloads.plugin.serving import Weights
 from tests.support.language.text_stand import EOS, PAD, adapter, make_model, policy_of, specification
 

@@ -7,16 +7,16 @@ import torch
 
 from penstock.config.settings import ConfigurationError
 from penstock.policy import weights
-from penstock.workloads.language.engine.continuous_engine import (
+from penstock.workloads.language.engine import (
+    OWN,
     ContinuousEngine,
     Growing,
     LoadedNetworks,
     Request,
+    open_engine,
 )
-from penstock.workloads.language.engine.engine_choice import OWN, open_engine
 from penstock.workloads.language.language_model import make_probe
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 
 EOS, PAD = 2, 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
 from penstock.workloads.chat.ratings import RatingRules, filter_ratings
-from penstock.workloads.language.feedback.feedback_places import rows_of
+from penstock.workloads.language.feedback import rows_of
 
 
 def test_a_registry_tells_who_rated_and_when(tmp_path: Path) -> None:

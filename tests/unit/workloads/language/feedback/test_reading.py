@@ -13,8 +13,15 @@ from pyarrow import parquet
 from penstock.config.settings import ConfigurationError
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from penstock.workloads.language.feedback.examples import SHOWN, Preference, Scored, parse_scale
-from penstock.workloads.language.feedback.feedback_places import Feedback, Source, read
+from penstock.workloads.language.feedback import (
+    SHOWN,
+    Feedback,
+    Preference,
+    Scored,
+    Source,
+    parse_scale,
+    read,
+)
 from penstock.workloads.language.prompt import Message
 from tests.support.storage.ready_tables import with_registry
 

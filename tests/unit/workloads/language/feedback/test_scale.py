@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.workloads.language.feedback.examples import parse_scale
+from penstock.workloads.language.feedback import parse_scale
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.feedback.examples import Scored, split
+from penstock.workloads.language.feedback import Scored, split
 
 
 def examples(prompts: list[int]) -> list[Scored]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from penstock.workloads.language.generation.cached_generation import CachedGeneration, Generated, draw
+from penstock.workloads.language.cached_generation import CachedGeneration, Generated, draw
 from penstock.workloads.language.tokenizer import load_tokenizer
 
 MOST = 12

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.generation.prompt_set import Prompts, in_random_order, read_prompts
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
+from penstock.workloads.rlhf.responses import Prompts, in_random_order, read_prompts
 
 WORDS = ("apple", "bird", "book", "chair", "city", "door", "field", "house")
 

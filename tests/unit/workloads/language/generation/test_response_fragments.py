@@ -14,9 +14,10 @@ from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Episode, Publication
 from penstock.protocol.schema import FragmentSchema, TensorRule, fragment_schema
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.generation.cached_generation import Generated
-from penstock.workloads.language.generation.prompt_set import Asked, Scored, TokenFragments
+from penstock.workloads.language.cached_generation import Generated
+from penstock.workloads.language.conversation import ColumnFragments
 from penstock.workloads.language.reward.reward_source import ScoredBy
+from penstock.workloads.rlhf.responses import Asked, Scored, cut_responses
 
 PAD, EOS = 0, 2
 VOCABULARY = Discrete(20)
@@ -46,7 +47,9 @@ def cut(
     rewards: tuple[float | None, ...], generated: Generated = GENERATED
 ) -> tuple[Fragment, list[Episode]]:
     """One fragment, which the broker would take."""
-    fragment, episodes = TokenFragments(schema(), 4, PAD).cut(Scored(ASKED, generated, rewards, BY), fields())
+    fragment, episodes = cut_responses(
+        ColumnFragments(schema(), 4, PAD), Scored(ASKED, generated, rewards, BY), fields()
+    )
     check(fragment, schema(), "r")
     return fragment, episodes
 
@@ -82,9 +85,9 @@ def test_rewards_of_zero_and_of_minus_one_are_rewards() -> None:
 
 
 def test_every_response_is_an_episode_of_its_own() -> None:
-    fragments = TokenFragments(schema(), 4, PAD)
-    first, _ = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, None), BY), fields())
-    second, episodes = fragments.cut(Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, 1.0), BY), fields(2))
+    fragments = ColumnFragments(schema(), 4, PAD)
+    first, _ = cut_responses(fragments, Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, None), BY), fields())
+    second, episodes = cut_responses(fragments, Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, 1.0), BY), fields(2))
     assert [slot.episode_id for slot in first.header.slots] == [0, 0, 0, 0]
     assert [slot.episode_id for slot in second.header.slots] == [1, 1, 1, 0]
     assert {slot.first_step for slot in second.header.slots} == {0}
@@ -113,12 +116,14 @@ def test_the_header_says_whose_rewards_they_are() -> None:
 
 def test_wrappers_change_what_the_learner_is_given_and_no_return() -> None:
     section = EnvironmentSection.model_validate({"reward": [{"scale": 2.0}]})
-    fragments = TokenFragments(schema(), 4, PAD, learner_reward(section))
-    fragment, episodes = fragments.cut(Scored(ASKED, GENERATED, (0.5, -0.5, 1.0, None), BY), fields())
+    fragments = ColumnFragments(schema(), 4, PAD, learner_reward(section))
+    fragment, episodes = cut_responses(
+        fragments, Scored(ASKED, GENERATED, (0.5, -0.5, 1.0, None), BY), fields()
+    )
     np.testing.assert_array_equal(fragment.arrays()["reward"].T[:, 3], [1.0, -1.0, 2.0, 0.0])
     assert [one.episode_return for one in episodes] == [0.5, -0.5, 1.0]
 
 
 def test_a_tensor_that_responses_do_not_have_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"tensors \['extra/other'\]"):
-        TokenFragments(schema(TensorRule(name="extra/other", dtype="float32")), 4, PAD)
+        ColumnFragments(schema(TensorRule(name="extra/other", dtype="float32")), 4, PAD)

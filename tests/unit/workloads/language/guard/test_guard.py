@@ -6,8 +6,7 @@ from typing import Never
 import numpy as np
 import pytest
 
-from penstock.workloads.language.guard.guard_rules import Direction, Rule
-from penstock.workloads.language.guard.text_classifier import MAX_CHARS, WIDTH, Guard, TextClassifier
+from penstock.workloads.language.guard import MAX_CHARS, WIDTH, Direction, Guard, Rule, TextClassifier
 
 IN, OUT = Direction.INPUT, Direction.OUTPUT
 

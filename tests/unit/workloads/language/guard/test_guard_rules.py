@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.language.guard.guard_rules import Direction, fold, matched, read_rules
+from penstock.workloads.language.guard import Direction, fold, matched, read_rules
 
 
 def write(folder: Path, text: str) -> Path:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.language.guard.guard_rules import GuardRow, packaged_rows, read_rows
-from penstock.workloads.language.guard.text_classifier import (
+from penstock.workloads.language.guard import (
+    GuardRow,
     Share,
     load_classifier,
+    packaged_rows,
+    read_rows,
     train_classifier,
     train_guard,
 )

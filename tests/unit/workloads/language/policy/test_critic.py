@@ -16,8 +16,13 @@ from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.policy.language_policy import AdapterCritic, LanguagePolicy, ValueHead, build
-from penstock.workloads.language.policy.policy_section import language_section
+from penstock.workloads.language.policy import (
+    AdapterCritic,
+    LanguagePolicy,
+    ValueHead,
+    build,
+    language_section,
+)
 from tests.support.experience.experience import same
 from tests.support.experience.token_experience import batch_of, fragment
 from tests.unit.workloads.language.policy.test_language_policy import disturb, policy_of, rows_of

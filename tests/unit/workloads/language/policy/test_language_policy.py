@@ -14,8 +14,7 @@ from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
 from penstock.protocol.spaces import Discrete
-from penstock.workloads.language.policy.language_policy import LanguagePolicy, build
-from penstock.workloads.language.policy.policy_section import LanguageSection, language_section
+from penstock.workloads.language.policy import LanguagePolicy, LanguageSection, build, language_section
 
 LENGTHS = (9, 4, 6)
 

@@ -15,8 +15,7 @@ from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.policy import weights
 from penstock.protocol.fragment import Fragment
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
-from penstock.workloads.language.policy.policy_section import LanguageSection
+from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from tests.support.experience.fragment_messages import from_proto, to_proto
 from tests.support.experience.token_experience import Response, batch_of, fragment, sample
 

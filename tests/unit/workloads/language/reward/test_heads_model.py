@@ -11,8 +11,7 @@ import pytest
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.chat.people import population
-from penstock.workloads.language.feedback.examples import parse_scale
-from penstock.workloads.language.feedback.feedback_places import Source
+from penstock.workloads.language.feedback import Source, parse_scale
 from penstock.workloads.language.reward.heads import parse_heads
 from penstock.workloads.language.reward.opening import open_source
 from penstock.workloads.language.reward.reward_model import HEADS_CARD, HeadsModel

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.feedback.examples import Judged, Preference
+from penstock.workloads.language.feedback import Judged, Preference
 from penstock.workloads.language.reward.heads import (
     parse_heads,
     read_opinions,

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from penstock.workloads.language.feedback.examples import Preference, Scored
+from penstock.workloads.language.feedback import Preference, Scored
 from penstock.workloads.language.reward.measures import (
     Measures,
     doubt,

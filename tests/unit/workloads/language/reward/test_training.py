@@ -16,8 +16,7 @@ from transformers import TrainerCallback
 
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.language.feedback.examples import parse_scale
-from penstock.workloads.language.feedback.feedback_places import Source
+from penstock.workloads.language.feedback import Source, parse_scale
 from penstock.workloads.language.reward import fitting
 from penstock.workloads.language.reward.fitting import loss_of
 from penstock.workloads.language.reward.reward_model import RewardModel

@@ -9,8 +9,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
 from penstock.v1 import text_pb2 as pb
-from penstock.workloads.language.guard.guard_rules import Direction, Rule, Verdict
-from penstock.workloads.language.guard.text_classifier import Guard
+from penstock.workloads.language.guard import Direction, Guard, Rule, Verdict
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.asks import Ask
 from penstock.workloads.language.serving.text_answerer import AnswerGuard, open_guard

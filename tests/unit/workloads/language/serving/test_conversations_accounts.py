@@ -11,7 +11,7 @@ from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.asks import Ask, TextReply
-from penstock.workloads.language.serving.column_experience import REASONS
+from penstock.workloads.language.serving.conversations import REASONS
 from tests.support.language.text_stand import FAR, TextStand, tool, user
 
 SAMPLED_OTHERWISE: tuple[dict[str, Any], ...] = ({}, {}, {}, {"seed": 3}, {"count": 2}, {"not_learned": True})

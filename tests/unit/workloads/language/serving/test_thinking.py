@@ -13,12 +13,10 @@ from penstock.config.settings import ServingSection
 from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime import metrics
 from penstock.v1 import text_pb2 as pb
-from penstock.workloads.language.conversation.chat_encoder import ChatEncoder
-from penstock.workloads.language.guard.guard_rules import Rule
-from penstock.workloads.language.guard.text_classifier import Guard
+from penstock.workloads.language.conversation import ChatEncoder
+from penstock.workloads.language.guard import Guard, Rule
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.asks import Ask, TextReply
-from penstock.workloads.language.serving.talk import Thought
+from penstock.workloads.language.serving.asks import Ask, TextReply, Thought
 from penstock.workloads.language.serving.text_answerer import AnswerGuard, no_show
 from penstock.workloads.language.serving.text_service import TextService
 from tests.support.language.text_stand import FAR, TOKENIZER, WORDS, TextStand, adapter, running, user
@@ -282,7 +280,7 @@ async def test_a_version_that_cannot_think_is_stood_in_for(thinking: TextStand) 
 async def test_a_version_stays_between_a_thought_and_its_answer(
     thinking: TextStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.workloads.language.serving.talk import Thinking
+    from penstock.workloads.language.serving.text_answerer import Thinking
 
     whole = Thinking.whole
 

@@ -8,8 +8,8 @@ import pytest
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from penstock.workloads.language.feedback.feedback_places import rows_of
-from penstock.workloads.rlhf.commands.rlhf_commands import export
+from penstock.workloads.language.feedback import rows_of
+from penstock.workloads.rlhf.commands import export
 from tests.support.storage.ready_tables import with_registry
 
 

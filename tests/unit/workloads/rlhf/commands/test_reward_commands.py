@@ -14,7 +14,7 @@ import pytest
 from penstock.config.settings import ConfigurationError
 from penstock.launch.run.supervised_service import penstock
 from penstock.runtime.lifecycle import Lifecycle
-from penstock.workloads.rlhf.commands import reward_commands
+from penstock.workloads.rlhf import commands
 from penstock.workloads.rlhf.sentiment import Sentiment
 from tests.support.language.tiny_reward import make_base
 
@@ -72,13 +72,13 @@ def test_from_feedback_to_scores(
     place: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert 0 == reward_commands.train_model(Lifecycle("reward"), **to_train(place), as_json=True)
+    assert 0 == commands.train_model(Lifecycle("reward"), **to_train(place), as_json=True)
     results = json.loads(capsys.readouterr().out)
     assert 1 == results["feedback"]["bad_rows"]
     assert "bad row: feedback.jsonl line 41: no response" in caplog.text
     assert {"step": "16/16"}.items() <= caplog.records[-1].__dict__.items()
 
-    assert 0 == reward_commands.score_file(**to_score(place, output=place / "scored.jsonl"))
+    assert 0 == commands.score(**to_score(place, output=place / "scored.jsonl"))
     lines = [json.loads(line) for line in (place / "scored.jsonl").read_text().splitlines()]
     assert [f"feedback.jsonl line {number}" for number in range(1, 41)] == [line["where"] for line in lines]
     assert {results["sha256"]} == {line["sha256"] for line in lines}
@@ -88,7 +88,7 @@ def test_from_feedback_to_scores(
 
 def test_the_summary_in_words(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request = to_train(place, out=tmp_path / "out", assignments=(*SETTINGS, "epochs=1"))
-    assert 0 == reward_commands.train_model(Lifecycle("reward"), **request, as_json=False)
+    assert 0 == commands.train_model(Lifecycle("reward"), **request, as_json=False)
     said = capsys.readouterr().out
     for words in (
         "8 steps in",
@@ -122,9 +122,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
     assert not (place / "parted" / "reward.json").exists()
     assert list((place / "parted" / "checkpoints").iterdir())
     with pytest.raises(ConfigurationError, match="go on with --resume"):
-        reward_commands.train_model(
-            Lifecycle("reward"), **to_train(place, out=place / "parted"), as_json=True
-        )
+        commands.train_model(Lifecycle("reward"), **to_train(place, out=place / "parted"), as_json=True)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +140,7 @@ def test_a_mistake_is_told_before_anything_is_written(
     place: Path, tmp_path: Path, said: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        reward_commands.train_model(
-            Lifecycle("reward"), **to_train(place, out=tmp_path / "x", **said), as_json=True
-        )
+        commands.train_model(Lifecycle("reward"), **to_train(place, out=tmp_path / "x", **said), as_json=True)
     assert not (tmp_path / "x").exists()
 
 
@@ -152,9 +148,9 @@ def test_a_file_without_a_row_to_score_is_an_error(place: Path, tmp_path: Path) 
     (tmp_path / "empty.jsonl").write_text('{"prompt": "tree"}\n')
     function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_length"
     with pytest.raises(ConfigurationError, match="no row can be scored"):
-        reward_commands.score_file(**to_score(place, place=function, file=str(tmp_path / "empty.jsonl")))
+        commands.score(**to_score(place, place=function, file=str(tmp_path / "empty.jsonl")))
     with pytest.raises(ConfigurationError, match="name a reward model's folder"):
-        reward_commands.score_file(**to_score(place, place="nonsense"))
+        commands.score(**to_score(place, place="nonsense"))
 
 
 def of_length(_prompts: list[Any], responses: list[str]) -> list[float | None]:
@@ -164,7 +160,7 @@ def of_length(_prompts: list[Any], responses: list[str]) -> list[float | None]:
 
 def test_a_reward_that_is_not_given_is_null(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_length"
-    assert 0 == reward_commands.score_file(**to_score(place, place=function))
+    assert 0 == commands.score(**to_score(place, place=function))
     rewards = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
     assert {0.0, None} == set(rewards)
 
@@ -177,18 +173,16 @@ def of_some(_prompts: list[Any], responses: list[str]) -> list[float | None]:
 
 
 def test_scores_that_fail_in_the_middle_leave_the_output_as_it_was(place: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": "a", "response": "b"}] * (2 * reward_commands.PAGE) + [
-        {"prompt": "a", "response": "fails"}
-    ]
+    rows = [{"prompt": "a", "response": "b"}] * (2 * commands.PAGE) + [{"prompt": "a", "response": "fails"}]
     file, output = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     output.write_text("somebody's\n")
     function = "tests.unit.workloads.rlhf.commands.test_reward_commands:of_some"
     asked = to_score(place, place=function, file=str(file), output=output)
     with pytest.raises(ValueError, match="no more"):
-        reward_commands.score_file(**asked)
+        commands.score(**asked)
     assert output.read_text() == "somebody's\n"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["rows.jsonl", "scored.jsonl"]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
-    assert reward_commands.score_file(**asked) == 0
-    assert len(output.read_text().splitlines()) == 2 * reward_commands.PAGE
+    assert commands.score(**asked) == 0
+    assert len(output.read_text().splitlines()) == 2 * commands.PAGE

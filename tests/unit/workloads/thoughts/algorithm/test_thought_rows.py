@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.workloads.language.conversation.live_conversation import Column
+from penstock.workloads.language.conversation import Column
 from penstock.workloads.thoughts.algorithm.rows import read_rows, with_thoughts, without_thoughts
 from tests.support.thoughts.small_thoughts import (
     LAYOUT,

@@ -6,7 +6,7 @@ and the cache, so that a long one does not keep all the others company.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from penstock.workloads.language.loading import device_of
 from penstock.workloads.language.tokenizer import Tokenizer
-
-# ---- What generates responses, as a generator sees it: prompts in; tokens, and the log-probability of
-# each, out.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +37,7 @@ class Generated:
     whole: NDArray[np.bool_]
 
     def response(self, row: int) -> tuple[int, ...]:
-        """Token ids of one response."""
         return tuple(self.tokens[row, : self.lengths[row]].tolist())
-
-
-class Backend(Protocol):
-    """Generates with the weights of this moment."""
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        most: int,
-        *,
-        deterministic: bool = False,
-        is_over: Callable[[], bool] = lambda: False,
-        on_token: Callable[[], None] = lambda: None,
-    ) -> Generated:
-        """At most `most` tokens for each prompt, none of which is empty.
-
-        deterministic: the most likely token each time, not drawn. is_over: asked for each token; when it is,
-        what there is so far is returned. on_token: called for each.
-        """
-
-    def seed(self, seed: int) -> None:
-        """Draw from here on as every backend of this kind does after this seed."""
 
 
 # ---- Tokens drawn from log-probabilities by one number each.
@@ -130,7 +104,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         """Take the rows of another; the shorter ones get places before them."""
         longest = max(self.get_seq_length(), other.get_seq_length())
         keys, values = (
-            torch.cat([_with_places_before(one, longest) for one in both])
+            torch.cat([functional.pad(one, (0, 0, longest - one.shape[2], 0)) for one in both])
             for both in ((self.keys, other.keys), (self.values, other.values))
         )
         self._hold(keys, values)
@@ -145,10 +119,6 @@ def _doubled(room: Tensor, held: int, needed: int) -> Tensor:
     larger = room.new_empty((*room.shape[:2], 2 * needed, room.shape[3]))
     larger[:, :, :held] = room[:, :, :held]
     return larger
-
-
-def _with_places_before(states: Tensor, length: int) -> Tensor:
-    return functional.pad(states, (0, 0, length - states.shape[2], 0))
 
 
 # ---- Rows that are being continued, one token of all at a time; rows join and leave in between.
@@ -168,7 +138,6 @@ class RunningBatch:
 
     @property
     def places(self) -> int:
-        """Of keys and values in each row."""
         return self._mask.shape[1]
 
     def join(self, network: Any, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -184,7 +153,8 @@ class RunningBatch:
             self._cache = cache
             self._mask = self._mask.new_zeros((0, mask.shape[1]))
         longest = max(self.places, mask.shape[1])
-        self._mask = torch.cat([_right_aligned(one, longest) for one in (self._mask, mask)])
+        masks = (functional.pad(one, (longest - one.shape[1], 0)) for one in (self._mask, mask))
+        self._mask = torch.cat([*masks])
         self._positions = torch.cat([self._positions, positions[:, -1:]])
         return logits
 
@@ -222,10 +192,6 @@ def _logits(network: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: A
     return logits
 
 
-def _right_aligned(mask: Tensor, length: int) -> Tensor:
-    return functional.pad(mask, (length - mask.shape[1], 0))
-
-
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Ids and mask, int64 [N, P] each: the last token of every prompt is in the last column."""
     longest = max(map(len, prompts))
@@ -238,17 +204,16 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.dev
 
 
 class CachedGeneration:
-    """Generates with a key-value cache.
-
-    model: any causal language model of transformers, with or without an adapter.
-    """
+    """Generates with a key-value cache and the weights of this moment."""
 
     def __init__(self, model: Any, *, eos_id: int, pad_id: int) -> None:
+        """model: any causal language model of transformers, with or without an adapter."""
         self._model, self._eos, self._pad = model, eos_id, pad_id
         self._device: torch.device = model.device
         self._random = torch.Generator(self._device)
 
     def seed(self, seed: int) -> None:
+        """Draw from here on as every backend does after this seed."""
         self._random.manual_seed(seed)
 
     @torch.inference_mode()
@@ -261,6 +226,11 @@ class CachedGeneration:
         is_over: Callable[[], bool] = lambda: False,
         on_token: Callable[[], None] = lambda: None,
     ) -> Generated:
+        """At most `most` tokens for each prompt, none of which is empty.
+
+        deterministic: the most likely token each time, not drawn. is_over: asked for each token; when it is,
+        what there is so far is returned. on_token: called for each.
+        """
         distinct = {tuple(prompt): number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         prompt_of = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=self._device)
         batch = RunningBatch(self._pad, self._device)
@@ -307,7 +277,7 @@ class CachedGeneration:
         return draw(log_probs, uniform)
 
 
-def make_backend(policy: Any, tokenizer: Tokenizer, device: str) -> Backend:
+def make_backend(policy: Any, tokenizer: Tokenizer, device: str) -> CachedGeneration:
     """Return the backend that generates with a `LanguagePolicy`, whose network moves to the device.
 
     device: as torch names it, or "auto": a GPU where there is one.

@@ -2,24 +2,36 @@
 
 A request joins between two tokens of the others and waits for none of them to end. Its version answers all of
 it: a newer one that is loaded meanwhile answers those that come after. A version in use is not dropped.
+
+What an engine returns as the log-probability of a token is that of the whole distribution at temperature 1
+under the version that drew it: the learner corrects what differs from its own, up to
+`algorithm.behaviour_weight_cap`.
 """
 
 import copy
+import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from importlib.metadata import entry_points
+from typing import Any, Final, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.config.settings import ConfigurationError
 from penstock.policy.weights import decode
 from penstock.protocol.specification import Probe
-from penstock.workloads.language.generation.cached_generation import RunningBatch, draw, only_likely
-from penstock.workloads.language.policy.language_policy import LanguagePolicy
+from penstock.runtime import metrics
+from penstock.runtime.exit import RunFailed
+from penstock.workloads.language.cached_generation import RunningBatch, draw, only_likely
+from penstock.workloads.language.policy import LanguagePolicy, check_alike
+from penstock.workloads.language.settings import told_as
+from penstock.workloads.plugin.serving import Weights
 
 # ---- A request for tokens, and its answer while it grows.
 
@@ -55,7 +67,6 @@ class Request:
     end: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what cannot be answered."""
         if not self.ids or self.most < 1:
             raise ValueError(f"request: {len(self.ids)} ids and most={self.most}; give at least 1 of each")
         if not LEAST_TEMPERATURE <= self.temperature <= 100.0 or not LEAST_TOP_P <= self.top_p <= 1.0:
@@ -66,14 +77,7 @@ class Request:
             )
 
     @property
-    def is_sampled(self) -> bool:
-        """Return whether its tokens are drawn from the policy itself, and so can be learned from."""
-        free = self.temperature == 1.0 and self.top_p == 1.0
-        return free and self.seed is None and not self.deterministic and not self.has_other_logits
-
-    @property
     def has_other_logits(self) -> bool:
-        """Return whether tokens are drawn by other logits than the policy's."""
         return bool(self.bias) or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
@@ -99,14 +103,63 @@ class Growing:
         self.is_cancelled = True
 
 
-# ---- One base model in memory, and beside it the adapter of each version that answers.
+# ---- Versions of one model in memory.
 
 _OWN: Final = "default"
 """The adapter that the policy was made with; no request is answered with it."""
 
 
-class LoadedAdapters:
-    """Used by one thread at a time. Owns the policy's network from now on."""
+class LoadedPolicies(ABC):
+    """Versions that answer, beside version 0, which always does. Used by one thread at a time."""
+
+    @property
+    @abstractmethod
+    def versions(self) -> list[int]:
+        """Those that are loaded, ascending."""
+
+    def load(self, version: int, blob: bytes) -> None:
+        """Hold the weights of a version, as `weights.encode` wrote them; one that is held stays.
+
+        Raises ValueError that names the tensor for weights of another policy; nothing is held then.
+        """
+        if version < 1:
+            raise ValueError(f"version={version}: versions are numbered from 1")
+        if version not in self.versions:
+            self._hold(version, blob)
+
+    def drop(self, version: int) -> None:
+        """Let go of a version; one that is not held is no error, and version 0 stays."""
+        if version in self.versions:
+            self._let_go(version)
+
+    @contextmanager
+    def using(self, version: int) -> Iterator[Any]:
+        """The network under a version. Raises ValueError for one that is not held."""
+        with self._acting(version) as policy:
+            yield policy.network
+
+    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
+        """Joint log-probability of each of the probe's rows under a version; raises as `using`."""
+        with self._acting(version) as policy:
+            return tuple(policy.acting_log_prob(probe.observation, probe.action).tolist())
+
+    def check(self, version: int) -> None:
+        if version and version not in self.versions:
+            raise ValueError(f"version={version}: is not loaded; loaded are {self.versions}")
+
+    @abstractmethod
+    def _hold(self, version: int, blob: bytes) -> None: ...
+
+    @abstractmethod
+    def _let_go(self, version: int) -> None: ...
+
+    @abstractmethod
+    def _acting(self, version: int) -> AbstractContextManager[LanguagePolicy]:
+        """The policy that acts as a version while the block lasts."""
+
+
+class LoadedAdapters(LoadedPolicies):
+    """One base model, and beside it the adapter of each version. Owns the policy's network from now on."""
 
     def __init__(self, policy: LanguagePolicy) -> None:
         """Raises ConfigurationError for a policy without an adapter."""
@@ -117,26 +170,17 @@ class LoadedAdapters:
             )
         self._policy = policy
         self._network: Any = policy.network
-        self._shapes = {name: tensor.shape for name, tensor in policy.state_dict().items()}
+        self._own = policy.state_dict()
         (self._config,) = self._network.peft_config.values()
         self._versions: set[int] = set()
 
     @property
     def versions(self) -> list[int]:
-        """Those that are loaded, ascending; version 0, the base model, always answers."""
         return sorted(self._versions)
 
-    def load(self, version: int, blob: bytes) -> None:
-        """Hold the adapter of a version, as `weights.encode` wrote it; one that is held stays.
-
-        Raises ValueError that names the tensor for weights of another policy; nothing is held then.
-        """
-        if version < 1:
-            raise ValueError(f"version={version}: versions are numbered from 1")
-        if version in self._versions:
-            return
+    def _hold(self, version: int, blob: bytes) -> None:
         arrays = decode(blob)
-        self._check(arrays)
+        check_alike(self._own, arrays)
         name = _name(version)
         with torch.random.fork_rng(devices=()):
             self._network.add_adapter(name, self._config)
@@ -147,50 +191,28 @@ class LoadedAdapters:
         self._network.eval()
         self._versions.add(version)
 
-    def drop(self, version: int) -> None:
-        """Let go of a version; one that is not held is no error."""
-        if version in self._versions:
-            self._versions.discard(version)
-            self._network.set_adapter(_OWN)
-            self._network.delete_adapter(_name(version))
+    def _let_go(self, version: int) -> None:
+        self._versions.discard(version)
+        self._network.set_adapter(_OWN)
+        self._network.delete_adapter(_name(version))
 
     @contextmanager
-    def using(self, version: int) -> Iterator[Any]:
-        """The network under a version. Raises ValueError for one that is not held."""
+    def _acting(self, version: int) -> Iterator[LanguagePolicy]:
+        self.check(version)
         if version == 0:
             with self._network.disable_adapter():
-                yield self._network
+                yield self._policy
             return
-        if version not in self._versions:
-            raise ValueError(f"version={version}: is not loaded; loaded are {self.versions}")
         self._network.set_adapter(_name(version))
-        yield self._network
-
-    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
-        """Joint log-probability of each of the probe's rows under a version.
-
-        Raises ValueError for one that is not held.
-        """
-        with self.using(version):
-            return tuple(self._policy.acting_log_prob(probe.observation, probe.action).tolist())
-
-    def _check(self, arrays: Any) -> None:
-        if arrays.keys() != self._shapes.keys():
-            raise ValueError(f"weights: {sorted(arrays.keys() ^ self._shapes.keys())[:8]} on one side only")
-        for name, shape in self._shapes.items():
-            if tuple(arrays[name].shape) != tuple(shape):
-                raise ValueError(f"weights.{name}: {tuple(arrays[name].shape)} for {tuple(shape)}")
+        yield self._policy
 
 
 def _name(version: int) -> str:
     return f"version{version}"
 
 
-# ---- A whole network in memory for each version that answers, where all weights are trained.
-
-
-class LoadedNetworks:
-    """Used by one thread at a time; `LoadedAdapters` is the same for versions that are adapters."""
+class LoadedNetworks(LoadedPolicies):
+    """A whole network for each version, where all weights are trained."""
 
     def __init__(self, policy: LanguagePolicy) -> None:
         """policy: of version 0, which is never changed.
@@ -203,43 +225,20 @@ class LoadedNetworks:
 
     @property
     def versions(self) -> list[int]:
-        """Those that are loaded, ascending; version 0 always answers."""
         return sorted(self._policies.keys() - {0})
 
-    def load(self, version: int, blob: bytes) -> None:
-        """Hold the weights of a version, as `weights.encode` wrote them; one that is held stays.
-
-        Raises ValueError that names the tensor for weights of another policy; nothing is held then.
-        """
-        if version < 1:
-            raise ValueError(f"version={version}: versions are numbered from 1")
-        if version in self._policies:
-            return
+    def _hold(self, version: int, blob: bytes) -> None:
         made = copy.deepcopy(self._policies[0])
         made.load(blob)
         self._policies[version] = made
 
-    def drop(self, version: int) -> None:
-        """Let go of a version; one that is not held is no error, and version 0 stays."""
-        if version:
-            self._policies.pop(version, None)
+    def _let_go(self, version: int) -> None:
+        del self._policies[version]
 
     @contextmanager
-    def using(self, version: int) -> Iterator[Any]:
-        """The network of a version. Raises ValueError for one that is not held."""
-        yield self._held(version).network
-
-    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
-        """Joint log-probability of each of the probe's rows under a version.
-
-        Raises ValueError for one that is not held.
-        """
-        return tuple(self._held(version).acting_log_prob(probe.observation, probe.action).tolist())
-
-    def _held(self, version: int) -> LanguagePolicy:
-        if version not in self._policies:
-            raise ValueError(f"version={version}: is not loaded; loaded are {self.versions}")
-        return self._policies[version]
+    def _acting(self, version: int) -> Iterator[LanguagePolicy]:
+        self.check(version)
+        yield self._policies[version]
 
 
 # ---- The engine.
@@ -250,7 +249,7 @@ class ContinuousEngine:
 
     def __init__(
         self,
-        loaded: LoadedAdapters | LoadedNetworks,
+        loaded: LoadedPolicies,
         *,
         eos_id: int,
         pad_id: int,
@@ -269,24 +268,19 @@ class ContinuousEngine:
     # ---- from any thread
 
     def submit(self, request: Request, on_change: Callable[[Growing], None] = lambda _: None) -> Growing:
-        """Have a request answered. Raises ValueError for a version that is not loaded."""
         growing = Growing(request, on_change)
         with self._has_work:
-            if request.version and request.version not in self._loaded.versions:
-                raise ValueError(
-                    f"version={request.version}: is not loaded; loaded are {self._loaded.versions}"
-                )
+            self._loaded.check(request.version)
             self._waiting.append(growing)
             self._has_work.notify_all()
         return growing
 
     def load(self, version: int, blob: bytes) -> None:
-        """See `LoadedAdapters.load`; answers under way wait for it."""
+        """See `LoadedPolicies.load`; answers under way wait for it."""
         with self._before_next_step():
             self._loaded.load(version, blob)
 
     def drop(self, version: int) -> bool:
-        """Let go of a version; False: it answers somebody, and stays."""
         with self._before_next_step(), self._has_work:
             if version in self._batches or any(one.request.version == version for one in self._waiting):
                 return False
@@ -294,7 +288,6 @@ class ContinuousEngine:
             return True
 
     def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
-        """Joint log-probability of each of the probe's rows under a version, as it is loaded here."""
         with self._before_next_step():
             return self._loaded.probe_answer(version, probe)
 
@@ -340,7 +333,6 @@ class ContinuousEngine:
 
     @contextmanager
     def _before_next_step(self) -> Iterator[None]:
-        """Have the network between two steps."""
         with self._turn, self._network:
             yield
 
@@ -444,3 +436,105 @@ class _Row:
             shares = only_likely(shares, request.top_p)
         uniform = torch.rand(1, generator=self._random, dtype=torch.float64).to(shares.device)
         return int(draw(shares[None], uniform))
+
+
+# ---- The engine that a run names: `transformers`, or an entry point of `penstock.engines`.
+
+
+GROUP: Final = "penstock.engines"
+OWN: Final = "transformers"
+
+
+class TextEngine(Protocol):
+    """Thread-safe; one thread calls `run`. Version 0 is the model that training began with."""
+
+    def submit(self, request: Request, on_change: Callable[[Growing], None] = ...) -> Growing:
+        """Have a request answered under its version; raises ValueError for one that is not loaded."""
+
+    def load(self, version: int, blob: bytes) -> None:
+        """Hold the weights of a version; raises ValueError for those of another policy."""
+
+    def drop(self, version: int) -> bool:
+        """Let go of a version; False: it answers somebody, and stays."""
+
+    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
+        """Joint log-probability of each of the probe's rows under a version, as it is loaded."""
+
+    @property
+    def versions(self) -> list[int]:
+        """Those that are loaded, ascending."""
+
+    @property
+    def waiting(self) -> int:
+        """Answers that wait for room."""
+
+    def run(self, is_over: Callable[[], bool], wait_s: float = ...) -> None:
+        """Answer until it is over; then cancel what is left."""
+
+
+def open_engine(
+    name: str, policy: LanguagePolicy, *, eos_id: int, pad_id: int, max_rows: int, seed: int
+) -> TextEngine:
+    """Return the engine of a name over a policy, whose network it owns from now on.
+
+    max_rows: answers under way. seed: of what it draws. Another package's engine is made by what its entry
+    point names, called with the same arguments. Raises ConfigurationError for one that is not installed or
+    cannot be loaded.
+    """
+    own: dict[str, Any] = {"eos_id": eos_id, "pad_id": pad_id, "max_rows": max_rows, "seed": seed}
+    if name == OWN:
+        loaded = LoadedAdapters(policy) if policy.section.lora else LoadedNetworks(policy)
+        return ContinuousEngine(loaded, **own, device=policy.device)
+    offered = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in offered:
+        raise ConfigurationError(
+            f"environment.kwargs.engine={name!r}: no installed package offers it (entry points of "
+            f"{GROUP!r}); use one of {', '.join(sorted({OWN, *offered}))}"
+        )
+    what = f"{offered[name].value} cannot be loaded"
+    with told_as(f"environment.kwargs.engine={name!r}: {what}", ImportError, AttributeError):
+        make: Callable[..., TextEngine] = offered[name].load()
+    return make(policy, **own)
+
+
+# ---- How far an engine's answers to the probe are from those of a plain pass, measured when its server
+# starts.
+
+ROOM: Final = 2.0
+"""A tolerance that is advised is so many times what was measured: other versions round otherwise."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineTolerance:
+    """Measures one engine.
+
+    name: of the engine. make_policy: the run's policy, another one with each call. most:
+    `learner.probe_tolerance`.
+    """
+
+    def __init__(self, name: str, make_policy: Callable[[], LanguagePolicy], most: float) -> None:
+        self._name, self._make_policy, self._most = name, make_policy, most
+
+    def measure(self, weights: Weights, probe: Probe, given: tuple[float, ...]) -> float:
+        """Return the largest |given − r| / (1 + |r|) over the probe's rows, r being the plain pass.
+
+        given: what the engine answers under these weights. Needs memory for one more base model meanwhile.
+        Raises RunFailed for an engine that the learner would quarantine, with both numbers.
+        """
+        policy = self._make_policy()
+        policy.load(weights.blob)
+        right = policy.log_prob(probe.observation, probe.action).astype(np.float64)
+        off = np.abs(np.asarray(given, np.float64) - right) / (1.0 + np.abs(right))
+        found = float(off.max()) if off.shape == right.shape and np.isfinite(off).all() else float("inf")
+        metrics.ENGINE_PROBE_DIFFERENCE.set(found)
+        said = {"engine": self._name, "difference": found, "tolerance": self._most}
+        log.info("the engine's answers to the probe were measured", extra=said)
+        if not found <= self._most:
+            advice = f"Set the tolerance to {ROOM * found:.1g}, or use" if np.isfinite(found) else "Use"
+            raise RunFailed(
+                f"environment.kwargs.engine={self._name!r}: answers the probe {found:.2g} off what "
+                f"transformers answers with the same weights, and learner.probe_tolerance={self._most:g}: "
+                f"all that it samples would be quarantined. {advice} another engine"
+            )
+        return found

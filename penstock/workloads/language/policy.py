@@ -12,24 +12,94 @@ Used by one thread.
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from peft import LoraConfig, TaskType, get_peft_model
+from pydantic import Field
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from penstock.config.settings import ConfigurationError, PolicySection
+from penstock.config.sections import PolicySection, Positive, PositiveReal, Section
+from penstock.config.settings import ConfigurationError
 from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.tokens import TokenOutputs, TokenRows
 from penstock.policy.weights import load_into
 from penstock.protocol.spaces import Discrete, Space
 from penstock.protocol.tensor import Array
-from penstock.workloads.language.loading import LOADING, place_of, unreadable
-from penstock.workloads.language.policy.policy_section import LanguageSection, language_section
+from penstock.workloads.language.loading import LOADING, place_of, reading
+from penstock.workloads.language.settings import told_as, validated
+
+
+class LanguageSection(Section):
+    """Which model, and what of it is trained. `policy.kwargs` of a run."""
+
+    model: str = Field(min_length=1)
+    """Folder, or hub name, of a causal language model in Hugging Face format."""
+    begin_with: str = ""
+    """File of weights that this training begins with, such as `RUN/policies/7.safetensors` of a run alike.
+
+    Empty: it begins with the model as it is, which stays the reference of the KL penalty either way.
+    """
+    lora: bool = True
+    """Train a low-rank adapter; false: all weights."""
+    rank: Positive = 16
+    """Rank of the adapter."""
+    alpha: PositiveReal = 32.0
+    """Its scale: updates are multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers that have one, such as ["q_proj", "v_proj"].
+
+    Empty: all linear layers but the last.
+    """
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights that are not trained; what is trained is float32."""
+    shared_trunk: bool = True
+    """The value loss trains the policy's features too, where they are what the critic reads.
+
+    False: only the value head, on features as they are.
+    """
+    critic: Literal["head", "adapter"] = "head"
+    """What values are made of: the policy's features, or those of an adapter that the critic has of its own.
+
+    The second takes another pass over the model, and the value loss then trains nothing of the policy.
+    """
+    gradient_checkpointing: bool = False
+    """Compute activations twice and hold fewer of them."""
+
+
+def language_section(section: PolicySection) -> LanguageSection:
+    """Return what a policy section says; raises ConfigurationError that names key, value and remedy."""
+    _check_others(section)
+    settings = validated(LanguageSection, section.kwargs, "policy.kwargs")
+    if not settings.lora and settings.dtype != "float32":
+        raise ConfigurationError(
+            f"policy.kwargs.dtype={settings.dtype!r}: all weights are trained, in float32; leave it out, and "
+            "say learner.precision=bfloat16 to compute in bfloat16"
+        )
+    if not settings.lora and settings.critic == "adapter":
+        raise ConfigurationError(
+            "policy.kwargs.critic='adapter': reads the weights that lora=true leaves as they are, and "
+            "lora=false trains all of them; say lora=true, or leave critic out"
+        )
+    return settings
+
+
+def _check_others(section: PolicySection) -> None:
+    """Keys that say how a network for control is made would say nothing here."""
+    usual = PolicySection()
+    for name in PolicySection.model_fields:
+        if name != "kwargs" and getattr(section, name) != getattr(usual, name):
+            raise ConfigurationError(
+                f"policy.{name}={getattr(section, name)!r}: a language model has none; leave it out, and "
+                "use policy.kwargs"
+            )
+
+
+# ---- The network.
 
 Network = Any
 """A transformers.PreTrainedModel or peft.PeftModel, which come without types."""
@@ -51,7 +121,8 @@ def make_network(section: LanguageSection, seed: int) -> Network:
 
 def _base(section: LanguageSection) -> Network:
     place = place_of("policy.kwargs.model", section.model)
-    try:
+    what = "cannot be read as a causal language model"
+    with reading("policy.kwargs.model", section.model, what, SafetensorError):
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
         _forget_dropout(config)
         _fuse_activations(config)
@@ -63,9 +134,6 @@ def _base(section: LanguageSection) -> Network:
                 use_safetensors=True,
                 trust_remote_code=False,
             )
-    except (OSError, ValueError, SafetensorError) as error:
-        what = "cannot be read as a causal language model"
-        raise unreadable("policy.kwargs.model", section.model, what, error) from error
 
 
 def _forget_dropout(config: Any) -> None:
@@ -85,18 +153,14 @@ def _fuse_activations(config: Any) -> None:
 def _with_adapter(network: Network, section: LanguageSection, seed: int) -> Network:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            return get_peft_model(
-                network,
-                LoraConfig(
-                    task_type=TaskType.CAUSAL_LM,
-                    r=section.rank,
-                    lora_alpha=section.alpha,
-                    target_modules=list(section.targets) or "all-linear",
-                ),
-            )
-        except ValueError as error:
-            raise ConfigurationError(f"policy.kwargs.targets={list(section.targets)!r}: {error}") from error
+        adapter = LoraConfig(
+            task_type=TaskType.CAUSAL_LM,
+            r=section.rank,
+            lora_alpha=section.alpha,
+            target_modules=list(section.targets) or "all-linear",
+        )
+        with told_as(f"policy.kwargs.targets={list(section.targets)!r}", ValueError):
+            return get_peft_model(network, adapter)
 
 
 def beside(network: Network) -> Network:
@@ -121,6 +185,15 @@ def trained(network: Network) -> dict[str, nn.Parameter]:
         for name, parameter in network.named_parameters()
         if parameter.requires_grad
     }
+
+
+def check_alike(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ValueError that names what is missing, unknown or misshapen."""
+    if own.keys() != given.keys():
+        raise ValueError(f"weights: {sorted(own.keys() ^ given.keys())[:8]} on one side only")
+    for name, tensor in own.items():
+        if tuple(tensor.shape) != tuple(given[name].shape):
+            raise ValueError(f"weights.{name}: {tuple(given[name].shape)} for {tuple(tensor.shape)}")
 
 
 def read(
@@ -186,7 +259,6 @@ class AdapterCritic(nn.Module):
         return values
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield what is trained: the adapter and the head."""
         for part, own in (("adapter", trained(self.network)), ("head", dict(self.head.named_parameters()))):
             yield from ((f"{part}.{name}", parameter) for name, parameter in own.items())
 
@@ -202,19 +274,18 @@ class LanguagePolicy(nn.Module):
         super().__init__()
         self.section = section
         self.network = make_network(section, seed)
-        self._frozen = None if section.lora or not has_reference else _frozen(self.network)
+        keeps_copy = has_reference and not section.lora
+        self._frozen = copy.deepcopy(self.network).requires_grad_(False) if keeps_copy else None
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
-            self.critic = self._make_critic()
-
-    def _make_critic(self) -> ValueHead | AdapterCritic:
-        if self.section.critic == "adapter":
-            return AdapterCritic(self.network, checkpoints=self.section.gradient_checkpointing)
-        return ValueHead(width(self.network))
+            self.critic: ValueHead | AdapterCritic = (
+                AdapterCritic(self.network, checkpoints=section.gradient_checkpointing)
+                if section.critic == "adapter"
+                else ValueHead(width(self.network))
+            )
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that it knows: ids 0 … V−1."""
         return int(self.network.get_output_embeddings().weight.shape[0])
 
     @property
@@ -245,11 +316,7 @@ class LanguagePolicy(nn.Module):
     def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
         """Inverse of `state_dict`; raises ValueError that names what is missing, unknown or misshapen."""
         own = self.state_dict()
-        if own.keys() != state_dict.keys():
-            raise ValueError(f"weights: {sorted(own.keys() ^ state_dict.keys())[:8]} on one side only")
-        for name, tensor in own.items():
-            if tensor.shape != state_dict[name].shape:
-                raise ValueError(f"weights.{name}: {tuple(state_dict[name].shape)} for {tuple(tensor.shape)}")
+        check_alike(own, state_dict)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state_dict[name])
@@ -343,7 +410,3 @@ def build(
 
 def _chosen(log_probs: Tensor, action: Tensor) -> Tensor:
     return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def _frozen(network: Network) -> Network:
-    return copy.deepcopy(network).requires_grad_(False)

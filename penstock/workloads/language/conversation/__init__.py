@@ -1,1 +1,0 @@
-"""Conversations as experience: turns of a model, with messages of people and tools between them."""

@@ -1,1 +1,0 @@
-"""Feedback on responses: read from where it lies, checked row by row, normalised, split by prompt."""

@@ -1,1 +1,0 @@
-"""The actor's side of language models: prompts → responses → rewards → fragments."""

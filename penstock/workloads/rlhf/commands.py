@@ -1,0 +1,468 @@
+"""`penstock rlhf`: feedback as a file, reward models, and answers of a run's final language model."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.config.configuration_error import ConfigurationError, how_to_install
+from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.foreground import (
+    AsJson,
+    Assignments,
+    ConfigFile,
+    EndpointFile,
+    Insecure,
+    Trust,
+    command,
+    in_foreground,
+)
+from penstock.runtime.output_file import output_file
+
+if TYPE_CHECKING:
+    from penstock.config.settings import Settings
+    from penstock.runtime.lifecycle import Lifecycle
+    from penstock.workloads.language.feedback import BadRows
+    from penstock.workloads.language.reward.reward_source import RewardSource, Sample
+
+rlhf_commands = typer.Typer(help="Feedback, reward models, and answers of a run.", no_args_is_help=True)
+feedback_commands = typer.Typer(
+    help="Feedback: out of a registry, a data set or a file.", no_args_is_help=True
+)
+reward_commands = typer.Typer(help="Reward models: train from feedback, score, serve.", no_args_is_help=True)
+rlhf_commands.add_typer(feedback_commands, name="feedback")
+
+
+def _device(name: str | None) -> str | None:
+    """The name of a device that torch knows, or auto; raises typer.BadParameter."""
+    if name is not None and not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", name):
+        raise typer.BadParameter(f"{name!r}: use auto, cpu, cuda or cuda:N")
+    return name
+
+
+Base = Annotated[
+    str | None,
+    typer.Option("--base", help="Folder or hub name of the adapter's base model, where it has moved."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", callback=_device)]
+TrainingDevice = Annotated[
+    str | None, typer.Option(help="cpu, or a GPU where there is one (default).", callback=_device)
+]
+Part = Annotated[str | None, typer.Option("--part", help="Split of a dataset, or policy of a registry.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="File of JSON lines; default: stdout.")]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column", metavar="OURS=THEIRS", help="Column of the file under another name; may be repeated."
+    ),
+]
+Heads = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--head",
+        metavar="NAME=SCALE",
+        help="Something that rows rate, by their key; may be repeated, for one model of several heads.",
+    ),
+]
+Weights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--weight", metavar="NAME=NUMBER", help="Of a head in the reward, default 1; may be repeated."
+    ),
+]
+Reference = Annotated[
+    str | None,
+    typer.Option(
+        help="Scored rows like FEEDBACK's over which mean and std are taken; default: what was trained on."
+    ),
+]
+TrainingAssignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="epochs, batch, learning_rate, rank, lora, …; may be repeated."
+    ),
+]
+
+
+@contextmanager
+def needs_rlhf() -> Iterator[None]:
+    """Name the extra where a package of it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"{error}: {how_to_install('rlhf')}") from error
+
+
+@contextmanager
+def _lines_to(output: Path | None, source: str) -> Iterator[IO[str]]:
+    """Yield where lines that are made of `source` go; None: stdout. Raises ConfigurationError, OSError."""
+    if output is None:
+        yield sys.stdout
+        return
+    if output.exists() and Path(source).exists() and output.samefile(source):
+        raise ConfigurationError(f"--output {output}: is the file that is read; choose another name")
+    with output_file(output) as file:
+        yield file
+
+
+def _tell(bad: "BadRows") -> None:
+    for line in bad.lines():
+        sys.stderr.write(f"bad row: {line}\n")
+
+
+# ---- Feedback.
+
+
+@feedback_commands.callback()
+def _group() -> None:
+    """Feedback: out of a registry, a data set or a file."""
+
+
+@command(feedback_commands)
+def export(
+    place: Annotated[
+        str, typer.Argument(help="A registry's URL, a dataset's folder, Parquet, or JSON lines.")
+    ],
+    output: Output = None,
+    part: Annotated[
+        str | None, typer.Option("--part", help="Policy of a registry, or split of a dataset.")
+    ] = None,
+) -> int:
+    """Write all rows as JSON lines, which every command that reads feedback takes."""
+    from penstock.workloads.language.feedback import BadRows, rows_of
+
+    bad = BadRows()
+    with _lines_to(output, place) as file:
+        for where, row in rows_of(place, part):
+            try:
+                file.write(_line(row))
+            except (TypeError, ValueError) as error:
+                bad.add(where, str(error))
+    _tell(bad)
+    return EXIT_OK
+
+
+def _line(row: Any) -> str:
+    if isinstance(row, ValueError):
+        raise row
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+# ---- Answers.
+
+
+@command(rlhf_commands)
+def generate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run of language models that has ended.")],
+    prompts: Annotated[
+        list[str], typer.Option("--prompt", metavar="TEXT", help="What to answer; may be repeated.")
+    ],
+    count: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
+    tokens: Annotated[int | None, typer.Option(min=1, help="At most; default: as in training.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="The most likely tokens; default: drawn as in training.")
+    ] = False,
+    assignments: Assignments = None,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> int:
+    """Have the final language model of a run answer."""
+    from penstock.config.service_settings import local_settings
+
+    with needs_rlhf():
+        from penstock.workloads.language.settings import told_as
+        from penstock.workloads.plugin.serving import read_final
+        from penstock.workloads.rlhf.artefacts import generate as answers_of
+    with told_as(str(run), ValueError):
+        final = read_final(run)
+    if final.specification.workload != "rlhf":
+        raise ConfigurationError(
+            f"{run}: is a run of workload {final.specification.workload!r}, which has no language model; "
+            "say `penstock evaluate`"
+        )
+    answers = answers_of(
+        final.specification,
+        final.blob,
+        local_settings(run, tuple(assignments or ()), trust=trust).actor,
+        [prompt for prompt in prompts for _ in range(count)],
+        tokens=tokens,
+        seed=seed,
+        deterministic=deterministic,
+    )
+    for answer in answers:
+        line = json.dumps(asdict(answer)) if as_json else f"{answer.prompt} → {answer.response}"
+        sys.stdout.write(f"{line}\n")
+    return EXIT_OK
+
+
+# ---- Reward models.
+
+rlhf_commands.add_typer(reward_commands, name="reward")
+
+
+@reward_commands.command()
+def train(
+    feedback: Annotated[
+        str, typer.Argument(help="JSON lines, Parquet, a dataset's folder, or a registry's URL.")
+    ],
+    model: Annotated[str, typer.Option(help="Base model: a folder, or a name on the hub.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    scale: Annotated[
+        str, typer.Option(help="Of the scores: thumbs, stars, percent, LOW:HIGH, or none.")
+    ] = "none",
+    key: Annotated[str | None, typer.Option(help="Take rows that rate this.")] = None,
+    part: Part = None,
+    columns: Columns = None,
+    heads: Heads = None,
+    weights: Weights = None,
+    reference: Reference = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a training that was interrupted.")
+    ] = False,
+    device: TrainingDevice = None,
+    assignments: TrainingAssignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume goes on from it.
+
+    With --head it learns several things at once, each as 0 to 1, and pairs beside them (docs/chat.md).
+    """
+    said = locals()
+    from penstock.runtime.lifecycle import leave, run_service
+
+    leave(run_service(lambda lifecycle: train_model(lifecycle, **said), "reward"))
+
+
+@reward_commands.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="Folder of a reward model.")],
+    listen: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
+    ] = "127.0.0.1:50053",
+    base: Base = None,
+    device: Device = "cpu",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+    endpoints: EndpointFile = None,
+    insecure: Insecure = False,
+) -> None:
+    """Serve a reward model's scores over gRPC."""
+
+    def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
+        with needs_rlhf():
+            from penstock.workloads.language.loading import quieten
+            from penstock.workloads.language.reward.reward_service import main
+
+            quieten()
+            return main(lifecycle, settings, folder=model, base=base, device=device, listen=listen)
+
+    in_foreground("reward", body, config, assignments, endpoints, insecure=insecure)
+
+
+def parse_columns(said: Sequence[str]) -> dict[str, str]:
+    """`OURS=THEIRS` as a mapping; raises ConfigurationError."""
+    columns = dict[str, str]()
+    for text in said:
+        ours, _, theirs = text.partition("=")
+        if not (ours and theirs):
+            raise ConfigurationError(f"--column {text!r}: write OURS=THEIRS, such as score=helpfulness")
+        columns[ours] = theirs
+    return columns
+
+
+# ---- Training.
+
+
+def train_model(
+    lifecycle: "Lifecycle",
+    *,
+    feedback: str,
+    model: str,
+    out: Path,
+    scale: str,
+    key: str | None,
+    part: str | None,
+    columns: Sequence[str] | None,
+    heads: Sequence[str] | None,
+    weights: Sequence[str] | None,
+    reference: str | None,
+    resume: bool,
+    device: str | None,
+    assignments: Sequence[str] | None,
+    as_json: bool,
+) -> int:
+    """Train and print the summary; raises ConfigurationError for what cannot be used."""
+    of_heads = bool(heads or weights)
+    if of_heads:
+        said = {"--scale": scale != "none", "--key": key is not None, "--column": bool(columns)}
+        said |= {"--reference": reference is not None, "--resume": resume}
+        if name := next((name for name, is_said in said.items() if is_said), None):
+            raise ConfigurationError(f"{name}: is for a model of one head; leave it out beside --head")
+    from penstock.runtime.retry import Interrupted
+
+    with needs_rlhf():
+        from penstock.workloads.language.feedback import Source, scale_of
+        from penstock.workloads.language.loading import device_of, quieten
+        from penstock.workloads.language.reward.heads import parse_heads, parse_weights
+        from penstock.workloads.language.reward.training import Order, train
+        from penstock.workloads.language.settings import training_settings
+    quieten()
+    measured, named = scale_of(scale, "--"), parse_columns(columns or ())
+    order = Order(
+        source=Source(place=feedback, scale=measured, part=part, key=key, columns=named),
+        base=model,
+        out=out,
+        settings=training_settings(assignments or ()),
+        reference=None if reference is None else Source(place=reference, scale=measured, columns=named),
+        resume=resume,
+        device=device_of(device or "cpu") if of_heads else device,
+        heads=parse_heads(heads or ()) if of_heads else (),
+        weights=parse_weights(weights or ()),
+    )
+    try:
+        results = train(order, lifecycle.draining)
+    except Interrupted:
+        if of_heads:
+            sys.stderr.write(f"interrupted: nothing was written to {out}; start again\n")
+        return EXIT_OK
+    lines = (_heads_lines if of_heads else _lines)(out, results)
+    sys.stdout.write(json.dumps(results) + "\n" if as_json else "\n".join(lines) + "\n")
+    return EXIT_OK
+
+
+def _lines(out: Path, results: dict[str, Any]) -> Sequence[str]:
+    from penstock.workloads.language.reward.measures import doubt
+
+    feedback = results["feedback"]
+    found = results["validation"] or {}
+    measured = "  ".join(f"{name} {value:.4g}" for name, value in found.items() if value is not None)
+    trained, validated = (
+        f"{feedback[side]['scored']} scores and {feedback[side]['pairs']} pairs"
+        for side in ("train", "validation")
+    )
+    return [
+        f"{out}: {results['steps']} steps in {results['seconds']:g} s, best at step {results['best_step']}",
+        f"trained on {trained}, validated on {validated}",
+        f"{feedback['bad_rows']} bad rows, {feedback['prompts_cut']} prompts cut",
+        f"validation: {measured or 'none'}",
+        *([doubted] if (doubted := doubt(results["validation"])) else []),
+        f"scores: mean {results['reward_mean']:.4g}, std {results['reward_std']:.4g}",
+        f"sha256 {results['sha256']}",
+    ]
+
+
+def _heads_lines(out: Path, results: dict[str, Any]) -> Sequence[str]:
+    measures = results["measures"]
+    pairs = measures["pair_accuracy"]
+    return [
+        f"{out}: best after epoch {results['best_epoch']}",
+        f"trained on {results['train']['responses']} responses and {results['train']['pairs']} pairs",
+        *(f"{name}: {_measured(one)}" for name, one in measures["heads"].items()),
+        f"pairs: {measures['pairs']}" + ("" if pairs is None else f", {pairs:.3g} in the right order"),
+        f"{results['bad_rows']} bad rows, {results['other_key']} rows rate something else",
+    ]
+
+
+def _measured(one: dict[str, Any]) -> str:
+    numbers = "".join(
+        f", {name.replace('_', ' ')} {one[name]:.3g}"
+        for name in ("squared_error", "auc", "calibration_error")
+        if one[name] is not None
+    )
+    return f"{one['ratings']} ratings held out{numbers}"
+
+
+# ---- Scores.
+
+PAGE: Final = 256
+"""Rows that are scored at once."""
+
+
+@command(reward_commands)
+def score(
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Folder of a reward model, grpc://HOST:PORT, http(s)://…, or module:function.",
+        ),
+    ],
+    file: Annotated[
+        str, typer.Argument(help="Rows with `prompt` and `response`, or `chosen` and `rejected`.")
+    ],
+    output: Output = None,
+    part: Part = None,
+    columns: Columns = None,
+    base: Base = None,
+    device: Device = "cpu",
+    config: ConfigFile = None,
+    assignments: Assignments = None,
+) -> int:
+    """Score responses: a JSON object per row of FILE, with `where` and `reward`."""
+    from penstock.config.credentials import credentials, http_headers
+    from penstock.config.service_settings import service_settings
+
+    with needs_rlhf():
+        from penstock.workloads.language.loading import quieten
+        from penstock.workloads.language.reward.opening import open_source
+        from penstock.workloads.language.reward.reward_source import RewardError
+    quieten()
+    with _lines_to(output, file) as out:
+        settings = service_settings(config, tuple(assignments or ()))
+        source = open_source(
+            place,
+            is_local=True,
+            credentials=credentials(settings.security),
+            headers=http_headers(settings.security),
+            base=base,
+            device=device,
+        )
+        with closing(source):
+            try:
+                for line in _scored(source, file, part, parse_columns(columns or ())):
+                    out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            except RewardError as error:
+                raise Fatal(str(error)) from error
+    return EXIT_OK
+
+
+def _scored(
+    source: "RewardSource", file: str, part: str | None, columns: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    from penstock.workloads.language.feedback import BadRows, made_of, rows_of
+
+    bad, count = BadRows(), 0
+    rows = rows_of(file, part)
+    while page := list(islice(rows, PAGE)):
+        asked = [one for found in made_of(page, bad, partial(_asked, columns)) for one in found]
+        rewards = source.score([sample for _, sample in asked])
+        for (answered, _), value in zip(asked, rewards.values, strict=True):
+            yield {**answered, "reward": value, "model": rewards.by.name, "sha256": rewards.by.sha256}
+        count += len(asked)
+    _tell(bad)
+    if not count:
+        raise ConfigurationError(f"{file}: no row can be scored")
+
+
+def _asked(columns: Mapping[str, str], where: str, row: Any) -> "list[tuple[dict[str, Any], Sample]]":
+    """Return what a row wants scored: its response, or both of its pair; raises ValueError."""
+    from penstock.workloads.language.feedback import is_pair, named, present, response_of
+    from penstock.workloads.language.prompt import parse_prompt
+    from penstock.workloads.language.reward.reward_source import Sample
+
+    row = named(row, columns)
+    prompt = parse_prompt(present(row, "prompt"))
+    names = ("chosen", "rejected") if is_pair(row) else ("response",)
+    return [
+        ({"where": where, "of": name}, Sample(prompt=prompt, response=response_of(row, name)))
+        for name in names
+    ]

@@ -1,0 +1,433 @@
+"""What a run of language models generates: prompts, responses, rewards and fragments, to train or to measure.
+
+Which side a prompt is on depends on the seed and its text alone, as for feedback. One fragment is one batch
+of responses under one version of the weights. Of a batch that a drain ends early only what came to its end is
+experience. A source of rewards that does not answer is asked again until the actor's work is over: what was
+generated waits, and health turns red when that takes too long. What no repetition changes ends the actor.
+"""
+
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from penstock.config.credentials import credentials, http_headers
+from penstock.config.settings import ConfigurationError, Settings
+from penstock.protocol.fragment import Fragment
+from penstock.protocol.limits import MAX_ATTRIBUTES_BYTES
+from penstock.protocol.messages import Episode
+from penstock.protocol.specification import RunSpecification
+from penstock.runtime.compute_threads import ComputePool
+from penstock.runtime.exit import Fatal
+from penstock.runtime.health import Health
+from penstock.workloads.language.cached_generation import CachedGeneration, Generated, make_backend
+from penstock.workloads.language.conversation import Column, ColumnFragments, SampledTurn
+from penstock.workloads.language.feedback import BadRows, made_of, place_of, present, rows_of
+from penstock.workloads.language.loading import quieten
+from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
+from penstock.workloads.language.reward.opening import open_source
+from penstock.workloads.language.reward.reward_source import (
+    BadReward,
+    BadSample,
+    Rewards,
+    RewardSource,
+    Sample,
+    ScoredBy,
+    Unavailable,
+)
+from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
+from penstock.workloads.plugin import acting
+from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run
+from penstock.workloads.plugin.fragments import HeaderFields, learner_reward
+from penstock.workloads.rlhf.environment import Language, language
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt. index: its place among all distinct prompts, on whichever side."""
+
+    index: int
+    prompt: Prompt
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Distinct prompts in the order of the source."""
+
+    train: tuple[Asked, ...]
+    held_out: tuple[Asked, ...]
+    bad: BadRows
+
+
+def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) -> Prompts:
+    """Return the prompts at a place.
+
+    encoder: `max_tokens` is the most that a prompt may have. held_out: share of them.
+
+    Raises ConfigurationError for a place that cannot be read, or where a side is left without a prompt.
+    """
+
+    def make(_where: str, row: Any) -> tuple[Prompt, tuple[int, ...]]:
+        prompt = parse_prompt(present(row, "prompt"))
+        ids = tuple(encoder.prompt_ids(prompt))
+        _check_length(ids, encoder.max_tokens)
+        return prompt, ids
+
+    bad, found = BadRows(), dict[str, Asked]()
+    for prompt, ids in made_of(rows_of(place), bad, make):
+        found.setdefault(identity(prompt), Asked(len(found), prompt, ids))
+    for line in bad.lines():
+        log.warning("bad row: %s", line)
+    order = sorted(found, key=lambda name: place_of(name, seed))
+    held = set(order[: max(1, round(held_out * len(order)))] if held_out else ())
+    train, asked_later = (
+        tuple(one for name, one in found.items() if (name in held) is side) for side in (False, True)
+    )
+    if not train:
+        lines = "\n".join(bad.lines())
+        raise ConfigurationError(
+            f"environment.kwargs.prompts={place}: {len(found)} prompts can be used and "
+            f"{len(asked_later)} of them are held out: none is left to train on\n{lines}".rstrip()
+        )
+    return Prompts(train, asked_later, bad)
+
+
+def _check_length(ids: Sequence[int], most: int) -> None:
+    if not 1 <= len(ids) <= most:
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, 1 to {most} are allowed: actor.unroll_length + 1 holds the "
+            "prompt and the response"
+        )
+
+
+def in_random_order(prompts: Sequence[Asked], seed: int) -> Iterator[Asked]:
+    """Without end: all of them in one order, all again in another, and so on; equal for equal seeds."""
+    random = np.random.default_rng(seed)
+    while True:
+        for index in random.permutation(len(prompts)):
+            yield prompts[index]
+
+
+# ---- A batch of responses as one fragment: a response is an episode, a column its tokens.
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Responses with their rewards: one prompt, response and reward (or None) per column."""
+
+    asked: Sequence[Asked]
+    generated: Generated
+    rewards: Sequence[float | None]
+    by: ScoredBy | None
+
+
+def cut_responses(
+    fragments: ColumnFragments, scored: Scored, fields: HeaderFields
+) -> tuple[Fragment, list[Episode]]:
+    """Return the fragment and the episodes that ended in it, with the rewards as they were given."""
+    columns = [_column(scored, row, fields) for row in range(len(scored.asked))]
+    return fragments.cut(columns, fields, _attributes(scored))
+
+
+def _column(scored: Scored, row: int, fields: HeaderFields) -> Column:
+    """A response behind its prompt; without a reward nothing of it counts as sampled."""
+    generated, prompt, reward = scored.generated, scored.asked[row].ids, scored.rewards[row]
+    ids = (*prompt, *generated.response(row))
+    if reward is None or len(ids) == len(prompt):
+        return Column(ids=ids)
+    turn = SampledTurn(
+        start=len(prompt),
+        log_prob=tuple(generated.log_prob[row, : generated.lengths[row]].tolist()),
+        version=fields.weights.version,
+        update=fields.weights.update,
+        reward=reward,
+    )
+    return Column(ids=ids, turns=(turn,), terminated=bool(generated.ended[row]))
+
+
+def _attributes(scored: Scored) -> bytes:
+    """Of which prompts, how the responses ended, whose rewards: JSON; the prompts only where they fit."""
+    generated = scored.generated
+    ways = Counter(
+        "stopped" if not whole else "eos" if ended else "length"
+        for whole, ended in zip(generated.whole.tolist(), generated.ended.tolist(), strict=True)
+    )
+    said: dict[str, Any] = {"finish": dict(ways), "unrewarded": sum(one is None for one in scored.rewards)}
+    if scored.by is not None:
+        said["reward"] = {"name": scored.by.name[-200:], "sha256": scored.by.sha256}
+    full = {**said, "prompts": [one.index for one in scored.asked]}
+    encoded = json.dumps(full, separators=(",", ":")).encode()
+    return encoded if len(encoded) <= MAX_ATTRIBUTES_BYTES else json.dumps(said).encode()
+
+
+# ---- Rewards for responses, from whichever source the configuration of this machine names.
+
+
+log = logging.getLogger(__name__)
+
+_TELL_S: Final = 0.1
+CLIP: Final = 5.0
+"""Most standard deviations of a standardised reward."""
+
+
+class RewardScorer:
+    """Scores responses; used by one thread."""
+
+    def __init__(
+        self, source: RewardSource, tokenizer: Tokenizer, *, reads_tokens: bool, standardise: bool
+    ) -> None:
+        """reads_tokens: the source has this very tokenizer. standardise: as `section.Language` says."""
+        self._source, self._tokenizer = source, tokenizer
+        self._caller = ComputePool(1, "rewards")
+        self._reads_tokens, self._standardise = reads_tokens, standardise
+
+    def score(
+        self, asked: Sequence[Asked], responses: Sequence[tuple[int, ...]], is_over: Callable[[], bool]
+    ) -> Rewards | None:
+        """Return rewards of responses that came to their end; raises Fatal.
+
+        responses: ids of the tokens, `<eos>` among them where it ended with one. None: `is_over` before there
+        was an answer.
+        """
+        samples = [self._sample(one, ids) for one, ids in zip(asked, responses, strict=True)]
+        while True:
+            call = self._caller.submit(self._source.score, samples)
+            # `is_over` is polled: it cannot wake this thread.
+            while not wait([call], _TELL_S).done:
+                if is_over():
+                    return None
+            try:
+                rewards = call.result()
+            except Unavailable as error:
+                if is_over():
+                    return None
+                log.warning("no rewards yet", extra={"why": str(error)})
+            except (BadReward, BadSample) as error:
+                raise Fatal(f"environment.kwargs.reward: {error}") from error
+            else:
+                return _standardised(rewards) if self._standardise else rewards
+
+    def close(self) -> None:
+        """Let go of the source, and so end a call that still waits."""
+        self._source.close()
+        self._caller.shutdown()
+
+    def _sample(self, asked: Asked, ids: tuple[int, ...]) -> Sample:
+        return Sample(
+            prompt=asked.prompt,
+            response=self._tokenizer.decode(ids, skip_special_tokens=True),
+            prompt_ids=asked.ids if self._reads_tokens else (),
+            response_ids=ids if self._reads_tokens else (),
+            cut_short=ids[-1] != self._tokenizer.eos_token_id,
+        )
+
+
+def _standardised(rewards: Rewards) -> Rewards:
+    mean, std = _scale(rewards.by)
+    values = [None if one is None else max(-CLIP, min(CLIP, (one - mean) / std)) for one in rewards.values]
+    return Rewards(tuple(values), rewards.by)
+
+
+def _scale(by: ScoredBy) -> tuple[float, float]:
+    if by.mean is None or not by.std:
+        raise Fatal(
+            f"environment.kwargs.standardise=true: {by.name} does not say the mean and std of its scores; "
+            "use a reward model that `penstock rlhf reward train` saved, or false"
+        )
+    return by.mean, by.std
+
+
+# ---- What a run generates with, to train or to measure.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    """What a generator of responses needs, to train or to measure."""
+
+    section: Language
+    tokenizer: Tokenizer
+    prompts: Prompts
+    local: LocalPolicy
+    backend: CachedGeneration
+
+
+def equip(of: Run) -> Equipment:
+    """For a run, from the places of this machine; raises ConfigurationError."""
+    quieten()
+    torch.set_num_threads(of.actor.threads)
+    section = language(of.environment)
+    room = of.specification.unroll_length + 1 - section.response_tokens
+    if room < 1:
+        raise ConfigurationError(
+            f"environment.kwargs.response_tokens={section.response_tokens}: actor.unroll_length="
+            f"{of.specification.unroll_length} leaves no room for a prompt; raise it by the tokens of the "
+            "longest prompt"
+        )
+    tokenizer = load_tokenizer(section.model)
+    encoder = Encoder(tokenizer, room)
+    prompts = read_prompts(section.prompts, encoder, held_out=section.held_out, seed=of.specification.seed)
+    local = of.make_policy(of.specification.seed)
+    backend = make_backend(local.policy, tokenizer, section.device)
+    return Equipment(section=section, tokenizer=tokenizer, prompts=prompts, local=local, backend=backend)
+
+
+def open_scorer(text: str, equipment: Equipment, settings: Settings, *, standardise: bool) -> RewardScorer:
+    """Rewards of the source that a text of this machine's configuration names."""
+    section = equipment.section
+    source = open_source(
+        text,
+        is_local=True,
+        credentials=credentials(settings.security),
+        headers=http_headers(settings.security),
+        deadline_s=section.reward_timeout_s,
+    )
+    return RewardScorer(
+        source, equipment.tokenizer, reads_tokens=section.reward_reads == "tokens", standardise=standardise
+    )
+
+
+def make_generator(
+    specification: RunSpecification, settings: Settings, health: Health
+) -> "LanguageGenerator":
+    return LanguageGenerator(acting.read(specification, settings.actor), settings, health)
+
+
+class LanguageGenerator(acting.Generator):
+    """Generates a batch of responses at a time with a local policy."""
+
+    def __init__(self, of: Run, settings: Settings, health: Health) -> None:
+        self._equipment = equipment = equip(of)
+        super().__init__(of, health)  # watches steps, of which loading a model is none
+        self.local, self._section = equipment.local, equipment.section
+        if self.slots % self._section.group:
+            raise ConfigurationError(
+                f"environment.kwargs.group={self._section.group}: environment.count={self.slots} is no "
+                "multiple of it"
+            )
+        self._scorer = open_scorer(
+            self._section.reward, equipment, settings, standardise=self._section.standardise
+        )
+        self._fragments = ColumnFragments(
+            of.specification.schema,
+            self.slots,
+            equipment.tokenizer.pad_token_id,
+            learner_reward(of.environment),
+        )
+        self._order: Iterator[Asked] = iter(())
+        self._scored: Scored | None = None
+
+    def restart(self, seed: int, seeds: list[int]) -> None:
+        self._equipment.backend.seed(seed)
+        self._order = in_random_order(self._equipment.prompts.train, seeds[0])
+        self._fragments.restart(self.slots)
+
+    def unroll(self, is_over: Callable[[], bool]) -> None:
+        prompts = [next(self._order) for _ in range(self.slots // self._section.group)]
+        asked = [prompt for prompt in prompts for _ in range(self._section.group)]
+        generated = self._equipment.backend.generate(
+            [one.ids for one in asked],
+            self._section.response_tokens,
+            is_over=is_over,
+            on_token=partial(self.health.progress, GENERATING),
+        )
+        rewards, by = self._rewards(asked, generated, is_over)
+        self.health.progress(GENERATING)
+        self._scored = Scored(asked, generated, rewards, by)
+
+    def _rewards(
+        self, asked: list[Asked], generated: Generated, is_over: Callable[[], bool]
+    ) -> tuple[list[float | None], ScoredBy | None]:
+        """A reward for each response that came to its end, None for the others."""
+        given: list[float | None] = [None] * len(asked)
+        rows = generated.whole.nonzero()[0].tolist()
+        if not rows:
+            return given, None
+        responses = [generated.response(row) for row in rows]
+        rewards = self._scorer.score([asked[row] for row in rows], responses, is_over)
+        if rewards is None:
+            return given, None
+        for row, value in zip(rows, rewards.values, strict=True):
+            given[row] = value
+        return given, rewards.by
+
+    def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
+        assert self._scored is not None, "unroll comes before cut"
+        return cut_responses(self._fragments, self._scored, fields)
+
+    def close(self) -> None:
+        self._scorer.close()
+
+
+BATCH: Final = 64
+"""Responses at once."""
+
+
+def make_runner(
+    specification: RunSpecification, settings: Settings, episodes: int | None = None
+) -> "LanguageRunner":
+    del episodes  # no more is made for many than for few
+    return LanguageRunner(acting.read(specification, settings.actor), settings)
+
+
+class LanguageRunner(acting.Runner):
+    """Asks held-out prompts for a response an episode; behind the last prompt it begins again."""
+
+    def __init__(self, of: Run, settings: Settings) -> None:
+        self._equipment = equipment = equip(of)
+        super().__init__(of, equipment.local)
+        section = equipment.section
+        if not equipment.prompts.held_out:
+            raise ConfigurationError(
+                "environment.kwargs.held_out=0: no prompt is left to evaluate on; hold a share of them out"
+            )
+        self._scorer = open_scorer(
+            section.true_reward or section.reward,
+            equipment,
+            settings,
+            standardise=section.standardise and not section.true_reward,
+        )
+        self._order: Iterator[Asked] = iter(())
+
+    def begin(self, episodes: int, seed: int) -> None:
+        del episodes
+        self._order = in_random_order(self._equipment.prompts.held_out, seed)
+        self._equipment.backend.seed(seed)
+
+    def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
+        del first
+        asked = [next(self._order) for _ in range(min(BATCH, most))]
+        generated = self._equipment.backend.generate(
+            [one.ids for one in asked],
+            self._equipment.section.response_tokens,
+            deterministic=how.deterministic,
+            is_over=how.stop.is_set,
+            on_token=how.on_step,
+        )
+        return None if how.stop.is_set() else self._judged(asked, generated, how.stop)
+
+    def _judged(self, asked: list[Asked], generated: Generated, stop: threading.Event) -> list[Played] | None:
+        responses = [generated.response(row) for row in range(len(asked))]
+        rewards = self._scorer.score(asked, responses, stop.is_set)
+        if rewards is None:
+            return None
+        if None in rewards.values:
+            raise Fatal(f"{rewards.by.name}: gave no reward for a response that is evaluated")
+        rows = zip(asked, rewards.values, generated.lengths.tolist(), generated.ended.tolist(), strict=True)
+        return [
+            Played(episode_return=float(reward or 0.0), length=length, terminated=ended, start=one.index)
+            for one, reward, length, ended in rows
+        ]
+
+    def close(self) -> None:
+        self._scorer.close()
