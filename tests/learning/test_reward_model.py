@@ -14,6 +14,7 @@ from penstock.workloads.language.reward.training import Order, train
 from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.rlhf.sentiment import true_reward
 from tests.support.language.known_sentiment import Distribution, KnownSentiment, expected_pair_accuracy
+from tests.support.language.known_sentiment import pairs as pairs_of
 from tests.support.language.tiny_reward import make_base
 
 TASK = KnownSentiment()
@@ -22,7 +23,7 @@ TASK = KnownSentiment()
 def trained(folder: Path, kind: str, seed: int) -> RewardModel:
     """On 2,500 scores, or 6,000 pairs, with LoRA on a model that was taught for some steps only."""
     rng = np.random.default_rng(seed)
-    rows = TASK.scored(rng, 2500) if kind == "scores" else TASK.pairs(rng, 6000)
+    rows = TASK.scored(rng, 2500) if kind == "scores" else pairs_of(TASK, rng, 6000)
     file = folder / "feedback.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     order = Order(

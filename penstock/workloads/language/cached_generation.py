@@ -267,7 +267,6 @@ class CachedGeneration:
         return Generated(*(array.cpu().numpy() for array in arrays))
 
     def _draw(self, log_probs: Tensor, *, deterministic: bool) -> Tensor:
-        """A token for each row of log-probabilities [N, V]."""
         if deterministic:
             return log_probs.argmax(-1)
         # One number for each row; `multinomial` asks the generator for one for each token of the vocabulary.

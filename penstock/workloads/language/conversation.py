@@ -132,7 +132,6 @@ def _written(index: int, tool: dict[str, Any]) -> str:
 
 
 def _texts(message: Message) -> Iterator[tuple[str, str]]:
-    """What a template may show of a message, by field."""
     yield from (("content", message.content), ("role", message.role), ("tool_call_id", message.tool_call_id))
     for call in message.tool_calls:
         yield from (("tool_calls.id", call.id), ("tool_calls.name", call.name))
@@ -280,8 +279,14 @@ class LiveConversation:
         why = self._why_cut(prompt, answer_tokens, update)
         if prompt is None or why:
             prompt = tuple(self._encoder.begin(asked, tools))
-            self._check_length(prompt, answer_tokens)
-            self._cut(why)
+            if len(prompt) + answer_tokens > self._most_tokens:
+                raise ValueError(
+                    f"messages: {len(prompt)} tokens and an answer of up to {answer_tokens} do not fit into "
+                    f"{self._most_tokens}; send fewer messages or a smaller max_tokens"
+                )
+            if why:
+                self.cuts[why] += 1
+            self._close(terminated=False)
         self._prompt, self._asked, self._tools = prompt, asked, tools
         return prompt
 
@@ -346,7 +351,6 @@ class LiveConversation:
 
     @property
     def over(self) -> int:
-        """Columns that are over and were not taken."""
         return len(self._done)
 
     @property
@@ -380,18 +384,6 @@ class LiveConversation:
             return "length"
         oldest = min(turn.update for turn in self._turns)
         return "age" if self._most_lag is not None and update - oldest > self._most_lag else ""
-
-    def _check_length(self, prompt: tuple[int, ...], answer_tokens: int) -> None:
-        if len(prompt) + answer_tokens > self._most_tokens:
-            raise ValueError(
-                f"messages: {len(prompt)} tokens and an answer of up to {answer_tokens} do not fit into "
-                f"{self._most_tokens}; send fewer messages or a smaller max_tokens"
-            )
-
-    def _cut(self, why: str) -> None:
-        if why:
-            self.cuts[why] += 1
-        self._close(terminated=False)
 
     def _close(self, *, terminated: bool) -> None:
         if self._turns:

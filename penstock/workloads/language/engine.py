@@ -76,10 +76,6 @@ class Request:
                 "the most likely tokens"
             )
 
-    @property
-    def has_other_logits(self) -> bool:
-        return bool(self.bias) or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
 
 @dataclass(slots=True)
 class Growing:
@@ -390,8 +386,6 @@ class ContinuousEngine:
 
 
 class _Row:
-    """An answer with what draws its tokens."""
-
     def __init__(self, growing: Growing, shared: torch.Generator) -> None:
         self.growing, seed = growing, growing.request.seed
         self._random = shared if seed is None else torch.Generator().manual_seed(seed)
@@ -407,7 +401,8 @@ class _Row:
             growing.finish = "failed"
             return
         try:
-            shares = self._other_logits(log_probs) if request.has_other_logits else log_probs
+            changes = request.bias or request.presence_penalty or request.frequency_penalty
+            shares = self._other_logits(log_probs) if changes else log_probs
             token = int(shares.argmax()) if request.deterministic else self._drawn(shares)
             log_prob = float(log_probs[token])
         except Exception as error:  # noqa: BLE001 - handed to the caller; the others of the batch go on

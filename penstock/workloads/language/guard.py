@@ -60,21 +60,8 @@ PASSED = Verdict()
 
 MAX_RULES: Final = 256
 _UNSEEN: Final = {"Cf", "Cc"}
-_IGNORABLE: Final = frozenset(
-    chr(one)
-    for first, last in (
-        (0x034F, 0x034F),
-        (0x115F, 0x1160),
-        (0x17B4, 0x17B5),
-        (0x180B, 0x180F),
-        (0x2065, 0x2065),
-        (0x3164, 0x3164),
-        (0xFE00, 0xFE0F),
-        (0xFFA0, 0xFFA0),
-        (0xFFF0, 0xFFF8),
-        (0xE0000, 0xE0FFF),
-    )
-    for one in range(first, last + 1)
+_IGNORABLE: Final = re.compile(
+    "[\u034f\u115f-\u1160\u17b4-\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]"
 )
 """Letters and marks that are not seen: of Unicode's Default_Ignorable_Code_Point, what is not in _UNSEEN."""
 _BOTH: Final = frozenset(Direction)
@@ -119,7 +106,7 @@ def fold(text: str) -> str:
 
 
 def _is_seen(one: str) -> bool:
-    return one.isspace() or (unicodedata.category(one) not in _UNSEEN and one not in _IGNORABLE)
+    return one.isspace() or (unicodedata.category(one) not in _UNSEEN and not _IGNORABLE.match(one))
 
 
 def matched(text: str, direction: Direction, rules: Sequence[Rule]) -> str:

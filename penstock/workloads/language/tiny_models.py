@@ -33,7 +33,6 @@ _IGNORED: Final = -100
 
 
 def learn_tokenizer(texts: Iterable[str], *, size: int, max_tokens: int) -> Tokenizer:
-    """Learn a tokenizer of at most `size` pieces of words, with a chat template."""
     inner = WordTokenizer(models.BPE())
     inner.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

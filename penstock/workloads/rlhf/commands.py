@@ -300,7 +300,6 @@ def train_model(
     assignments: Sequence[str] | None,
     as_json: bool,
 ) -> int:
-    """Train and print the summary; raises ConfigurationError for what cannot be used."""
     of_heads = bool(heads or weights)
     if of_heads:
         said = {"--scale": scale != "none", "--key": key is not None, "--column": bool(columns)}
@@ -340,7 +339,7 @@ def train_model(
 
 
 def _lines(out: Path, results: dict[str, Any]) -> Sequence[str]:
-    from penstock.workloads.language.reward.measures import doubt
+    from penstock.workloads.language.reward.heads import doubt
 
     feedback = results["feedback"]
     found = results["validation"] or {}

@@ -45,6 +45,7 @@ from penstock.gateway.routes.job_routes import ended, estimated, queue, version_
 from penstock.gateway.store.tables import JobState
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
+from penstock.runtime.output_file import sync_folder
 from penstock.workloads.rlhf.artefacts import MANIFEST, RESULTS
 from penstock.workloads.rlhf.preparation import BASE_MODEL, FEEDBACK, REWARD_MODEL
 
@@ -141,7 +142,6 @@ def _example(rating: Rating) -> dict[str, Any]:
 
 
 def _label(count: int, taken: Collection[str]) -> str:
-    """Return the first label of so many ratings that no version has."""
     labels = itertools.chain([f"v{count}"], (f"v{count}.{number}" for number in itertools.count(2)))
     return next(label for label in labels if label not in taken)
 
@@ -184,7 +184,7 @@ def _export(folder: Path, place: Path) -> None:
     except OSError:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk it would take the room of the next one
         raise
-    _sync_one(place.parent)
+    sync_folder(place.parent)
 
 
 def _copy(folder: Path, manifest: dict[str, Any], temporary: Path, place: Path) -> None:
@@ -222,15 +222,11 @@ def _copy_file(source: str | Path, target: str | Path) -> None:
 def _sync(folder: Path) -> None:
     """Have a folder on the disk before anybody names it; what the disk refuses late, it refuses here."""
     for one in (*folder.rglob("*"), folder):
-        _sync_one(one)
-
-
-def _sync_one(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+        opened = os.open(one, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def _made_or_reused(folder: Path, name: str) -> Path:

@@ -81,7 +81,6 @@ def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[d
 
 
 def services(settings: Settings, sockets: Path) -> Services:
-    """The reward service, where the reward model is to have a process of its own."""
     section = language(settings.environment)
     if not section.serve_reward:
         return Services()
@@ -201,7 +200,7 @@ def _words(texts: Iterable[tuple[str, str]]) -> list[str]:
 
 def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
     """Trained on the feedback; a training that was interrupted is gone on with."""
-    from penstock.workloads.language.reward.measures import doubt  # noqa: PLC0415
+    from penstock.workloads.language.reward.heads import doubt  # noqa: PLC0415
     from penstock.workloads.language.reward.reward_model import CARD  # noqa: PLC0415 - loads torch
     from penstock.workloads.language.reward.training import train  # noqa: PLC0415
 
@@ -251,7 +250,6 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
 
 
 def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
-    """Return what was made in the sections that name it, folders as absolute paths."""
     kwargs = {**settings.environment.kwargs, **made}
     kwargs |= {key: absolute(kwargs[key]) for key in _PLACES if key in kwargs}
     policy = {"model": kwargs["model"], **settings.policy.kwargs}

@@ -81,7 +81,11 @@ def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) ->
     def make(_where: str, row: Any) -> tuple[Prompt, tuple[int, ...]]:
         prompt = parse_prompt(present(row, "prompt"))
         ids = tuple(encoder.prompt_ids(prompt))
-        _check_length(ids, encoder.max_tokens)
+        if not 1 <= len(ids) <= encoder.max_tokens:
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens, 1 to {encoder.max_tokens} are allowed: "
+                "actor.unroll_length + 1 holds the prompt and the response"
+            )
         return prompt, ids
 
     bad, found = BadRows(), dict[str, Asked]()
@@ -101,14 +105,6 @@ def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) ->
             f"{len(asked_later)} of them are held out: none is left to train on\n{lines}".rstrip()
         )
     return Prompts(train, asked_later, bad)
-
-
-def _check_length(ids: Sequence[int], most: int) -> None:
-    if not 1 <= len(ids) <= most:
-        raise ValueError(
-            f"the prompt has {len(ids)} tokens, 1 to {most} are allowed: actor.unroll_length + 1 holds the "
-            "prompt and the response"
-        )
 
 
 def in_random_order(prompts: Sequence[Asked], seed: int) -> Iterator[Asked]:
@@ -219,7 +215,6 @@ class RewardScorer:
                 return _standardised(rewards) if self._standardise else rewards
 
     def close(self) -> None:
-        """Let go of the source, and so end a call that still waits."""
         self._source.close()
         self._caller.shutdown()
 
@@ -234,18 +229,15 @@ class RewardScorer:
 
 
 def _standardised(rewards: Rewards) -> Rewards:
-    mean, std = _scale(rewards.by)
-    values = [None if one is None else max(-CLIP, min(CLIP, (one - mean) / std)) for one in rewards.values]
-    return Rewards(tuple(values), rewards.by)
-
-
-def _scale(by: ScoredBy) -> tuple[float, float]:
+    by = rewards.by
     if by.mean is None or not by.std:
         raise Fatal(
             f"environment.kwargs.standardise=true: {by.name} does not say the mean and std of its scores; "
             "use a reward model that `penstock rlhf reward train` saved, or false"
         )
-    return by.mean, by.std
+    mean, std = by.mean, by.std
+    values = [None if one is None else max(-CLIP, min(CLIP, (one - mean) / std)) for one in rewards.values]
+    return Rewards(tuple(values), by)
 
 
 # ---- What a run generates with, to train or to measure.

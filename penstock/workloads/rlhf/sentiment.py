@@ -6,7 +6,6 @@ words of y,
 
     r(y) = clip((p − n) / L, −1, 1)                           the true reward
     x(y) = clip(r(y) + noise · ε, −1, 1),  ε ~ N(0, 1)        what somebody says of it, on the scale 0 … 100
-    a is preferred to b when r(a) + noise · ε > r(b) + noise · ε'
 
 It imports nothing that learns.
 """
@@ -69,14 +68,3 @@ class Sentiment:
             response = self.response(rng)
             said = np.clip(true_reward(response) + self.noise * rng.standard_normal(), -1, 1)
             yield {"prompt": self.prompt(rng), "response": response, "score": float(50 + 50 * said)}
-
-    def pairs(self, rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
-        """Rows of feedback that prefer one of two different responses."""
-        while count:
-            both = [self.response(rng), self.response(rng)]
-            if both[0] == both[1]:
-                continue
-            first, second = (true_reward(one) + self.noise * rng.standard_normal() for one in both)
-            chosen, rejected = both if first > second else reversed(both)
-            yield {"prompt": self.prompt(rng), "chosen": chosen, "rejected": rejected}
-            count -= 1

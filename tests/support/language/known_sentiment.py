@@ -2,9 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,18 @@ from numpy.typing import NDArray
 from penstock.workloads.rlhf.sentiment import Sentiment, true_reward
 
 Array = NDArray[np.float64]
+
+
+def pairs(task: Sentiment, rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
+    """Rows of feedback that prefer a to b where r(a) + noise · ε > r(b) + noise · ε'."""
+    while count:
+        both = [task.response(rng), task.response(rng)]
+        if both[0] == both[1]:
+            continue
+        first, second = (true_reward(one) + task.noise * rng.standard_normal() for one in both)
+        chosen, rejected = both if first > second else reversed(both)
+        yield {"prompt": task.prompt(rng), "chosen": chosen, "rejected": rejected}
+        count -= 1
 
 
 class Distribution(NamedTuple):

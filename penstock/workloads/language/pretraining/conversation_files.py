@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,7 +128,6 @@ _MARKS: Final = ".?!,;:"
 
 
 def packaged_conversations() -> list[Conversation]:
-    """Return the conversations of the package, each once; raises ConfigurationError where there is none."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise ConfigurationError(
             f"the conversations of {PACKAGE} are not installed: pip install 'penstock-rl[data]', or name "
@@ -144,7 +144,8 @@ def packaged_conversations() -> list[Conversation]:
         for number, lines in enumerate(yaml.safe_load(file.read_text("utf-8"))["conversations"], 1):
             said = tuple(_said(lines))
             if len(said) > 1:
-                found.setdefault(said, Conversation(_packaged_messages(said), f"{file.name} item {number}"))
+                messages = tuple(map(Message, cycle(("user", "assistant")), said))
+                found.setdefault(said, Conversation(messages, f"{file.name} item {number}"))
     return list(found.values())
 
 
@@ -169,32 +170,21 @@ def _said(lines: Any) -> Iterator[str]:
     yield from texts[: len(texts) // 2 * 2]
 
 
-def _packaged_messages(said: tuple[str, ...]) -> tuple[Message, ...]:
-    roles = ("user", "assistant")
-    return tuple(Message(roles[place % 2], text) for place, text in enumerate(said))
-
-
 # ---- How near an answer is to those of the packaged conversations: a measure, where people have said
 # nothing.
 
 
 def closeness(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float]:
     """Return the measure of each response, as a source of rewards; 0 where the question is not known."""
-    return [
-        _nearest(_question(prompt), response) for prompt, response in zip(prompts, responses, strict=True)
-    ]
+    found = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        answers = _known().get(prompt if isinstance(prompt, str) else prompt[-1].content, ())
+        found.append(max((_common(response, one) for one in answers), default=0.0))
+    return found
 
 
-def _question(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else prompt[-1].content
-
-
-def _nearest(question: str, response: str) -> float:
-    said = _words(response)
-    return max((_common(said, _words(one)) for one in _known().get(question, ())), default=0.0)
-
-
-def _common(first: Counter[str], second: Counter[str]) -> float:
+def _common(said: str, answer: str) -> float:
+    first, second = _words(said), _words(answer)
     total = first.total() + second.total()
     return 2 * (first & second).total() / total if total else 0.0
 

@@ -24,8 +24,17 @@ from transformers import (
 )
 
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.language.reward.heads import PREFERRED, Calibration, Head, calibrate
-from penstock.workloads.language.reward.measures import Array, HeadsMeasures, Measures, measure, measure_heads
+from penstock.workloads.language.reward.heads import (
+    PREFERRED,
+    Array,
+    Calibration,
+    Head,
+    HeadsMeasures,
+    Measures,
+    calibrate,
+    measure,
+    measure_heads,
+)
 from penstock.workloads.language.reward.network import (
     Collate,
     Item,

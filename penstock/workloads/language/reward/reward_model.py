@@ -29,12 +29,12 @@ from penstock.workloads.language.reward.heads import (
     PREFERRED,
     Calibration,
     Head,
+    HeadsMeasures,
     parse_heads,
     read_opinions,
     split_opinions,
     to_opinions,
 )
-from penstock.workloads.language.reward.measures import HeadsMeasures
 from penstock.workloads.language.reward.network import Network, classifier, encode, output_rows, score_rows
 from penstock.workloads.language.reward.reward_source import (
     BadReward,

@@ -147,7 +147,6 @@ class ChatApi:
     async def _events(
         self, ask: Ask, body: ChatRequest, envelope: Envelope, until_s: float
     ) -> AsyncGenerator[str, None]:
-        """The parts of answers as events."""
         begun = set[int]()
         async with aclosing(self._conversations.stream(ask, until_s)) as parts:
             async for part in parts:
@@ -282,7 +281,6 @@ class ChatListener:
 
 
 def _read(kind: type[B], request: HttpRequest) -> B:
-    """Return a body; raises ChatError."""
     try:
         said = json.loads(request.body)
     except (ValueError, RecursionError) as error:

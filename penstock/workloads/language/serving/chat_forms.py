@@ -225,7 +225,8 @@ class ChatRequest(_Part):
         """What the answer begins with, so that it becomes what is asked for."""
         if isinstance(self.tool_choice, _NamedTool):
             name = self.tool_choice.function.name
-            if name not in _names(self.tools or ()):
+            functions = [tool.get("function") for tool in self.tools or ()]
+            if name not in [one.get("name") for one in functions if isinstance(one, Mapping)]:
                 raise ChatError(400, f"tool_choice: no tool is named {name!r}", param="tool_choice")
             return f'{OPENING}\n{{"name": "{name}", "arguments": '
         if self.tool_choice == "required":
@@ -271,11 +272,6 @@ def model_of(
     raise unknown_model(policy, others)
 
 
-def _names(tools: list[dict[str, Any]] | tuple[()]) -> set[str]:
-    functions = [tool.get("function") for tool in tools]
-    return {str(one.get("name")) for one in functions if isinstance(one, Mapping)}
-
-
 # ---- Answers and their parts.
 
 
@@ -283,11 +279,9 @@ class Envelope:
     """What all parts of one answer have in common. model: as the caller asked for it."""
 
     def __init__(self, model: str, name: str) -> None:
-        """name: of the answer; its caller's."""
         self._model, self._id, self._created = model, f"chatcmpl-{name}", int(time.time())
 
     def completion(self, given: TextReply, *, logprobs: bool) -> dict[str, Any]:
-        """Return a whole answer."""
         choices = [
             {
                 "index": index,
@@ -469,7 +463,6 @@ def _field(detail: str) -> str | None:
 
 
 def of_validation(error: ValidationError, body: Any) -> ChatError:
-    """Return what is wrong with a body, by its first mistake."""
     first = error.errors()[0]
     place = ".".join(_place(first["loc"], body, is_missing=first["type"] == "missing")) or None
     if first["type"] == "extra_forbidden":

@@ -41,12 +41,13 @@ from penstock.workloads.language.serving.asks import (
     BYTES_PER_TOKEN,
     SAMPLED_BYTES,
     Ask,
+    Sibling,
+    Talk,
     TextAnswer,
     TextReply,
     check_client_key,
     of_ask,
 )
-from penstock.workloads.language.serving.talk import Sibling, Talk
 from penstock.workloads.language.serving.text_answerer import AdapterVersions, Prompt, Show, TextAnswerer
 from penstock.workloads.plugin.fragments import HeaderFields, LearnerReward
 from penstock.workloads.plugin.serving import (
@@ -305,7 +306,6 @@ class Conversations:
         return replace(drawn, unlearned="no conversation")
 
     async def _next(self, talk: Talk, ask: Ask, until_s: float, show: Show) -> TextReply:
-        """Answer messages of a conversation that were not answered yet."""
         if talk.next_turn >= MAX_TURNS:
             raise invalid(f"conversation_id: has {MAX_TURNS} turns, more are not remembered: start another")
         choice = self._versions.follow(talk.episode.arm, talk.episode.client_key)
@@ -346,7 +346,6 @@ class Conversations:
             return await self._answerer.answer(choice, prompt, ask, until_s, show)
 
     def _most(self, ask: Ask) -> int:
-        """Most tokens of an answer."""
         most, whole = ask.max_tokens or self.limits.answer_tokens, self._answerer.whole
         return most if whole is None else min(most, whole)
 

@@ -199,7 +199,6 @@ class ThinkingForm:
         return max(len(self.opens) + self.most + 1 + len(self.closes), len(self.directly))
 
     def before(self, thought: Thought | None) -> tuple[int, ...]:
-        """Return what stands between the prompt and the answer."""
         if thought is None:
             return self.directly
         end = (self.end,) if thought.is_cut else ()
@@ -259,7 +258,6 @@ class Thinker:
         self.form, self._engine, self._tokenizer = form, engine, tokenizer
 
     def text(self, thought: Thought) -> str:
-        """Return the words of a thought, without its end."""
         ids = thought.ids if thought.is_cut else thought.ids[:-1]
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -454,7 +452,8 @@ class TextAnswerer:
     def _submit(self, of: "_Drawing", index: int, before: tuple[int, ...] = ()) -> "_Growth":
         """Have an answer begun. before: ids behind the prompt."""
         prompt, ask = of.prompt, of.ask
-        begin = self.ids_of(ask.begins_with)
+        begins = ask.begins_with
+        begin = self._tokenizer(begins, add_special_tokens=False)["input_ids"] if begins else ()
         request = Request(
             ids=(*prompt.ids, *before, *begin),
             most=prompt.most,
@@ -473,9 +472,6 @@ class TextAnswerer:
             self._tokenizer, stops=ask.stop, begins_with=ask.begins_with, holds_calls=bool(ask.tools)
         )
         return _Growth(index, row, text, f"{prompt.call_id}-{index}", before, self.whole)
-
-    def ids_of(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
     async def _grown(self, one: "_Growth", of: "_Drawing") -> TextAnswer:
         """Follow one answer to its end; raises _Failed."""

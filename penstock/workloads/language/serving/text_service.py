@@ -58,12 +58,6 @@ _PLAIN: Final = (
 _OPTIONAL: Final[tuple[Any, ...]] = ("temperature", "top_p", "seed", "thought_tokens")
 """Those for which `Ask` has what an absent one means."""
 _ENDINGS: Final = (policy_pb2.ENDING_TERMINATED, policy_pb2.ENDING_TRUNCATED, policy_pb2.ENDING_ABANDONED)
-_FINISHES: Final = {
-    "stop": pb.FINISH_STOP,
-    "length": pb.FINISH_LENGTH,
-    "tool_calls": pb.FINISH_TOOL_CALLS,
-    "content_filter": pb.FINISH_CONTENT_FILTER,
-}
 
 
 class TextService:
@@ -292,7 +286,7 @@ def _answer(answer: TextAnswer) -> pb.TextAnswer:
     calls = [pb.ToolCall(id=one.id, name=one.name, arguments=one.arguments) for one in message.tool_calls]
     return pb.TextAnswer(
         message=pb.TextMessage(role=message.role, content=message.content, tool_calls=calls),
-        finish=_FINISHES[answer.finish],
+        finish=pb.Finish.Value(f"FINISH_{answer.finish.upper()}"),
         thought=None if answer.thought is None else _thought(answer.thought),
         token_ids=answer.ids,
         log_prob=answer.log_prob,

@@ -14,6 +14,7 @@ from tests.support.language.known_sentiment import (
     optimal,
     optimum,
 )
+from tests.support.language.known_sentiment import pairs as pairs_of
 
 TASK = KnownSentiment()
 
@@ -69,7 +70,7 @@ def test_the_ceiling_of_pair_accuracy_is_that_of_the_true_order() -> None:
 
 def test_pairs_are_preferred_as_often_as_said() -> None:
     rng = np.random.default_rng(0)
-    rows = list(TASK.pairs(rng, 4000))
+    rows = list(pairs_of(TASK, rng, 4000))
     better = np.array([true_reward(row["chosen"]) for row in rows])
     worse = np.array([true_reward(row["rejected"]) for row in rows])
     accuracy = ((np.sign(better - worse) + 1) / 2).mean()

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.workloads.language.reward.heads import LEAST, Calibration, calibrate
-from penstock.workloads.language.reward.measures import measure_head
+from penstock.workloads.language.reward.heads import LEAST, Calibration, calibrate, measure_head
 
 
 def test_it_finds_the_line_that_made_the_answers() -> None:

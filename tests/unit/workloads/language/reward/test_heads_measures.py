@@ -5,7 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from penstock.workloads.language.reward.measures import area_under_curve, measure_heads
+from penstock.workloads.language.reward.heads import area_under_curve, measure_heads
 
 NAN = float("nan")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.language.feedback import Preference, Scored
-from penstock.workloads.language.reward.measures import (
+from penstock.workloads.language.reward.heads import (
     Measures,
     doubt,
     expected_calibration_error,

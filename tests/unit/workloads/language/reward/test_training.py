@@ -24,6 +24,7 @@ from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.reward.training import Order, train
 from penstock.workloads.language.settings import RewardTraining, training_settings
 from penstock.workloads.rlhf.sentiment import Sentiment
+from tests.support.language.known_sentiment import pairs as pairs_of
 
 TASK = Sentiment()
 NEVER = threading.Event()
@@ -32,7 +33,7 @@ NEVER = threading.Event()
 def feedback(folder: Path, *, scored: int, pairs: int) -> Source:
     """So many rows of each kind."""
     rng = np.random.default_rng(0)
-    rows = [*TASK.scored(rng, scored), *TASK.pairs(rng, pairs)]
+    rows = [*TASK.scored(rng, scored), *pairs_of(TASK, rng, pairs)]
     file = folder / "feedback.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return Source(place=str(file), scale=parse_scale("percent"))
