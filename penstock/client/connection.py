@@ -24,8 +24,6 @@ from penstock.runtime.retry import Interrupted, full_jitter, retry, retry_async
 
 # ---- The attempts of one call.
 
-_CAP_S: Final = 1.0
-"""Longest jitter in seconds."""
 _LEAST_S: Final = 0.001
 """Least seconds for which an attempt is begun."""
 
@@ -67,7 +65,7 @@ class Attempts:
 
     def delays(self) -> Iterator[float]:
         """Yield the seconds to wait after each error."""
-        for jitter_s in full_jitter(cap_s=_CAP_S):
+        for jitter_s in full_jitter(cap_s=1.0):
             yield _retry_after_s(self._last) + jitter_s
 
 

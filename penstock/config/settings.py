@@ -132,7 +132,6 @@ class Settings(Section):
 
 
 def parse_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file; raises ConfigurationError that names file and line."""
     try:
         return tomllib.loads(_text_of_others(path) if is_guarded(path) else path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -178,7 +177,6 @@ def parse_assignment(text: str) -> dict[str, Any]:
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return every `PENSTOCK_SECTION__KEY=value` as nested dictionaries."""
     merged: dict[str, Any] = {}
     for name, value in environ.items():
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
@@ -188,7 +186,6 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay `over` on `base`, section by section, and return the result."""
     result: dict[str, Any] = _Some(base) if isinstance(base, _Some) else dict(base)
     for key, value in over.items():
         inner = result.get(key)

@@ -188,7 +188,6 @@ class Services:
 
 
 def find(name: str) -> Workload:
-    """Return the installed workload of a name; raises ConfigurationError, which lists the installed."""
     workload = record_of(name)
     if not isinstance(workload, Workload):
         raise ConfigurationError(f"workload={name!r}: its entry point names no Workload record")

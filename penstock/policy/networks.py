@@ -87,7 +87,6 @@ class Normaliser(nn.Module):
         return moments(torch.where(wide.isfinite() & (self.count > 0), near, wide))
 
     def merge(self, new: Moments) -> None:
-        """Add the rows that `new` was computed from to the statistics."""
         old = Moments(self.count, self.mean, self.variance * self.count)
         both = combine(old, new)
         self.count.copy_(both.count)
@@ -384,7 +383,6 @@ class Reader(nn.Module):
 
 
 def codes(value: Tensor, leaf: Leaf) -> Tensor:
-    """Return one-hot codes of integers, and bits as they are: [M, vector_width]."""
     match leaf:
         case Discrete():
             return functional.one_hot(value.reshape(-1).long() - leaf.start, leaf.n)

@@ -170,7 +170,9 @@ def to_onnx(policy: Policy, metadata: Mapping[str, str], *, masks: Sequence[str]
     model = _exported(
         module, example, [*input_names(policy), *masks], list(module.outputs(*example))
     ).model_proto
-    told = {"action": json.dumps(_actions(policy)), "observation": json.dumps(_observations(policy))}
+    observed = leaves(policy.observation_space, "observation")
+    observation = [{"path": path, "space": described(leaf)} for path, leaf in observed]
+    told = {"action": json.dumps(_actions(policy)), "observation": json.dumps(observation)}
     for key, value in {**metadata, **told}.items():
         model.metadata_props.add(key=key, value=value)
     return bytes(model.SerializeToString())
@@ -210,11 +212,6 @@ def _exported(
             output_names=list(outputs),
             dynamic_shapes=(tuple({0: batch} for _ in example),),
         )
-
-
-def _observations(policy: Policy) -> list[dict[str, Any]]:
-    found = leaves(policy.observation_space, "observation")
-    return [{"path": path, "space": described(leaf)} for path, leaf in found]
 
 
 def _actions(policy: Policy) -> list[dict[str, Any]]:

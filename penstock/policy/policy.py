@@ -150,10 +150,6 @@ class QPolicy(Policy):
         return self.outputs(inputs).value
 
 
-POLICY_GAIN = 0.01
-HIDDEN_GAIN = math.sqrt(2.0)
-
-
 def build(observation_space: Space, action_space: Space, section: PolicySection, seed: int) -> Policy:
     """A policy with freshly initialised weights; equal arguments give equal weights.
 
@@ -174,7 +170,7 @@ def build(observation_space: Space, action_space: Space, section: PolicySection,
         torch.manual_seed(seed)
         policy = kind(observation_space, action_space, section)
     generator = torch.Generator().manual_seed(seed)
-    gains: tuple[float | None, ...] = (HIDDEN_GAIN, POLICY_GAIN, 1.0)
+    gains: tuple[float | None, ...] = (math.sqrt(2.0), 0.01, 1.0)
     hidden, acting, valuing = gains if section.initialisation == "orthogonal" else (None,) * 3
     for body in (policy.actor_body, policy.critic_body):
         if isinstance(body, Body):

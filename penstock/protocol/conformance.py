@@ -46,7 +46,6 @@ def check(
 
 
 def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> None:
-    """Raise ValueError unless the header belongs to `run` and its fields are within the limits."""
     if header.run != run:
         raise ValueError(f"header.run={header.run[:80]!r}: this broker serves {run!r}")
     check_policy("header.policy", header.policy)
@@ -62,14 +61,10 @@ def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> No
         raise ValueError(f"header.attributes: {len(header.attributes)} bytes, {MAX_ATTRIBUTES_BYTES} allowed")
     if len(header.group_id) > MAX_NAME_LENGTH:
         raise ValueError(f"header.group_id: {len(header.group_id)} characters, {MAX_NAME_LENGTH} allowed")
-    _check_slots(header)
-    _check_weights(header)
-
-
-def _check_slots(header: FragmentHeader) -> None:
     for slot in header.slots:
         if max(slot.episode_id, slot.first_step) > MAX_NUMBER:
             raise ValueError(f"header.slots: {slot} counts beyond 2^53")
+    _check_weights(header)
 
 
 def _check_weights(header: FragmentHeader) -> None:

@@ -245,7 +245,6 @@ def header_bytes(header: FragmentHeader) -> bytes:
 
 
 def parse_header(data: bytes) -> FragmentHeader:
-    """Inverse of `header_bytes`; raises ValueError for bytes that are no header."""
     try:
         message = pb.FragmentHeader.FromString(data)
     except DecodeError as error:
@@ -265,7 +264,6 @@ class Fragment:
 
 
 def build(header: FragmentHeader, tensors: Mapping[str, Array], compress: Collection[str] = ()) -> Fragment:
-    """Pack arrays behind one another; names in `compress` are stored as lz4 frames."""
     entries, payload = pack(tensors, compress)
     return Fragment(replace(header, tensors=entries), payload)
 

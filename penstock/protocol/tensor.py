@@ -43,7 +43,6 @@ def all_finite(array: Array) -> bool:
 
 
 def check_dtype(field: str, name: str) -> np.dtype[np.generic]:
-    """The numpy dtype of an allowed name; raises ValueError that lists the allowed ones."""
     try:
         return DTYPES[name]
     except KeyError:
@@ -62,7 +61,6 @@ def check_shape(field: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_truth(field: str, data: bytes | memoryview, offset: int, count: int) -> None:
-    """Raise ValueError where one of `count` bytes is neither 0 nor 1."""
     if count <= FEW_BYTES:
         holds = not bytes(data[offset : offset + count]).translate(None, b"\0\1")
     else:

@@ -41,7 +41,6 @@ _DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "po
 
 
 def parse_url(url: str, called: str = "registry") -> URL:
-    """Return a database's URL with the driver that serves it; raises ValueError for any other kind."""
     remedy = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
     try:
         parsed = make_url(url)
@@ -85,12 +84,8 @@ def _reading_engine(uri_now: Callable[[], str]) -> Engine:
         )
 
     engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
-    event.listen(engine, "begin", _begin_reading)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     return engine
-
-
-def _begin_reading(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN")
 
 
 def _sqlite_engine(url: URL) -> Engine:
@@ -198,7 +193,6 @@ class Database:
 
 
 def _lost(error: Exception) -> bool:
-    """Return whether a transaction failed because of another one."""
     if not isinstance(error, DBAPIError):
         return False
     origin: Any = error.orig

@@ -358,7 +358,6 @@ def audit(
     reason: str,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a line to the audit; raises ValueError when `by` is empty."""
     session.add(
         EventRow(
             policy=policy,

@@ -267,7 +267,6 @@ def is_writable(file: Path) -> bool:
 
 
 def reading_uri(file: Path) -> str:
-    """SQLite's URI of a file that is only read."""
     beside = (file.with_name(f"{file.name}{suffix}") for suffix in ("-wal", "-shm"))
     is_open = all(one.exists() for one in beside)
     return f"file:{quote(str(file.absolute()))}?mode=ro{'' if is_open else '&immutable=1'}"

@@ -45,14 +45,11 @@ def check_address(address: str) -> str:
             f"address={address!r}: is no text; write HOST:PORT or unix:/path in UTF-8"
         ) from error
     if address.startswith("unix:"):
-        _check_socket_path(address.removeprefix("unix:"))
+        path = address.removeprefix("unix:")
+        if not path or len(path.encode()) > _MAX_SOCKET_PATH_BYTES:
+            raise ValueError(f"address='{address}': a socket path has 1 to {_MAX_SOCKET_PATH_BYTES} bytes")
         return address
     host, _, port = address.removeprefix("dns:///").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > _MAX_PORT:
         raise ValueError(f"address={address!r}: write HOST:PORT or unix:/path")
     return address
-
-
-def _check_socket_path(path: str) -> None:
-    if not path or len(path.encode()) > _MAX_SOCKET_PATH_BYTES:
-        raise ValueError(f"address='unix:{path}': a socket path has 1 to {_MAX_SOCKET_PATH_BYTES} bytes")

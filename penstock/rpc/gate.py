@@ -367,7 +367,6 @@ def code_of(error: Exception) -> grpc.StatusCode | None:
 
 
 def text_of(error: Exception) -> str:
-    """Return `CODE: details`, for messages and logs."""
     code = code_of(error)
     return str(error) if code is None else f"{code.name}: {error.details()}"  # type: ignore[attr-defined]
 

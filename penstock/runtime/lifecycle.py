@@ -218,7 +218,11 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
-        return _last_line(cannot_write(role, error), EXIT_RUN_FAILED)
+        remedy = (
+            "name a place that can be written" if error.errno == errno.EROFS else "make room, then resume"
+        )
+        text = f"{role} cannot write {error.filename or 'its files'}: {error.strerror}; {remedy}"
+        return _last_line(text, EXIT_RUN_FAILED)
     return EXIT_INTERRUPTED if code == EXIT_OK and lifecycle.interrupted else code
 
 
@@ -232,11 +236,6 @@ def leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def cannot_write(role: str, error: OSError) -> str:
-    remedy = "name a place that can be written" if error.errno == errno.EROFS else "make room, then resume"
-    return f"{role} cannot write {error.filename or 'its files'}: {error.strerror}; {remedy}"
 
 
 def _last_line(text: str, code: int) -> int:

@@ -84,10 +84,6 @@ _certificate = _CertificateExpiry()
 PROCESS.register(_certificate)
 
 
-def process_role() -> str:
-    return _cpu.role
-
-
 def set_role(name: str) -> None:
     _cpu.role = name
 
@@ -147,7 +143,7 @@ def declare(role: str) -> Families:
 
 
 def exposition(role: str | None = None) -> bytes:
-    groups = _GROUPS.get(role or process_role(), _ALL)
+    groups = _GROUPS.get(role or _cpu.role, _ALL)
     return b"".join(map(generate_latest, (PROCESS, *(one.group for one in groups))))
 
 
