@@ -277,16 +277,15 @@ class Books:
         for line in self._lineage.lines:
             for session, digests in line.digests.items():
                 yield from self._compare_line(line, int(session), bytes.fromhex(digests), trained)
-        for entry in self._log.entries if self._log is not None else ():
+        if self._log is None:
+            return
+        for entry in self._log.entries:
             journal = self._journals.sessions.get(entry.session)
             known = journal.digests.get(entry.sequence) if journal is not None else None
             yield from _compare(entry, known, "what its actor recorded")
-            if entry.session and not entry.sha256 and entry.number > self._log_trimmed():
+            if entry.session and not entry.sha256 and entry.number > self._log.counters["trimmed"]:
                 what = f"entry {entry.number} of the log has no payload"
                 yield problem_at(Kind.LOST, entry.session, entry.sequence, what)
-
-    def _log_trimmed(self) -> int:
-        return 0 if self._log is None else self._log.counters["trimmed"]
 
     def _compare_line(
         self, line: LineageEntry, session: int, digests: bytes, held: dict[tuple[int, int], HeldEntry]

@@ -74,7 +74,7 @@ def file_mistake(error: OSError, words: Sequence[str]) -> str | None:
         return f"{full}{error.strerror}; {remedy}"
     if remedy is None or not isinstance(error.filename, str | bytes):
         return None
-    file = Path(_text(error.filename)).absolute()
+    file = Path(os.fsdecode(error.filename)).absolute()
     named = _naming(file, words)
     if named is None:
         return f"{file}: {error.strerror}; {remedy}"
@@ -117,10 +117,6 @@ def _places(words: Sequence[str]) -> Iterator[_Named]:
         elif value and "\0" not in value:
             yield _Named(option, value)
         option = ""
-
-
-def _text(name: str | bytes) -> str:
-    return name if isinstance(name, str) else name.decode(errors="surrogateescape")
 
 
 # ---- Secrets on a command line, which everybody on the machine can read: refused before anything else.

@@ -21,7 +21,7 @@ from penstock.launch.inspection.curve import read_rows, shown, size, span
 from penstock.launch.inspection.live_view import make_view
 from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import DeviceMemory, Memory, available, device_memory, together
-from penstock.launch.run.plan import Plan, prepare_folder
+from penstock.launch.run.plan import Plan, changed, prepare_folder
 from penstock.launch.run.run import Run
 from penstock.launch.run.services import private_folder
 from penstock.launch.run.summary import RedisFacts
@@ -176,16 +176,15 @@ def shortened(plan: Plan, run_dir: Path, seconds: float) -> Plan:
         "stop_at_target": False,
         "record": settings.learner.record and run_dir / "record",
     }
-    actor = {"ack_journal": settings.actor.ack_journal and run_dir / "journals"}
-    evaluation = {"interval_steps": None, "patience": None, "base": False}
-    changes = {
-        "learner": settings.learner.model_copy(update=learner),
-        "actor": settings.actor.model_copy(update=actor),
-        "evaluation": settings.evaluation.model_copy(update=evaluation),
-        "metrics": settings.metrics.model_copy(update={"trackers": (), "port": 0}),
-        "registry": settings.registry.model_copy(update={"url": ""}),
-    }
-    return replace(plan, settings=settings.model_copy(update=changes), run_dir=run_dir)
+    settings = changed(
+        settings,
+        learner=learner,
+        actor={"ack_journal": settings.actor.ack_journal and run_dir / "journals"},
+        evaluation={"interval_steps": None, "patience": None, "base": False},
+        metrics={"trackers": (), "port": 0},
+        registry={"url": ""},
+    )
+    return replace(plan, settings=settings, run_dir=run_dir)
 
 
 def _run(plan: Plan, lifecycle: Lifecycle, stream: TextIO) -> ShortRun:

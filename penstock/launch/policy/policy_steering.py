@@ -148,18 +148,11 @@ def _folder(place: RegistryPolicy, version: PolicyVersion) -> Path | None:
 
 
 def wished(now: Traffic, wish: Wish) -> Traffic:
-    changed = {
-        name: value
-        for name, value in (
-            ("canary_share", wish.canary_share),
-            ("latest_share", wish.latest_share),
-            ("experiment", wish.experiment),
-        )
-        if value is not None
-    }
+    names = ("canary_share", "latest_share", "experiment")
+    changed = {name: value for name in names if (value := getattr(wish, name)) is not None}
     shadow = now.shadow if wish.shadow is None else wish.shadow or None
     pins = {client: version for client, version in now.pins.items() if client not in wish.unpins}
-    return replace(now, **changed, shadow=shadow, pins=pins | _pins(wish))  # type: ignore[arg-type]
+    return replace(now, **changed, shadow=shadow, pins=pins | _pins(wish))
 
 
 def _pins(wish: Wish) -> dict[str, int]:

@@ -15,12 +15,8 @@ from penstock.config import settings as configuration
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import over_defaults
 from penstock.config.settings import (
-    ActorSection,
     ConfigurationError,
-    LearnerSection,
     Progress,
-    RegistrySection,
-    Section,
     Settings,
     dump,
 )
@@ -105,13 +101,9 @@ def make_plan(request: Request) -> Plan:
     else:
         settings = resolve(_first_layer(request.what), request)
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
-        sections: dict[str, Section] = {
-            "actor": _allowing_modules(settings),
-            "registry": _following_the_learner(settings),
-            "learner": _waiting_for_clients(settings),
-        }
-        settings = settings.model_copy(update={"run": name, **sections})
-        settings = settings.model_copy(update=_from_recording(settings, request.recording))
+        settings = _with_what_follows(settings).model_copy(update={"run": name})
+        if request.recording is not None:
+            settings = _from_recording(settings, request.recording)
         run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
     settings = _with_absolute_folders(settings)
     _check_actors(settings)
@@ -133,33 +125,37 @@ def _said_to_be_allowed(request: Request) -> tuple[str, ...]:
     return configuration.load([{"actor": one["actor"]} for one in said if "actor" in one]).actor.allow_modules
 
 
-def _following_the_learner(settings: Settings) -> RegistrySection:
-    """Clients of a run that learns from them stay on its newest weights, unless the user says otherwise."""
-    section = settings.registry
-    if not settings.serving.listen or "activate_first" in section.model_fields_set:
-        return section
-    return section.model_copy(update={"activate_first": False})
+def changed(settings: Settings, **sections: Mapping[str, Any]) -> Settings:
+    """Return the settings with other values in some sections."""
+    made = {name: getattr(settings, name).model_copy(update=values) for name, values in sections.items()}
+    return settings.model_copy(update=made)
 
 
-def _waiting_for_clients(settings: Settings) -> LearnerSection:
-    """Clients may stay away as long as they like, unless the user says otherwise: actors may not."""
-    section = settings.learner
-    if settings.actor.count or not settings.serving.listen or "stall_timeout_s" in section.model_fields_set:
-        return section
-    return section.model_copy(update={"stall_timeout_s": _NEVER_S})
+def _with_what_follows(settings: Settings) -> Settings:
+    """Return the settings of a new run with what follows from others where the user says nothing."""
+    actor, registry, learner = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+    # Actors started here may import what the user names here for environment, rewards and network.
+    names = (settings.environment.id, settings.policy.network, *potentials(settings.environment))
+    allowed = settings.actor.allow_modules
+    new = sorted({module_of(name) for name in names} - {"", *allowed})
+    if new:
+        actor["allow_modules"] = (*allowed, *new)
+    if settings.serving.listen:
+        # Clients of a run that learns from them stay on its newest weights.
+        if "activate_first" not in settings.registry.model_fields_set:
+            registry["activate_first"] = False
+        # Clients may stay away as long as they like: actors may not.
+        if not settings.actor.count and "stall_timeout_s" not in settings.learner.model_fields_set:
+            learner["stall_timeout_s"] = _NEVER_S
+    return changed(settings, actor=actor, registry=registry, learner=learner)
 
 
-def _from_recording(settings: Settings, recording: Path | None) -> dict[str, Section]:
-    """Return the sections of a run that reads a recording: no actors, and no recording of its own."""
-    if recording is None:
-        return {}
+def _from_recording(settings: Settings, recording: Path) -> Settings:
+    """Return the settings of a run that reads a recording: no actors, and no recording of its own."""
     if not (recording / DESCRIPTION).is_file():
         raise ConfigurationError(f"--from {recording}: holds no {DESCRIPTION}, so no recording")
     source = {"feed_from": recording.absolute(), "record": None}
-    return {
-        "actor": settings.actor.model_copy(update={"count": 0}),
-        "learner": settings.learner.model_copy(update=source),
-    }
+    return changed(settings, actor={"count": 0}, learner=source)
 
 
 def _check_actors(settings: Settings) -> None:
@@ -222,26 +218,13 @@ def replace_text(file: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _allowing_modules(settings: Settings) -> ActorSection:
-    """Actors started here may import what the user names here for environment, rewards and network."""
-    names = (settings.environment.id, settings.policy.network, *potentials(settings.environment))
-    named = {module_of(name) for name in names} - {""}
-    new = sorted(named - set(settings.actor.allow_modules))
-    if not new:
-        return settings.actor
-    return settings.actor.model_copy(update={"allow_modules": (*settings.actor.allow_modules, *new)})
-
-
 def _with_absolute_folders(settings: Settings) -> Settings:
     """Make paths absolute, for later readers start in other folders."""
-    sections: dict[str, Section] = {}
     if settings.actor.ack_journal is not None:
-        journal = {"ack_journal": settings.actor.ack_journal.absolute()}
-        sections["actor"] = settings.actor.model_copy(update=journal)
+        settings = changed(settings, actor={"ack_journal": settings.actor.ack_journal.absolute()})
     if settings.learner.record is not None:
-        record = {"record": settings.learner.record.absolute()}
-        sections["learner"] = settings.learner.model_copy(update=record)
-    return settings.model_copy(update=sections)
+        settings = changed(settings, learner={"record": settings.learner.record.absolute()})
+    return settings
 
 
 def _first_layer(what: str | None) -> dict[str, Any]:

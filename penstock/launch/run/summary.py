@@ -123,7 +123,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         )
         lines += _base(evaluation.get("base"))
     if summary["staleness"]:
-        parts = ", ".join(f"{key} {_decimal(value)}" for key, value in summary["staleness"].items())
+        parts = ", ".join(f"{key} {_text(value, '.1f')}" for key, value in summary["staleness"].items())
         lines.append(f"  staleness    {parts} updates")
     if ledger:
         lines.append(f"  ledger       {_ledger(ledger)}")
@@ -142,12 +142,12 @@ def _progress_lines(summary: dict[str, Any]) -> list[str]:
         return [f"  time         {wall}"]
     return [
         (
-            f"  steps        {_count(summary['env_steps'])} ({_count(summary['env_steps_per_second'])} per "
+            f"  steps        {_text(summary['env_steps'])} ({_text(summary['env_steps_per_second'])} per "
             "second)"
         ),
         f"  time         {_seconds(summary['training_seconds'])} of training, {wall}",
         *_solved_at(summary["solved_at"]),
-        f"  updates      {_count(summary['updates'])}, policy version {_count(summary['policy_version'])}",
+        f"  updates      {_text(summary['updates'])}, policy version {_text(summary['policy_version'])}",
         f"  return       {shown(summary['mean_return'])} over the last 100 training episodes",
     ]
 
@@ -155,7 +155,7 @@ def _progress_lines(summary: dict[str, Any]) -> list[str]:
 def _solved_at(moment: dict[str, Any] | None) -> list[str]:
     if moment is None:
         return []
-    when = f"{_seconds(moment['seconds'])} of training and {_count(moment['env_steps'])} steps"
+    when = f"{_seconds(moment['seconds'])} of training and {_text(moment['env_steps'])} steps"
     return [f"  solved after {when}, by version {moment['version']}"]
 
 
@@ -246,12 +246,8 @@ def _ledger(ledger: dict[str, Any]) -> str:
     )
 
 
-def _count(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def _decimal(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+def _text(value: float | None, form: str = ",.0f") -> str:
+    return "–" if value is None else format(value, form)
 
 
 def _seconds(value: float | None) -> str:
@@ -275,7 +271,7 @@ class LearnerAccount:
         """The account; empty while the learner of this attempt has written none."""
         if self._identity() in (None, self._found):
             return {}
-        return read_account(self._file.parent)
+        return dict(json.loads(self._file.read_text()))
 
     def _identity(self) -> tuple[int, int] | None:
         try:
@@ -283,11 +279,3 @@ class LearnerAccount:
         except FileNotFoundError:
             return None
         return status.st_ino, status.st_mtime_ns
-
-
-def read_account(run_dir: Path) -> dict[str, Any]:
-    """Return what the last learner of a run that got to its end wrote; empty when none did."""
-    try:
-        return dict(json.loads((run_dir / LEARNER_FILE).read_text()))
-    except FileNotFoundError:
-        return {}

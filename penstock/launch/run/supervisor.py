@@ -13,6 +13,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from penstock.launch.inspection.processes import has_delivered, probe
@@ -200,16 +201,12 @@ class Supervisor:
         log.info("%s", verb, extra={"service": service.spec.name, "pid": service.process.pid})
 
     def _deaths(self, wait_s: float) -> Iterator[Exit]:
-        try:
-            first = self._exits.get(timeout=wait_s) if wait_s > 0 else self._exits.get_nowait()
-            if first is not None:
-                yield first
+        with suppress(queue.Empty):
+            death = self._exits.get(timeout=wait_s) if wait_s > 0 else self._exits.get_nowait()
             while True:
-                following = self._exits.get_nowait()
-                if following is not None:
-                    yield following
-        except queue.Empty:
-            return
+                if death is not None:
+                    yield death
+                death = self._exits.get_nowait()
 
     def _settle(self, death: Exit) -> tuple[Service, str]:
         service = self.services[death.name]
