@@ -19,14 +19,12 @@ from penstock.gateway.routes import (
     feedback_links,
     feedback_routes,
     job_routes,
-    oidc_routes,
     project_routes,
     satisfaction_routes,
 )
 
 OWN: Final = (
     account_routes.router,
-    oidc_routes.router,
     console_routes.router,
     project_routes.router,
     feedback_routes.router,

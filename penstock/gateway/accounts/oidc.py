@@ -299,22 +299,17 @@ AUDIENCE: Final = "penstock-oidc"
 _NOT_BEGUN: Final = "this sign-in was not begun in this browser, or too long ago: begin it again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Departure:
-    """A browser that leaves for the provider. cookie: what it takes along."""
-
-    address: str
-    cookie: str
-
-
 class OidcSignIn:
     """Sign-ins at one provider."""
 
     def __init__(self, provider: Provider, accounts: Accounts, keys: Keys) -> None:
         self.provider, self._accounts, self._keys = provider, accounts, keys
 
-    def depart(self, invitation: str) -> Departure:
-        """Begin a sign-in. invitation: of a newcomer, or "". Raises ProviderFailed."""
+    def depart(self, invitation: str) -> tuple[str, str]:
+        """Begin a sign-in; returns the provider's address, and the cookie that the browser takes along.
+
+        invitation: of a newcomer, or "". Raises ProviderFailed.
+        """
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         challenge = urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
         now = self._accounts.now()
@@ -329,7 +324,7 @@ class OidcSignIn:
             "invitation": invitation if is_secret(invitation, INVITATION) else "",
         }
         address = self.provider.address(state=state, nonce=nonce, challenge=challenge)
-        return Departure(address=address, cookie=self._keys.sign(claims))
+        return address, self._keys.sign(claims)
 
     def arrive(self, cookie: str, *, state: str, code: str, issuer: str, address: str) -> Grant:
         """End a sign-in, and begin a session. issuer: as the provider says it, or "".

@@ -1,20 +1,26 @@
-"""Signing in and out, and what one person or program is."""
+"""Signing in and out, here or at somebody else's provider of identities, and what a person or program is.
 
-from datetime import datetime
+POST /api/auth/oidc             where to go, and a cookie that comes back with the browser (Lax)
+GET  /api/auth/oidc/callback    where the provider sends it; the session's first secret is a cookie (Strict)
+POST /api/auth/oidc/session     the page takes the tokens for it, once
+"""
+
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Form, Request
+from fastapi import APIRouter, Depends, Form, Query, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import SecretStr
 
 from penstock.gateway.accounts import projects
-from penstock.gateway.accounts.principal import Principal
+from penstock.gateway.accounts.oidc import LASTS, OidcSignIn
+from penstock.gateway.accounts.principal import AccountError, BadInput, Forbidden, Principal
 from penstock.gateway.accounts.sessions import Grant
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.requests import Answer, Body, Secret, Text, answers
-from penstock.gateway.frame.route_access import GuardedRoute, accounts_of, address_of, principal_of
+from penstock.gateway.frame.route_access import GuardedRoute, accounts_of, address_of, parts_of, principal_of
 from penstock.gateway.store.tables import Role
 
-# ---- Answers about people, programs and projects, as the document describes them.
+# ---- Answers about people and programs, as the document describes them.
 
 
 class Health(Answer):
@@ -63,69 +69,6 @@ class ProviderAddress(Answer):
     """Where the browser goes to sign in."""
 
     address: str
-
-
-class MemberShown(Answer):
-    """A member of a project. since: when they joined it."""
-
-    user: str
-    name: str
-    role: Role
-    since: datetime
-
-
-class MemberList(Answer):
-    """Who belongs to a project."""
-
-    members: list[MemberShown]
-
-
-class InvitationMade(Answer):
-    """An invitation. invitation: its secret, which is shown this once."""
-
-    invitation: str
-    role: Role
-    days: int
-
-
-class TokenShown(Answer):
-    """An API token without its secret. expires: null: when it is revoked."""
-
-    id: str
-    name: str
-    role: Role
-    created: datetime
-    expires: datetime | None
-    revoked: datetime | None
-
-
-class TokenList(Answer):
-    """The API tokens of a project."""
-
-    tokens: list[TokenShown]
-
-
-class TokenMade(TokenShown):
-    """A new API token. token: its secret, which is shown this once."""
-
-    token: str
-
-
-class AuditEntryShown(Answer):
-    """What somebody did. by: `user/ID`, `token/ID` or `operator`. detail: facts, by what was done."""
-
-    number: int
-    time: datetime
-    by: str
-    action: str
-    subject: str
-    detail: dict[str, Any]
-
-
-class AuditLog(Answer):
-    """Who did what in a project, newest first."""
-
-    entries: list[AuditEntryShown]
 
 
 class ApiDocument(Answer):
@@ -263,3 +206,94 @@ def shown_grant(grant: Grant) -> dict[str, Any]:
         "expires_in": int(grant.lasts.total_seconds()),
     }
     return answer if grant.refresh is None else answer | {"refresh_token": grant.refresh}
+
+
+# ---- Signing in at a provider.
+
+DEPARTURE: Final = "penstock-departure"
+SESSION: Final = "penstock-session"
+SESSION_PATH: Final = "/api/auth/oidc/session"
+HANDED_OVER_S: Final = 60
+_Word = Annotated[str, Query(max_length=4096)]
+
+
+class Leaving(Body):
+    """A browser that wants to sign in at the provider. invitation: of a newcomer."""
+
+    invitation: Secret = _NONE
+
+
+@router.get("/api/auth/oidc", responses=answers(OfferedProvider))
+def offered(request: Request) -> dict[str, str | None]:
+    """Say what the provider is called; null where there is none."""
+    oidc = parts_of(request).oidc
+    return {"title": None if oidc is None else oidc.provider.settings.title}
+
+
+@router.post("/api/auth/oidc", responses=answers(ProviderAddress))
+def leave(request: Request, response: Response, body: Leaving) -> dict[str, str]:
+    """Begin a sign-in: answer with the address at which the provider asks who it is."""
+    oidc = _oidc(request)
+    address, cookie = oidc.depart(body.invitation.get_secret_value())
+    response.set_cookie(
+        DEPARTURE,
+        cookie,
+        max_age=int(LASTS.total_seconds()),
+        path="/api/auth/oidc/callback",
+        httponly=True,
+        samesite="lax",
+        secure=_is_secure(oidc),
+    )
+    return {"address": address}
+
+
+@router.get("/api/auth/oidc/callback", status_code=303, response_class=RedirectResponse)
+def arrive(
+    request: Request, state: _Word = "", code: _Word = "", iss: _Word = "", error: _Word = ""
+) -> RedirectResponse:
+    """End a sign-in, and lead to the page, which says what came of it."""
+    oidc = _oidc(request)
+    cookie, address = request.cookies.get(DEPARTURE, ""), address_of(request)
+    refresh: str | None = None
+    try:
+        if code and not error:
+            refresh = oidc.arrive(cookie, state=state, code=code, issuer=iss, address=address).refresh
+        place = "/#/not-signed-in" if refresh is None else "/#/arrived"
+    except (Forbidden, BadInput):
+        place = "/#/not-invited"
+    except AccountError:
+        place = "/#/not-signed-in"
+    away = RedirectResponse(place, status_code=303)
+    away.delete_cookie(DEPARTURE, path="/api/auth/oidc/callback")
+    if refresh is not None:
+        away.set_cookie(
+            SESSION,
+            refresh,
+            max_age=HANDED_OVER_S,
+            path=SESSION_PATH,
+            httponly=True,
+            samesite="strict",
+            secure=_is_secure(oidc),
+        )
+    return away
+
+
+@router.post(SESSION_PATH, responses=answers(Tokens))
+def take_session(request: Request) -> JSONResponse:
+    """Give the page the tokens of the session that has just begun, once."""
+    _oidc(request)
+    grant = parts_of(request).accounts.refresh(request.cookies.get(SESSION, ""))
+    taken = JSONResponse(shown_grant(grant))
+    taken.delete_cookie(SESSION, path=SESSION_PATH)
+    return taken
+
+
+def _oidc(request: Request) -> OidcSignIn:
+    oidc = parts_of(request).oidc
+    if oidc is None:
+        raise ApiError(404, "this gateway has no provider: its operator names one with --oidc FILE")
+    return oidc
+
+
+def _is_secure(oidc: OidcSignIn) -> bool:
+    return oidc.provider.settings.gateway.startswith("https:")

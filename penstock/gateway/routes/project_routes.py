@@ -9,22 +9,77 @@ from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import api_tokens, audit, projects
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.requests import NUMERIC, Body, Line, answers, example
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Line, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
-from penstock.gateway.routes.account_routes import (
-    AuditEntryShown,
-    AuditLog,
-    Belonging,
-    InvitationMade,
-    MemberList,
-    MemberShown,
-    TokenList,
-    TokenMade,
-    TokenShown,
-)
+from penstock.gateway.routes.account_routes import Belonging
 from penstock.gateway.store.tables import ApiTokenRow, Role
 
 router = APIRouter(route_class=GuardedRoute, tags=["projects"])
+
+# ---- Answers about projects, as the document describes them.
+
+
+class MemberShown(Answer):
+    """A member of a project. since: when they joined it."""
+
+    user: str
+    name: str
+    role: Role
+    since: datetime
+
+
+class MemberList(Answer):
+    """Who belongs to a project."""
+
+    members: list[MemberShown]
+
+
+class InvitationMade(Answer):
+    """An invitation. invitation: its secret, which is shown this once."""
+
+    invitation: str
+    role: Role
+    days: int
+
+
+class TokenShown(Answer):
+    """An API token without its secret. expires: null: when it is revoked."""
+
+    id: str
+    name: str
+    role: Role
+    created: datetime
+    expires: datetime | None
+    revoked: datetime | None
+
+
+class TokenList(Answer):
+    """The API tokens of a project."""
+
+    tokens: list[TokenShown]
+
+
+class TokenMade(TokenShown):
+    """A new API token. token: its secret, which is shown this once."""
+
+    token: str
+
+
+class AuditEntryShown(Answer):
+    """What somebody did. by: `user/ID`, `token/ID` or `operator`. detail: facts, by what was done."""
+
+    number: int
+    time: datetime
+    by: str
+    action: str
+    subject: str
+    detail: dict[str, Any]
+
+
+class AuditLog(Answer):
+    """Who did what in a project, newest first."""
+
+    entries: list[AuditEntryShown]
 
 
 class NewRole(Body):
