@@ -64,7 +64,11 @@ class Places:
             ("--database", self.database, "accounts database"),
             ("--registry", self.registry, "registry"),
         ):
-            _check_url(option, said, called)
+            try:
+                if said:
+                    parse_url(said, called)
+            except ValueError as error:
+                raise ConfigurationError(f"{option}: {error}") from error
 
     def database_url(self) -> str:
         return self.database or self._file("accounts.sqlite")
@@ -80,14 +84,6 @@ class Places:
 
     def _file(self, name: str) -> str:
         return f"sqlite:///{self.state.absolute() / name}"
-
-
-def _check_url(option: str, said: str, called: str) -> None:
-    try:
-        if said:
-            parse_url(said, called)
-    except ValueError as error:
-        raise ConfigurationError(f"{option}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,14 +29,16 @@ from penstock.protocol.limits import MIB
 
 # ---- What a browser is told of pages elsewhere that may call, as Fetch has it (CORS).
 
-_METHODS: Final = "GET, POST, PUT, DELETE"
-_HEADERS: Final = (
-    "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Penstock-Link, Penstock-Project, Prefer"
-)
+_PREFLIGHT: Final = {
+    "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
+    "Access-Control-Allow-Headers": (
+        "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, Penstock-Link, Penstock-Project, Prefer"
+    ),
+    "Access-Control-Max-Age": "600",
+}
+"""What a browser is told that asks what a page may send, which it then knows for so many seconds."""
 _SEEN: Final = "Location, Retry-After"
 """Headers of an answer that the page may read, beside those that every page may."""
-_KNOWN_S: Final = 600
-"""Seconds for which a browser need not ask again."""
 _ORIGIN: Final = re.compile(r"(https?)://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 _USUAL: Final = {"http": "80", "https": "443"}
 
@@ -50,16 +52,6 @@ def is_origin(text: str) -> bool:
 def permission(origin: str) -> dict[str, str]:
     """Return the headers by which a browser hands an answer on to a page of an origin."""
     return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _SEEN, "Vary": "Origin"}
-
-
-def preflight() -> Response:
-    """Return the answer to a browser that asks what a page may send."""
-    said = {
-        "Access-Control-Allow-Methods": _METHODS,
-        "Access-Control-Allow-Headers": _HEADERS,
-        "Access-Control-Max-Age": str(_KNOWN_S),
-    }
-    return Response(status_code=204, headers=said)
 
 
 MAX_BODY_BYTES: Final = 1 * MIB
@@ -200,7 +192,7 @@ class Envelope:
             asks_first = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
             app: ASGIApp = self._app
             if asks_first and answer.permitted:
-                app = preflight()
+                app = Response(status_code=204, headers=_PREFLIGHT)
             elif self._let_in is not None:
                 app = await self._let_in(scope) or app
             await app(scope, body.receive, answer.send)

@@ -149,7 +149,7 @@ def templates(request: Request) -> dict[str, Any]:
     """Return the templates that jobs are made from, with the numbers that may be chosen."""
     dispatcher = parts_of(request).dispatcher
     found = dispatcher.runner.templates() if dispatcher is not None else {}
-    return {"templates": [_shown_template(one) for one in found.values()]}
+    return {"templates": [TemplateShown.model_validate(one) for one in found.values()]}
 
 
 @router.post("/api/projects/{project}/jobs", status_code=201, responses=answers(JobShown, 201))
@@ -397,8 +397,3 @@ def _check_here(job: Job, dispatcher: JobDispatcher) -> None:
 
 def _find(parts: Parts, member: Membership, job: str) -> Job:
     return parts.accounts.look(lambda session: job_queue.get(session, member.project, job))
-
-
-def _shown_template(template: Template) -> dict[str, Any]:
-    numbers = {name: one.model_dump(exclude={"settings"}) for name, one in template.numbers.items()}
-    return {"name": template.name, "title": template.title, "numbers": numbers, "model": template.model}

@@ -6,7 +6,6 @@ it, and not at all below LEAST conversations.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -29,23 +28,21 @@ THUMB: Final = 0.5
 """A score above it is a thumb up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Satisfaction:
-    """Says what the conversations of a version came to.
-
-    share, low, high: of thumbs-up among all of them, with the interval of 95 % (Wilson); None: cannot tell.
-    """
+class VersionSatisfaction(Answer):
+    """How content people are with a version; null: it cannot be told, or no conversation was reported."""
 
     version: int
     conversations: int
     rated: int
-    thumbs_up: int
-    share: float | None
+    ratingRate: float | None  # noqa: N815
+    thumbsUp: int  # noqa: N815
+    satisfaction: float | None
     low: float | None
     high: float | None
+    verdict: Literal["told", "cannot tell"]
 
 
-def satisfaction(told: Mapping[int, int], tallies: Sequence[Tally]) -> list[Satisfaction]:
+def satisfaction(told: Mapping[int, int], tallies: Sequence[Tally]) -> list[VersionSatisfaction]:
     """Return the satisfaction with each version, newest first.
 
     told: how many conversations each version had, of the versions of which that was told at all.
@@ -90,17 +87,19 @@ def counts(session: Session, project: str, agent: str) -> dict[int, int]:
     return dict(session.execute(counted.group_by(row.version)).all())
 
 
-def _judged(version: int, told: int, tally: Tally) -> Satisfaction:
+def _judged(version: int, told: int, tally: Tally) -> VersionSatisfaction:
     every = max(told, tally.rated) if told else 0
     share, low, high = share_of(tally.well, every)
-    return Satisfaction(
+    return VersionSatisfaction(
         version=version,
         conversations=every,
         rated=tally.rated,
-        thumbs_up=tally.well,
-        share=share,
+        ratingRate=tally.rated / every if every else None,
+        thumbsUp=tally.well,
+        satisfaction=share,
         low=low,
         high=high,
+        verdict="cannot tell" if share is None else "told",
     )
 
 
@@ -109,20 +108,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 MAX_CONVERSATIONS: Final = 1000
 
 Conversation = Annotated[Text, Field(min_length=1, max_length=128)]
-
-
-class VersionSatisfaction(Answer):
-    """How content people are with a version; null: it cannot be told, or no conversation was reported."""
-
-    version: int
-    conversations: int
-    rated: int
-    ratingRate: float | None  # noqa: N815
-    thumbsUp: int  # noqa: N815
-    satisfaction: float | None
-    low: float | None
-    high: float | None
-    verdict: Literal["told", "cannot tell"]
 
 
 class SatisfactionByVersion(Answer):
@@ -178,19 +163,4 @@ def satisfied(
     parts = parts_of(request)
     told = parts.accounts.look(lambda session: counts(session, member.project, agent_id))
     tallies = parts.registry.tally(f"{member.project}/{agent_id}", key, above=THUMB)
-    found = satisfaction(told, tallies)
-    return {"leastConversations": LEAST, "versions": [_shown(one) for one in found]}
-
-
-def _shown(one: Satisfaction) -> dict[str, Any]:
-    return {
-        "version": one.version,
-        "conversations": one.conversations,
-        "rated": one.rated,
-        "ratingRate": one.rated / one.conversations if one.conversations else None,
-        "thumbsUp": one.thumbs_up,
-        "satisfaction": one.share,
-        "low": one.low,
-        "high": one.high,
-        "verdict": "cannot tell" if one.share is None else "told",
-    }
+    return {"leastConversations": LEAST, "versions": satisfaction(told, tallies)}

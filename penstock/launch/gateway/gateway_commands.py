@@ -434,6 +434,7 @@ def _command(name: str) -> "Callable[..., None]":
             _check_one(run, server, broker)
             others = agents_of(name, site, agents or (), settings)
             words = loop_words(name, site, loop or (), learn=learn, server=server)
+            kept = state or Path(f"{name}-state")
             behind: RunBehind
             if run is not None:
                 behind = NamedRun(run)
@@ -442,9 +443,7 @@ def _command(name: str) -> "Callable[..., None]":
                     checked_address("--server", server), checked_address("--broker", broker), settings
                 )
             else:
-                behind = OwnRun.of_site(
-                    site, state or Path(f"{name}-state"), recipe, train or (), learns=learn
-                )
+                behind = OwnRun.of_site(site, kept, recipe, train or (), learns=learn)
                 if words is not None and site.loop is not None and recipe is None:
                     words = (*site.loop.options, *words)
             reach = Reach(
@@ -454,8 +453,6 @@ def _command(name: str) -> "Callable[..., None]":
                 accounts=lambda: _accounts(accounts, database, keys),
                 insecure=insecure,
             )
-            kept = state or Path(f"{name}-state")
-            beside = _beside(site, words, kept)
             return main(
                 lifecycle,
                 settings,
@@ -464,7 +461,7 @@ def _command(name: str) -> "Callable[..., None]":
                 reach=reach,
                 state=kept,
                 agents=others,
-                beside=beside,
+                beside=_beside(site, words, kept),
             )
 
         in_foreground("gateway", body, config, assignments, endpoints, insecure=insecure)

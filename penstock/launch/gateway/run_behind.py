@@ -18,7 +18,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from penstock.config.configuration_error import ConfigurationError
@@ -167,9 +166,7 @@ class OwnRun(RunBehind):
             self._begin()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Ask the run to end, and wait until it has; raises Fatal for one that does not end."""
         if local_jobs.goes_on(self._state):
             os.killpg(self._group(), signal.SIGTERM)  # the lock says that the group is there
@@ -240,9 +237,7 @@ class LoopBeside:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Ask it to end, and wait until it has."""
         self._over.set()
         self._thread.join()

@@ -19,6 +19,7 @@ from penstock.runtime.exit import Fatal
 MAX_RUNS: Final = 500
 """Most runs that are shown, the newest."""
 _CURVE_POINTS: Final = 600
+_LEARNT: Final = ("env_steps", "updates", "version", "publications", "mean_return", "training_seconds")
 _SIGNS: Final = (METRICS_FILE, ENDPOINTS_FILE, LOCK_FILE)
 
 
@@ -153,6 +154,7 @@ class ShownRun:
         settings, learnt = _settings(self.folder), read_learnt(self.folder / METRICS_FILE)
         summary = _json_file(self.folder / SUMMARY_FILE) or {}
         row = learnt.row if learnt else {}
+        found: dict[str, Any] = {name: row.get(name) for name in _LEARNT}
         return RunFacts(
             name=self.name,
             environment=settings.environment.id,
@@ -160,15 +162,10 @@ class ShownRun:
             state="running" if going_on else _ending(summary),
             started=_begun(self.folder),
             target_return=_figure(summary.get("target_return", settings.learner.target_return)),
-            env_steps=row.get("env_steps"),
-            updates=row.get("updates"),
-            version=row.get("version"),
-            publications=row.get("publications"),
-            mean_return=row.get("mean_return"),
             steps_per_second=_figure(
                 row.get("steps_per_second") if going_on else summary.get("env_steps_per_second")
             ),
-            training_seconds=row.get("training_seconds"),
+            **found,
         )
 
 

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from penstock.config.configuration_error import how_to_install
@@ -72,9 +71,7 @@ class Page:
         self._server.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._server.stop()
 
 

@@ -16,7 +16,13 @@ from penstock.gateway.frame.api_errors import ApiError, add_handlers
 from penstock.gateway.frame.envelope import bare_app
 from penstock.gateway.frame.event_stream import ANSWER_S, EventStream, event
 from penstock.gateway.routes.console_routes import page_router
-from penstock.gateway.routes.satisfaction_routes import LEAST, THUMB, Satisfaction, satisfaction, share_of
+from penstock.gateway.routes.satisfaction_routes import (
+    LEAST,
+    THUMB,
+    VersionSatisfaction,
+    satisfaction,
+    share_of,
+)
 from penstock.gateway.sites.site import (
     JsonRoute,
     Loop,
@@ -155,15 +161,15 @@ def versions_of(
     ]
 
 
-def _row(said: Satisfaction, counted: VersionCounts, arms: list[str]) -> dict[str, Any]:
+def _row(said: VersionSatisfaction, counted: VersionCounts, arms: list[str]) -> dict[str, Any]:
     return {
         "version": said.version,
         "arms": arms,
         "conversations": said.conversations,
         "rated": said.rated,
-        "ratingRate": said.rated / said.conversations if said.conversations else None,
-        "thumbsUp": said.thumbs_up,
-        "satisfaction": said.share,
+        "ratingRate": said.ratingRate,
+        "thumbsUp": said.thumbsUp,
+        "satisfaction": said.satisfaction,
         "low": said.low,
         "high": said.high,
         "answers": counted.answers,
