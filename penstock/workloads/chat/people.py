@@ -139,7 +139,7 @@ class Taste:
     liars: float = 0.05
 
     def thumb_chance(self, features: Array) -> Array:
-        """Return the chance of a thumb up by somebody, [K] for attributes [K, 6]."""
+        """Return the chance that somebody's thumb is up, [K] for attributes [K, 6]."""
         scores = np.array([features @ np.array(one.weights) + one.bias for one in self.kinds])
         honest = (1 / (1 + np.exp(-scores))).mean(0)
         said: Array = (1 - self.liars) * honest + self.liars * (1 - honest)
@@ -222,7 +222,6 @@ class ChatUser:
         return draw_prompt(rng)
 
     def goes_on(self, rng: np.random.Generator, last: str) -> str:
-        """Return the message that follows an answer to `last`."""
         topic = topic_of(last)
         if not topic or rng.random() >= self.stays:
             return draw_prompt(rng)

@@ -162,7 +162,6 @@ def _without_gone(rows: Sequence[Row], deleted: Collection[str], found: Filtered
 
 
 def _oldest_first(rows: Sequence[Row]) -> list[tuple[int, Row]]:
-    """Return rows from the oldest to the newest, each with its place among them."""
     placed = list(enumerate(rows))
     numbers = [row.get("number") for row in rows]
     if all(type(one) is int for one in numbers) and len(set(numbers)) == len(numbers):

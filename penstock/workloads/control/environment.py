@@ -80,7 +80,6 @@ def _unsupported(field: str, space: object) -> ConfigurationError:
 
 
 def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, Any, Any]:
-    """Return `count` environments as one; `reset` takes the seeds."""
     del seed
     _check_atari(section)
     if section.vectorise == "envpool":

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.config.configuration_error import how_to_install
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.workloads.control import atari
-from penstock.workloads.control.vector_rules import StepLimit, Vector, chosen
+from penstock.workloads.control.atari import StepLimit, Vector, chosen
 
 _FIELD: Final = "environment.vectorise='envpool'"
 _MOST_STEPS: Final = 2**31 - 1
@@ -88,7 +88,6 @@ def without_warnings_of_bounds() -> Iterator[None]:
 
 
 def module() -> Any:
-    """Return EnvPool; raises ConfigurationError where it is absent."""
     try:
         return importlib.import_module("envpool")
     except (ImportError, OSError) as error:  # the latter without one of the packages of its assets
@@ -119,7 +118,6 @@ def task_of(section: EnvironmentSection) -> str:
 
 
 def options_of(section: EnvironmentSection) -> dict[str, Any]:
-    """Return what EnvPool is asked for beside id, count and seeds."""
     for key, value in section.kwargs.items():
         if key in _OURS or key in _CLOSED:
             remedy = f"set {_OURS[key]}" if key in _OURS else "leave it out"
@@ -195,7 +193,6 @@ _SEED_BITS: Final = 2**31 - 1
 
 
 def make(section: EnvironmentSection, count: int) -> Vector:
-    """Return `count` environments as one; they are made by the first `reset`."""
     observation, action = spaces(section)
     pool: Vector = Pool(task_of(section), count, options_of(section), observation, action)
     if atari.is_atari(section.id):

@@ -120,14 +120,6 @@ class Check:
         return (self.reward > 0) == (better == "after")
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """How far people agree: over all checks, and over the last ones."""
-
-    count: int
-    agreed: int
-
-
 class CheckedReward:
     """A `PromptReward` for any number of threads, of which every n-th score is checked."""
 
@@ -163,16 +155,16 @@ class CheckedReward:
         return found
 
     def answer(self, id_: str, better: Better) -> None:
-        """Take a person's word; raises NoSuchCheck where no step waits for it."""
         with self._turn:
             agrees = self.find(id_).agrees(better)
             del self._waiting[id_]
             self._count, self._agreed = self._count + 1, self._agreed + agrees
             self._last.append(agrees)
 
-    def checked(self) -> Checked:
+    def checked(self) -> tuple[int, int]:
+        """Return how many checks there were, and how many that agreed with the source."""
         with self._turn:
-            return Checked(self._count, self._agreed)
+            return self._count, self._agreed
 
     def close(self) -> None:
         self._source.close()

@@ -1,6 +1,7 @@
 """What a task embeds and rewards with, as its settings say; the API over HTTP reads them alike."""
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -8,12 +9,11 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import sha256
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -66,22 +66,18 @@ class HttpEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Rows:
         """Return embeddings float32 [n, WIDTH] of unit length; raises EmbeddingError."""
-        keys = [sha256(text.encode()).digest() for text in texts]
+        keys = [hashlib.sha256(text.encode()).digest() for text in texts]
         with self._turn:
             missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._known}
-            fresh = dict(zip(missing, self._ask_all(list(missing.values())), strict=True))
+            asked = list(missing.values())
+            batches = [self._ask(asked[start : start + _BATCH]) for start in range(0, len(asked), _BATCH)]
+            fresh = dict(zip(missing, itertools.chain.from_iterable(batches), strict=True))
             rows = np.zeros((len(texts), WIDTH), np.float32)
             for index, key in enumerate(keys):
                 rows[index] = fresh[key] if key in fresh else self._known[key]
             self._known.update(fresh)
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
-        return rows
-
-    def _ask_all(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
-        rows: list[NDArray[np.float32]] = []
-        for start in range(0, len(texts), _BATCH):
-            rows += self._ask(texts[start : start + _BATCH])
         return rows
 
     def _ask(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
@@ -125,7 +121,6 @@ class _Later(Exception):
 
 
 def read_reply(data: bytes, count: int, whose: str) -> list[NDArray[np.float32]]:
-    """Return the embeddings of a reply, float32 [WIDTH] each, of unit length; raises EmbeddingError."""
     try:
         held: Any = json.loads(data)
         items = sorted(held["data"], key=lambda item: int(item["index"]))
@@ -173,8 +168,7 @@ def _authorization(key_file: str) -> dict[str, str]:
 
 # ---- Prompts to train on, and others to test on: subjects in templates of the seven categories.
 
-Source = Literal["builtin", "chatterbot"]
-Split = Literal["train", "test"]
+_SOURCES: Final = ("builtin", "chatterbot")
 _PACKAGE: Final = "chatterbot_corpus"
 _TEST_SHARE: Final = 4
 """One of so many subjects belongs to the tests."""
@@ -246,14 +240,8 @@ class PromptSource:
     """
 
     def __init__(self, source: str = "builtin", split: str = "train") -> None:
-        if source not in get_args(Source):
-            raise ConfigurationError(
-                f"environment.kwargs.prompts={source!r}: must be one of {', '.join(get_args(Source))}"
-            )
-        if split not in get_args(Split):
-            raise ConfigurationError(
-                f"environment.kwargs.split={split!r}: must be one of {', '.join(get_args(Split))}"
-            )
+        _check("prompts", source, _SOURCES)
+        _check("split", split, ("train", "test"))
         every = SUBJECTS if source == "builtin" else _corpus()
         self._subjects = {
             category: [one for one in subjects if is_for_tests(one) == (split == "test")]
@@ -273,6 +261,11 @@ class PromptSource:
         if random.random() < _PADDED_SHARE:
             prompt = _PADDING[int(random.integers(len(_PADDING)))].format(prompt)
         return read_prompt(prompt), category
+
+
+def _check(name: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigurationError(f"environment.kwargs.{name}={value!r}: must be one of {', '.join(known)}")
 
 
 def is_for_tests(subject: str) -> bool:
@@ -304,8 +297,6 @@ def _lines(folder: Path, topic: str) -> list[str]:
 
 RATINGS: Final = "ratings"
 """The reward that people give, over HTTP alone."""
-_EMBEDDINGS: Final = ("hashing", "http")
-_REWARDS: Final = ("quality", RATINGS)
 _MOST_EVERY: Final = 1_000_000
 
 
@@ -328,17 +319,13 @@ class TaskParts:
 
 
 def parts_of(task: Mapping[str, Any]) -> TaskParts:
-    """Return the parts of `environment.kwargs`; raises ConfigurationError that names the argument."""
     source = PromptSource(task.get("prompts", "builtin"), task.get("split", "train"))
     return TaskParts(source=source, embedder=_embedder(task), reward=_reward(task))
 
 
 def _embedder(task: Mapping[str, Any]) -> Embedder:
     name = task.get("embedding", "hashing")
-    if name not in _EMBEDDINGS:
-        raise ConfigurationError(
-            f"environment.kwargs.embedding={name!r}: must be one of {', '.join(_EMBEDDINGS)}"
-        )
+    _check("embedding", name, ("hashing", "http"))
     if name == "hashing":
         return HashingEmbedder()
     return HttpEmbedder(
@@ -346,12 +333,6 @@ def _embedder(task: Mapping[str, Any]) -> Embedder:
         model=task.get("embedding_model", ""),
         key_file=task.get("embedding_key_file", ""),
     )
-
-
-def make_reward(name: str) -> PromptReward | None:
-    if name not in _REWARDS:
-        raise ConfigurationError(f"environment.kwargs.reward={name!r}: must be one of {', '.join(_REWARDS)}")
-    return None if name == RATINGS else QualityReward()
 
 
 def _reward(task: Mapping[str, Any]) -> PromptReward | None:
@@ -366,7 +347,8 @@ def _reward(task: Mapping[str, Any]) -> PromptReward | None:
             raise ConfigurationError(
                 "environment.kwargs.human_check_every: people check a reward_source; name one"
             )
-        return make_reward(name)
+        _check("reward", name, ("quality", RATINGS))
+        return None if name == RATINGS else QualityReward()
     if name == RATINGS:
         raise ConfigurationError("environment.kwargs.reward='ratings': leave out reward_source, or this")
     found = source_reward(place)

@@ -8,10 +8,10 @@ from pydantic import BaseModel, ValidationError
 
 import penstock.gateway.application
 import penstock.launch.ui.application
+import penstock.workloads.chat.http.chat_bodies
 import penstock.workloads.goals.http.goals_service
 from penstock.gateway.frame.requests import Body
 from penstock.gateway.store.tables import Role
-from penstock.workloads.chat.http import chat_bodies
 from penstock.workloads.language.serving.chat_forms import ChatRequest, Extension, RewardRequest
 from penstock.workloads.prompts.http import api_bodies
 from penstock.workloads.rlhf.policy_service import TrainingRequest
@@ -22,6 +22,7 @@ KNOWN_ELSEWHERE: Final = {(TrainingRequest, "maxSteps"), (TrainingRequest, "lear
 LOADED: Final = (
     penstock.gateway.application,
     penstock.launch.ui.application,
+    penstock.workloads.chat.http.chat_bodies,
     penstock.workloads.goals.http.goals_service,
 )
 """What defines bodies."""
@@ -38,7 +39,7 @@ def numbers() -> Iterator[tuple[type[BaseModel], str]]:
     """Every field of a body that is a number, and its body."""
     prompts = [one for name, one in vars(api_bodies).items() if name.endswith("Request")]
     for body in {
-        *kinds(Body), *kinds(chat_bodies.Body), *prompts, ChatRequest, Extension, RewardRequest,
+        *kinds(Body), *prompts, ChatRequest, Extension, RewardRequest,
     }:  # fmt: skip
         for name, schema in body.model_json_schema(by_alias=False).get("properties", {}).items():
             said = {one.get("type") for one in (schema, *schema.get("anyOf", ()))}

@@ -21,7 +21,6 @@ from penstock.workloads.language.guard import (
 
 
 def train(output: Path, rows: Path | None, *, threshold: float, as_json: bool) -> int:
-    """Train and write a classifier; raises ConfigurationError for texts or a file that cannot be used."""
     texts = packaged_rows() if rows is None else read_rows(rows)
     try:
         found = train_guard(texts, threshold=threshold)
@@ -45,7 +44,6 @@ def train(output: Path, rows: Path | None, *, threshold: float, as_json: bool) -
 
 
 def check(file: str, classifier: Path | None, rules: Path | None, direction: str) -> int:
-    """Print a verdict for each text; returns 1 where one is blocked. Raises ConfigurationError."""
     try:
         whose = Direction(direction)
     except ValueError as error:

@@ -28,19 +28,7 @@ from penstock.gateway.frame.event_stream import event
 from penstock.gateway.sites.site import RunSettings, ServedText, Upstream, answered, not_yet, of_run
 from penstock.registry.ratings import RatedConversation, Rating
 from penstock.registry.records import RegistryError
-from penstock.workloads.chat.http import chat_bodies
-from penstock.workloads.chat.http.chat_bodies import (
-    CORRECTED,
-    THUMB,
-    Answered,
-    Correction,
-    OfTurn,
-    Prefer,
-    Stars,
-    TalkRecord,
-    Thumb,
-    rating_of,
-)
+from penstock.workloads.chat.http import chat_bodies as bodies
 from penstock.workloads.chat.loop.loop_state import disagreement, folder_of, told
 from penstock.workloads.chat.loop.step_process import judge_address
 from penstock.workloads.language.prompt import Message
@@ -288,7 +276,6 @@ class MessageLimit:
         self._asked: OrderedDict[str, deque[float]] = OrderedDict()
 
     def count(self, person: str) -> None:
-        """Count a message of somebody; raises ApiError 429 for one too many, which is not counted."""
         now_s, asked = self._now(), self._asked.setdefault(person, deque())
         self._asked.move_to_end(person)
         while asked and now_s - asked[0] >= _WINDOW_S:
@@ -319,7 +306,7 @@ class ChatApi:
             raise ConfigurationError("state: a chat counts what each version answered; name a folder for it")
         self.upstream, self.most_talks = upstream, most_talks
         self.book = AnswerBook(upstream.state)
-        self._talks = OrderedDict[str, TalkRecord]()
+        self._talks = OrderedDict[str, bodies.TalkRecord]()
         self._asked, self._asking, self._judge = MessageLimit(), Asking(), Judge(self._judge_address)
         self._served = ServedText(upstream, moved=self._talks.clear)
         self._run: RunSettings | None = None
@@ -327,14 +314,12 @@ class ChatApi:
     # ------------------------------------------------------------ the run
 
     async def client(self) -> AsyncTextClient:
-        """Return the client of the text server; raises ApiError 503 where there is none yet."""
         found = await self._served.client()
         if found is None:
             raise not_yet("its model is still being made, or its server has not come up")
         return found
 
     async def run(self) -> RunSettings:
-        """Return what the run was begun with; raises ApiError where its registry is not known."""
         if self._run is None:
             try:
                 self._run = await asyncio.to_thread(self.upstream.settings)
@@ -354,12 +339,11 @@ class ChatApi:
         return found is not None and not found.registry
 
     async def policy(self) -> str:
-        """Return the name under which versions and ratings are kept; raises ApiError."""
         run = await self.run()
         return run.policy or (await answered((await self.client()).describe())).policy
 
     async def kept(self) -> tuple[str, str]:
-        """Return the URL of the run's registry, and the policy in it; raises ApiError for unknown ones."""
+        """Return the URL of the run's registry, and the policy in it."""
         return (await self.run()).registry, await self.policy()
 
     def _judge_address(self) -> str:
@@ -375,11 +359,11 @@ class ChatApi:
 
     # ------------------------------------------------------------ conversations
 
-    async def begin(self, person: str) -> TalkRecord:
+    async def begin(self, person: str) -> bodies.TalkRecord:
         """Begin a conversation; the same person gets the same arm. Raises ApiError."""
         client = await self.client()
         started = await answered(client.start_conversation(person[:128], opinions=True))
-        talk = TalkRecord(conversation=started, person=person)
+        talk = bodies.TalkRecord(conversation=started, person=person)
         self._talks[talk.id] = talk
         own = [one for one in self._talks.values() if one.person == person]
         gone = [self._talks.pop(one.id) for one in own[:-MOST_OF_ONE]]  # nobody pushes out what others say
@@ -392,8 +376,7 @@ class ChatApi:
                 log.info("a conversation was over already", extra={"why": str(error.detail)})
         return talk
 
-    def find(self, person: str, conversation: str) -> TalkRecord:
-        """Return a conversation of somebody; raises ApiError 404 for one that is not theirs, or forgotten."""
+    def find(self, person: str, conversation: str) -> bodies.TalkRecord:
         talk = self._talks.get(conversation)
         if talk is None or talk.person != person:
             raise ApiError(404, "conversation: is not remembered here: begin a new one", field="conversation")
@@ -401,7 +384,7 @@ class ChatApi:
         return talk
 
     async def say(
-        self, talk: TalkRecord, text: str | None, *, looks_after: bool = False
+        self, talk: bodies.TalkRecord, text: str | None, *, looks_after: bool = False
     ) -> AsyncIterator[str]:
         """Say something, and yield the answer as events: `part` …, then `answer` or `refused`.
 
@@ -423,7 +406,7 @@ class ChatApi:
                 yield one
 
     async def _answer(
-        self, talk: TalkRecord, before: list[dict[str, Any]], *, again: bool, looks_after: bool
+        self, talk: bodies.TalkRecord, before: list[dict[str, Any]], *, again: bool, looks_after: bool
     ) -> AsyncIterator[str]:
         while True:
             stream = talk.conversation.stream(before, regenerate=again)
@@ -449,7 +432,7 @@ class ChatApi:
 
     async def _whole(
         self,
-        talk: TalkRecord,
+        talk: bodies.TalkRecord,
         before: tuple[dict[str, Any], ...],
         stream: AsyncAnswerStream,
         *,
@@ -461,7 +444,7 @@ class ChatApi:
         first = talk.newest if again else None  # its turn is another one where it was rated before
         one = given.answers[0]
         shares = await self._judge.shares(before, str(one.message["content"]))
-        answer = Answered(
+        answer = bodies.Answered(
             turn=given.turn,
             version=given.version,
             before=before,
@@ -491,7 +474,9 @@ class ChatApi:
             },
         )
 
-    async def _asks(self, talk: TalkRecord, answer: Answered, shares: Mapping[str, float]) -> bool:
+    async def _asks(
+        self, talk: bodies.TalkRecord, answer: bodies.Answered, shares: Mapping[str, float]
+    ) -> bool:
         """Return whether to ask about an answer; its turn counts for no arm then, here and at the server."""
         if not self._asking.asks(disagreement(shares)):
             return False
@@ -504,13 +489,12 @@ class ChatApi:
         return True
 
     async def _note(
-        self, talk: TalkRecord, turn: int, version: int, *, blocked: str, fallback: bool = False
+        self, talk: bodies.TalkRecord, turn: int, version: int, *, blocked: str, fallback: bool = False
     ) -> None:
         note = partial(self.book.note, fallback=fallback, blocked=blocked, person=talk.person)
         await asyncio.to_thread(note, talk.name, turn, version)
 
-    async def end(self, talk: TalkRecord) -> None:
-        """End a conversation: its turns go to the learner with their rewards. Raises ApiError."""
+    async def end(self, talk: bodies.TalkRecord) -> None:
         async with talk.busy:
             self._talks.pop(talk.id, None)
             if talk.answers:
@@ -520,11 +504,11 @@ class ChatApi:
 
     # ------------------------------------------------------------ what people say
 
-    async def thumb(self, talk: TalkRecord, body: Thumb) -> bool:
+    async def thumb(self, talk: bodies.TalkRecord, body: bodies.Thumb) -> bool:
         """Keep a thumb; returns whether the turn may be learned from with it. Raises ApiError."""
         answer = _answer_of(talk, body)
         amount = 1.0 if body.up else -1.0
-        number = await self._keep(rating_of(talk, answer, body, key=THUMB, score=amount))
+        number = await self._keep(bodies.rating_of(talk, answer, body, key=bodies.THUMB, score=amount))
         if talk.turns[answer.turn] is not answer:
             return False  # the rating is kept; the turn is another answer to the same messages
         if number <= answer.rated:
@@ -542,11 +526,11 @@ class ChatApi:
             return False  # the rating is kept; the turn is over, or its server has gone
         return answer.learned and not late
 
-    async def stars(self, talk: TalkRecord, body: Stars) -> None:
+    async def stars(self, talk: bodies.TalkRecord, body: bodies.Stars) -> None:
         answer = _answer_of(talk, body)
-        await self._keep(rating_of(talk, answer, body, key=body.key, score=float(body.stars)))
+        await self._keep(bodies.rating_of(talk, answer, body, key=body.key, score=float(body.stars)))
 
-    async def prefer(self, talk: TalkRecord, body: Prefer) -> str:
+    async def prefer(self, talk: bodies.TalkRecord, body: bodies.Prefer) -> str:
         """Keep which of two answers is better, go on with it, and return it. Raises ApiError.
 
         The same choice once more changes nothing, also under another id.
@@ -561,7 +545,7 @@ class ChatApi:
             raise ApiError(409, detail, field="better")
         better, worse = (first, second) if chosen.better == "first" else (second, first)
         try:
-            await self._keep(rating_of(talk, better, chosen, key="preferred", rejected=worse.text))
+            await self._keep(bodies.rating_of(talk, better, chosen, key="preferred", rejected=worse.text))
         except (ApiError, RegistryError):
             second.chosen = None
             raise
@@ -569,28 +553,27 @@ class ChatApi:
             talk.take(better)
         return better.text
 
-    async def correct(self, talk: TalkRecord, body: Correction) -> None:
-        """Keep what an answer should have been: better than what it was. Raises ApiError."""
+    async def correct(self, talk: bodies.TalkRecord, body: bodies.Correction) -> None:
         answer = _answer_of(talk, body)
         if body.text == answer.text:
             raise ApiError(422, "text: is what was answered: write what it should have been", field="text")
+        rejected, response = answer.text, body.text
         await self._keep(
-            rating_of(talk, answer, body, key=CORRECTED, response=body.text, rejected=answer.text)
+            bodies.rating_of(talk, answer, body, key=bodies.CORRECTED, response=response, rejected=rejected)
         )
 
     async def export(self, person: str) -> list[dict[str, Any]]:
-        """Return everything that somebody has said of answers, oldest first."""
-        return await asyncio.to_thread(chat_bodies.ratings_by, *await self.kept(), person)
+        return await asyncio.to_thread(bodies.ratings_by, *await self.kept(), person)
 
     async def forget(self, person: str) -> int:
         """Delete everything that somebody has said of answers; returns how many ratings it was.
 
         What they said of other policies in the same registry goes, too.
         """
-        return await asyncio.to_thread(chat_bodies.delete, (await self.run()).registry, person)
+        return await asyncio.to_thread(bodies.delete, (await self.run()).registry, person)
 
     async def _keep(self, rating: Rating) -> int:
-        return await asyncio.to_thread(chat_bodies.store, *await self.kept(), rating)
+        return await asyncio.to_thread(bodies.store, *await self.kept(), rating)
 
 
 def person_of(caller: str, me: str) -> str:
@@ -603,7 +586,7 @@ def person_of(caller: str, me: str) -> str:
     return f"{caller}/{me}" if caller else me
 
 
-def _answer_of(talk: TalkRecord, body: OfTurn) -> Answered:
+def _answer_of(talk: bodies.TalkRecord, body: bodies.OfTurn) -> bodies.Answered:
     answer = talk.answers.get(body.turn)
     if answer is None:
         raise ApiError(404, f"turn={body.turn}: has no answer", field="turn")

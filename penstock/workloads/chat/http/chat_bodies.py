@@ -5,11 +5,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StringConstraints
+from pydantic import AfterValidator, Field, StrictBool, StringConstraints
 
 from penstock.client.asynchronous import AsyncConversation
-from penstock.gateway.frame.requests import NUMERIC, Number, storable
-from penstock.registry.ratings import Rating
+from penstock.gateway.frame.requests import NUMERIC, Body, Number, storable
+from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
 
 MAX_CHARACTERS: Final = 4000
@@ -23,12 +23,6 @@ Why = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500), AfterValidator(storable)
 ]
 Key = Literal["relevance", "helpfulness", "safety"]
-
-
-class Body(BaseModel):
-    """What every request has in common: no other fields than those that it names."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Me(Body):
@@ -132,7 +126,6 @@ class Answered:
 
     @property
     def text(self) -> str:
-        """Return what it says."""
         return str(self.message["content"])
 
 
@@ -175,7 +168,6 @@ class TalkRecord:
         return number
 
     def take(self, answer: Answered) -> None:
-        """Go on with an answer, in place of another one to the same messages where there is one."""
         self.messages = [*answer.before, answer.message]
         self.newest = answer
 
@@ -195,6 +187,7 @@ CORRECTED: Final = "corrected"
 SOURCE: Final = "chat"
 ASKED_SOURCE: Final = "chat-asked"
 """Of ratings that somebody was asked for."""
+_SHOWN: Final = ("prompt", "response", "key", "score", "rejected", "version")
 _PAGE: Final = 1000
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 """NUL, and half of a pair of surrogates."""
@@ -233,17 +226,13 @@ def _kept(text: str) -> str:
 
 
 def store(url: str, policy: str, rating: Rating) -> int:
-    """Keep a rating, once by its request key, and return its number. url: of the registry.
-
-    Raises RegistryError.
-    """
+    """Keep a rating, once by its request key, and return its number; raises RegistryError."""
     with Registry.open(url, migrate=True) as opened:
         (kept,) = opened.add_ratings(policy, (rating,))
     return kept.number
 
 
 def delete(url: str, rater: str) -> int:
-    """Delete all that somebody has said, of every policy; returns how many ratings it was."""
     with Registry.open(url, migrate=True) as opened:
         return sum(len(numbers) for numbers in opened.delete_ratings("", rater).values())
 
@@ -254,18 +243,10 @@ def ratings_by(url: str, policy: str, rater: str) -> list[dict[str, Any]]:
     with Registry.open(url, migrate=True) as opened:
         while page := opened.ratings(policy, after, _PAGE):
             after = page[-1].number
-            found += [
-                {
-                    "policy": kept.policy,
-                    "prompt": kept.rating.prompt,
-                    "response": kept.rating.response,
-                    "key": kept.rating.key,
-                    "score": kept.rating.score,
-                    "rejected": kept.rating.rejected,
-                    "version": kept.rating.version,
-                    "created": kept.created.isoformat(),
-                }
-                for kept in page
-                if kept.rating.rater == rater
-            ]
+            found += [_shown(kept) for kept in page if kept.rating.rater == rater]
     return found
+
+
+def _shown(kept: KeptRating) -> dict[str, Any]:
+    of_rating = {name: getattr(kept.rating, name) for name in _SHOWN}
+    return {"policy": kept.policy, **of_rating, "created": kept.created.isoformat()}

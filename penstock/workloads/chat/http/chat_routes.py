@@ -15,6 +15,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.api_errors import ApiError, add_handlers
 from penstock.gateway.frame.envelope import bare_app
 from penstock.gateway.frame.event_stream import ANSWER_S, EventStream, event
+from penstock.gateway.frame.requests import Body
 from penstock.gateway.routes.console_routes import page_router
 from penstock.gateway.routes.satisfaction_routes import (
     LEAST,
@@ -195,7 +196,6 @@ def _read(run: RunSettings, policy: str) -> tuple[Sequence[Tally], dict[str, Any
 
 
 def _decisions(events: Sequence[Event], changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """Return what was decided of versions, and of weights, newest first."""
     of_versions = [
         _decision(one, one.time, version=one.version, action=str(one.action), weights=None) for one in events
     ]
@@ -346,7 +346,7 @@ async def pause(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, 
 
 
 @router.post("/api/chat/resume")
-async def resume(api: Api, _body: bodies.Body) -> dict[str, Any]:
+async def resume(api: Api, _body: Body) -> dict[str, Any]:
     """Let the loop go on; a step that failed is tried again."""
     await asyncio.to_thread(loop_state.resume, _loop_of(await api.run()))
     return {"paused": False}
@@ -364,7 +364,6 @@ async def abandon(request: Request, api: Api, body: bodies.Reasoned) -> dict[str
 
 
 async def _decided(api: ChatApi, decide: Callable[[Registry, str], PolicyVersion]) -> dict[str, Any]:
-    """Return the version of which something was decided in the registry; raises ApiError."""
     url, policy = await api.kept()
 
     def work() -> PolicyVersion:
@@ -383,7 +382,6 @@ async def _decided(api: ChatApi, decide: Callable[[Registry, str], PolicyVersion
 
 
 def _loop_of(run: RunSettings) -> Path:
-    """Return the folder of a run's loop; raises ApiError 409 where there is none."""
     folder = None if run.folder is None else loop_state.folder_of(run.folder)
     if folder is None or not folder.is_dir():
         raise ApiError(409, "there is no loop: start it with --learn, or `penstock chat loop run`")
@@ -401,7 +399,6 @@ async def _keeping(request: Request) -> list[ChatApi]:
 
 
 def _name_of(request: Request) -> str:
-    """Return who decides, for the audit."""
     return f"page/{caller_of(request)}".rstrip("/")
 
 
@@ -419,8 +416,6 @@ _TALKING: Final = ("agents", "begin", "say", "thumb", "stars", "prefer", "correc
 
 
 def make_app(upstream: Upstream) -> FastAPI:
-    """Return the application over a run, and over those of further agents."""
-
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         apis = app.state.apis = {"": ChatApi(upstream)}

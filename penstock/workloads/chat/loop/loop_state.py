@@ -156,7 +156,6 @@ def round_folder(folder: Path, number: int) -> Path:
 
 
 def read_state(folder: Path) -> LoopState:
-    """Return where the loop stands; raises ConfigurationError for a file that cannot be read."""
     file = folder / _STATE
     try:
         found = json.loads(file.read_bytes())
@@ -176,7 +175,6 @@ def write_state(folder: Path, state: LoopState) -> None:
 
 
 def read_pause(folder: Path) -> Pause | None:
-    """Return that the loop is to wait, None where it is not."""
     try:
         found = json.loads((folder / _PAUSED).read_bytes())
         until_s = found.get("until_s")

@@ -31,7 +31,6 @@ class NewRatings:
         self.count, self.newest = 0, after
 
     def look(self, registry: Registry) -> int:
-        """Return how many there are by now; `newest` is then the number of the newest."""
         while page := registry.ratings(self._policy, self.newest, _PAGE):
             self.count, self.newest = self.count + len(page), page[-1].number
         return self.count

@@ -105,7 +105,6 @@ def _ended(child: "subprocess.Popen[bytes]", wait: Callable[[float], bool]) -> i
 
 
 def _last_line(log: Path, begin: int) -> str:
-    """Return the last line of a log behind its byte `begin`; "" where there is none."""
     with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(begin, file.tell() - _TAIL_BYTES))
@@ -160,7 +159,6 @@ def is_done(run: Path) -> bool:
 
 
 def name_of(run: Path) -> str:
-    """Return the name of a training that has ended, under which its versions are registered."""
     return str(_summary(run)["run"])
 
 
@@ -293,7 +291,6 @@ class ServedRun:
         return str(self.settings.environment.kwargs["model"])
 
     def weights(self, version: PolicyVersion) -> bytes:
-        """Return the weights of a version; raises ValueError for those that are not here, or damaged."""
         place = Path(version.place) if version.place else self.folder
         return read_kept(place, version.version, version.sha256)
 

@@ -29,7 +29,6 @@ Observation = NDArray[np.float32]
 
 
 def taste_of(name: str) -> Taste:
-    """Return what people like; raises ConfigurationError for another name."""
     if name not in TASTES:
         raise ConfigurationError(f"environment.kwargs.taste={name!r}: must be one of {', '.join(TASTES)}")
     return TASTES[name]

@@ -81,7 +81,6 @@ _PATH: Final = "/v1/embeddings"
 
 
 def main(lifecycle: Lifecycle, *, listen: str, threads: int) -> int:
-    """Serve until the lifecycle drains; returns the exit code."""
     host, port = _address(listen)
     health = Health(ROLE)
     try:
@@ -173,7 +172,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def read_request(body: bytes) -> list[str]:
-    """Return the texts of a request; raises _Refused that names the field and what to do."""
     try:
         held = json.loads(body)
     except (ValueError, RecursionError) as error:

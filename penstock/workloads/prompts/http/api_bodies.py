@@ -6,8 +6,9 @@ from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
+from penstock.gateway.frame.requests import Body
 from penstock.workloads.prompts.features import MAX_CHARACTERS
 
 SIZE: Final = 1536
@@ -90,11 +91,7 @@ CheckpointName = Annotated[
 ]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class SelectRequest(_Body):
+class SelectRequest(Body):
     """Asks for a mutation. deterministic: the likeliest instead of a drawn one, which is not learned from."""
 
     embedding: Embedding
@@ -112,7 +109,7 @@ class SelectAnswer(BaseModel):
     ticket: str
 
 
-class StoreRequest(_Body):
+class StoreRequest(Body):
     """A transition: the action that was taken in a state, and what came of it.
 
     ticket: of the answer that named the action; without it the answer is looked for.
@@ -162,7 +159,7 @@ class TooFewAnswer(BaseModel):
     buffer_size: int
 
 
-class DistributionRequest(_Body):
+class DistributionRequest(Body):
     """Asks how likely each mutation is."""
 
     embedding: Embedding
@@ -176,7 +173,7 @@ class DistributionAnswer(BaseModel):
     version: int
 
 
-class SaveRequest(_Body):
+class SaveRequest(Body):
     """Asks for a checkpoint under a name; without one a name is made."""
 
     path: CheckpointName | None = None
@@ -189,7 +186,7 @@ class SaveAnswer(BaseModel):
     path: str
 
 
-class LoadRequest(_Body):
+class LoadRequest(Body):
     """Asks to go back to a named checkpoint."""
 
     path: CheckpointName
@@ -239,7 +236,7 @@ class StatsAnswer(BaseModel):
     lost: int
 
 
-class EmbedRequest(_Body):
+class EmbedRequest(Body):
     """Asks for the embedding of a prompt. encoding: `numbers`, or `base64` of float32, little-endian."""
 
     prompt: Prompt
@@ -254,7 +251,7 @@ class EmbedAnswer(BaseModel):
     offered: list[bool]
 
 
-class MutateRequest(_Body):
+class MutateRequest(Body):
     """Asks what a mutation makes of a prompt. start: the prompt that was there before all mutations.
 
     encoding: that of the embedding of what is made; `none`: without it. rewarded: whether to say what the
@@ -283,7 +280,7 @@ class MutateAnswer(BaseModel):
     embedding: list[float] | str | None
 
 
-class OptimizeRequest(_Body):
+class OptimizeRequest(Body):
     """Asks for the best prompt within so many mutations.
 
     explore: mutations are drawn instead, all of them are on the path, and a rating of it can be learned from.
@@ -318,7 +315,7 @@ class OptimizeAnswer(BaseModel):
     version: int
 
 
-class RateRequest(_Body):
+class RateRequest(Body):
     """Says what a prompt is worth that `/optimize` has answered with. score: from 0, bad, to 1, good."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
@@ -355,7 +352,7 @@ class ChecksAnswer(BaseModel):
     waiting: list[WaitingCheck]
 
 
-class CheckRequest(_Body):
+class CheckRequest(Body):
     """Says which of the two texts of a check is the better prompt."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]

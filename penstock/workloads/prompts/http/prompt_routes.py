@@ -29,7 +29,6 @@ from penstock.workloads.prompts.categories import classify
 from penstock.workloads.prompts.checked_reward import NoSuchCheck
 from penstock.workloads.prompts.features import MUTATION_TYPES, mutate
 from penstock.workloads.prompts.http import api_bodies as bodies
-from penstock.workloads.prompts.http.chains import Step
 from penstock.workloads.prompts.http.prompts_api import (
     PromptsApi,
     PromptWork,
@@ -37,7 +36,7 @@ from penstock.workloads.prompts.http.prompts_api import (
     checked_prompt,
     numbers,
 )
-from penstock.workloads.prompts.http.run_learning import GivenAnswer, state_key
+from penstock.workloads.prompts.http.run_learning import GivenAnswer, Step, state_key
 from penstock.workloads.prompts.optimise import Optimised, optimise
 
 
@@ -179,8 +178,6 @@ Api = Annotated[PromptsApi, Depends(api_of)]
 
 
 def _at_each_step(path: str) -> Callable[[F], F]:
-    """Return a decorator that adds a route which programs call at every step."""
-
     def add(function: F) -> F:
         router.add_api_route(path, function, methods=["POST"], route_class_override=DirectRoute)
         return function
@@ -342,12 +339,12 @@ async def checks(api: Api) -> bodies.ChecksAnswer:
     reward = work.checked
     if reward is None:
         return bodies.ChecksAnswer(rewarded_by=work.rewarded_by, every=0, checked=0, agreed=0, waiting=[])
-    said = reward.checked()
+    checked, agreed = reward.checked()
     return bodies.ChecksAnswer(
         rewarded_by=work.rewarded_by,
         every=reward.every,
-        checked=said.count,
-        agreed=said.agreed,
+        checked=checked,
+        agreed=agreed,
         waiting=[bodies.WaitingCheck(**asdict(one)) for one in reward.waiting()],
     )
 
@@ -365,8 +362,8 @@ async def check(request: Request, api: Api, body: bodies.CheckRequest) -> bodies
         reward.answer(body.id, body.better)
     except NoSuchCheck as error:
         raise ApiError(404, str(error), field="id") from error
-    said = reward.checked()
-    return bodies.CheckAnswer(stored=True, checked=said.count, agreed=said.agreed)
+    checked, agreed = reward.checked()
+    return bodies.CheckAnswer(stored=True, checked=checked, agreed=agreed)
 
 
 # ---- The application over one run, and what the gateway is told of it.
@@ -393,8 +390,6 @@ _PACKAGE: Final = Path(__file__).resolve().parents[3]
 
 
 def make_app(upstream: Upstream, make_api: Callable[[Upstream], PromptsApi] = PromptsApi) -> FastAPI:
-    """Return the application over one run."""
-
     @contextlib.asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         api = app.state.api = make_api(upstream)
@@ -414,7 +409,6 @@ def make_app(upstream: Upstream, make_api: Callable[[Upstream], PromptsApi] = Pr
 
 
 def _described(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document, with the one shape of errors."""
     if app.openapi_schema is None:
         content = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schemas = content["components"]["schemas"]
@@ -426,7 +420,6 @@ def _described(app: FastAPI) -> dict[str, Any]:
 
 
 def site() -> Site:
-    """Return what the workload answers with under an address of its own."""
     return Site(
         recipe=_PACKAGE / "recipes" / "prompts.toml",
         settings=(),

@@ -30,9 +30,14 @@ from penstock.workloads.prompts.categories import QualityReward, classify
 from penstock.workloads.prompts.checked_reward import Better, Check, CheckedReward, NeedsPerson
 from penstock.workloads.prompts.features import MUTATION_TYPES, PromptError, mutate, offered, read_prompt
 from penstock.workloads.prompts.http import api_bodies as bodies
-from penstock.workloads.prompts.http.api_bodies import StoreRequest
-from penstock.workloads.prompts.http.chains import Chains, Step
-from penstock.workloads.prompts.http.run_learning import GivenAnswer, GivenAnswers, RunLearning, state_key
+from penstock.workloads.prompts.http.run_learning import (
+    Chains,
+    GivenAnswer,
+    GivenAnswers,
+    RunLearning,
+    Step,
+    state_key,
+)
 from penstock.workloads.prompts.optimise import EmbeddingError, HashingEmbedder, Rows
 from penstock.workloads.prompts.task_parts import TaskParts, parts_of
 
@@ -68,7 +73,6 @@ class PromptWork:
 
     @property
     def checked(self) -> CheckedReward | None:
-        """Return the reward that people check; None where they check none."""
         return self.parts.reward if isinstance(self.parts.reward, CheckedReward) else None
 
     def close(self) -> None:
@@ -108,7 +112,6 @@ class PromptWork:
         )
 
     def earned(self, start: str, before: str, after: str) -> float | None:
-        """Return what a step is worth; None where people say so later."""
         return None if self.parts.reward is None else self.parts.reward.of(start, before, after)
 
     def mutated(self, start: str, prompt: str, body: bodies.MutateRequest) -> bodies.MutateAnswer:
@@ -135,7 +138,6 @@ def numbers(array: Any) -> list[float]:
 
 
 def checked_prompt(text: str, field: str = "prompt") -> str:
-    """Return a prompt in its one form; raises ApiError 422 that names the field."""
     try:
         return read_prompt(text, field)
     except PromptError as error:
@@ -225,14 +227,12 @@ class PromptsApi:
     # ------------------------------------------------------------ the run
 
     async def client(self) -> AsyncPolicyClient:
-        """Return the client of the policy server; raises ApiError 503 where there is none yet."""
         await self._connect()
         if self._client is None:
             raise not_yet("its policy server has not come up")
         return self._client
 
     async def control(self) -> AsyncControlClient:
-        """Return the client of the broker; raises ApiError 503 where none is known."""
         await self._connect()
         if self._control is None:
             raise not_yet("its broker is not known (with --server, name it by --broker)")
@@ -307,10 +307,7 @@ class PromptsApi:
         return answer
 
     async def await_version(self, update: int) -> int:
-        """Return the version that answers, once it has so many updates behind it, or after a while.
-
-        Raises ApiError.
-        """
+        """Return the version that answers, once it has so many updates behind it, or after a while."""
         client, until_s = await self.client(), time.monotonic() + _VERSION_S
         while True:
             description = await answered(client.describe())
@@ -330,11 +327,8 @@ class PromptsApi:
 
     # ------------------------------------------------------------ transitions
 
-    async def store(self, caller: str, body: StoreRequest) -> tuple[bool, bool]:
-        """Take a transition in; returns whether it belongs to an answer, and whether it was there before.
-
-        Raises ApiError.
-        """
+    async def store(self, caller: str, body: bodies.StoreRequest) -> tuple[bool, bool]:
+        """Take a transition in; returns whether it belongs to an answer, and whether it was there before."""
         client = await self.client()
         given = self._matched(caller, body)
         if given is not None and given.is_used:
@@ -365,7 +359,6 @@ class PromptsApi:
     # ------------------------------------------------------------ texts and people
 
     async def work(self) -> PromptWork:
-        """Return what texts are worked on with, as the run's settings say; raises ApiError."""
         async with self._reading:
             if self._work is not None:
                 return self._work
@@ -440,7 +433,7 @@ class PromptsApi:
                 retry_s=1,
             )
 
-    def _matched(self, caller: str, body: StoreRequest) -> GivenAnswer | None:
+    def _matched(self, caller: str, body: bodies.StoreRequest) -> GivenAnswer | None:
         """Return the answer that a transition belongs to; None where it names none, and none fits."""
         key = state_key(body.state)
         transition = state_key(body.next_state) + struct.pack("<d?", body.reward, body.done)
@@ -468,7 +461,7 @@ class PromptsApi:
         self.given.leave_to(caller, given, transition)
         return given
 
-    async def _check_unverified(self, body: StoreRequest) -> None:
+    async def _check_unverified(self, body: bodies.StoreRequest) -> None:
         answer = await self.act(body.state, distribution=True)
         log_prob = math.log(max(float(answer.distribution["probability"][body.action]), 1e-30))
         if abs(log_prob - body.log_prob) > OFF_BY:

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from penstock.workloads.control.vector_rules import EpisodicLife, StepLimit
+from penstock.workloads.control.atari import EpisodicLife, StepLimit
 
 
 class Lives(gymnasium.Env[Any, Any]):

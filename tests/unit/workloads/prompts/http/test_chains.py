@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.workloads.prompts.http import chains
-from penstock.workloads.prompts.http.run_learning import GivenAnswers
+from penstock.workloads.prompts.http.run_learning import MOST_CHAINS, GivenAnswers
 from tests.support.prompts.small_prompts import SmallPrompts, as_base64, embedding
 from tests.support.serving.server_parts import column
 
@@ -138,7 +137,7 @@ def test_a_transition_of_no_answer_is_held_to_the_version_that_answers(prompts: 
 
 
 def test_open_chains_are_bounded(prompts: SmallPrompts) -> None:
-    most = chains.MOST_CHAINS
+    most = MOST_CHAINS
     for number in range(most + 2):
         answer = prompts.select(embedding(2 * number))
         prompts.store(embedding(2 * number), answer, embedding(2 * number + 1))
