@@ -61,10 +61,7 @@ class Fallback:
         self._draw = draws[self._name](space) if self._name in draws else None
 
     def draw(self, rows: int) -> tuple[str, Mapping[str, Array]]:
-        """Return the fallback's name and actions by name, [rows, *shape].
-
-        Raises Refused (NOT_READY) where there is none.
-        """
+        """Return its name and actions by name, [rows, *shape]; raises Refused (NOT_READY) without one."""
         if self._draw is None:
             text = "no version can answer, and serving.fallback=none"
             raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000))
@@ -193,7 +190,6 @@ class Shadow:
                 await asyncio.sleep(0)  # for the callback that notes it
 
     def close(self) -> None:
-        """Ask nothing more; wait for the pass under way."""
         if self._timer is not None:
             self._timer.cancel()
         self._waiting.clear()
@@ -282,7 +278,6 @@ class ShadowRecord:
             metrics.SHADOW_UNRECORDED.inc()
 
     def close(self) -> None:
-        """Write what waits."""
         self._listener.stop()
         self._file.close()
 
@@ -321,7 +316,6 @@ class _Rows:
             return True
 
     def give_back(self, rows: int) -> None:
-        """So many do not wait any more."""
         with self._lock:
             self._waiting -= rows
 
@@ -332,7 +326,6 @@ class _Listener(QueueListener):
         self._rows = rows
 
     def handle(self, record: logging.LogRecord) -> None:
-        """Write a comparison to the record."""
         super().handle(record)
         self._rows.give_back(record.__dict__["rows"])
 
@@ -353,7 +346,6 @@ class _Row:
     other: Answer | BaseException
 
     def told(self) -> dict[str, Any]:
-        """Return the line's content; called once, by the thread that writes."""
         return {
             "time": self.time,
             "episode_id": self.episode_id,
@@ -460,8 +452,7 @@ class Answerer:
     ) -> None:
         """Ask the chosen version, else the fallback, without waiting; raises Refused (OVERLOADED).
 
-        on_answer: called once, with the forward pass or before this returns.
-        is_gone: whether the answer is no longer wanted; then `on_answer` need not be called.
+        on_answer: called once, with the pass or before this returns, unless the answer `is_gone`: unwanted.
         """
         asked = _Asked(choice, question, until_s, on_answer, time.perf_counter())
         if choice.loaded is None:
@@ -470,7 +461,6 @@ class Answerer:
             self._batcher.put(choice.loaded, question, until_s, partial(self._heard, asked), is_gone)
 
     def _heard(self, asked: _Asked, said: Answer | Exception) -> None:
-        """The chosen version has answered, or has failed to."""
         if isinstance(said, Answer):
             try:
                 asked.on_answer(self._complete(asked, said))
@@ -550,7 +540,6 @@ class Answerer:
         return None
 
     async def _ask_other(self, other: Loaded, asked: _Asked) -> Answer | None:
-        """Its answer; None when it cannot answer either."""
         future = self._batcher.ask(other, asked.question, asked.until_s)
         try:
             return await future

@@ -35,10 +35,7 @@ Reals = NDArray[np.floating]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """A version whose weights are in a policy: never changed, only let go of.
-
-    Used by one thread at a time.
-    """
+    """A version whose weights are in a policy: never changed, and used by one thread at a time."""
 
     policy: Policy
     version: int
@@ -226,7 +223,6 @@ class PassCost:
         """The size that was seen, by one that was asked for."""
 
     def note(self, rows: int, seconds: float) -> None:
-        """A pass was made."""
         size = rows.bit_length()
         if size not in self._seconds:
             self._nearest.clear()
@@ -293,10 +289,9 @@ class Batcher:
         self._under_way = 0
 
     def ask(self, loaded: Loaded, question: Question, until_s: float = math.inf) -> "asyncio.Future[Answer]":
-        """Return the answer, before `until_s` or not at all.
+        """Return the answer, before `until_s` or not at all; raises as `put`.
 
-        Raises Refused (OVERLOADED) when its turn would come too late; the future raises Refused (DEADLINE)
-        and NotFinite.
+        The future raises Refused (DEADLINE) and NotFinite.
         """
         future = self._loop.create_future()
         self.put(loaded, question, until_s, partial(_settle, future), future.done)
@@ -340,11 +335,9 @@ class Batcher:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a request waits for an answer, or gets one now."""
         return bool(self._rows or self._is_busy or self._is_due)
 
     def close(self) -> None:
-        """Wait for the pass under way."""
         if self._timer is not None:
             self._timer.cancel()
         self._threads.shutdown()
@@ -355,7 +348,6 @@ class Batcher:
         return is_idle and self._expected == 1 and (self._until_probe > 1 or not self._probes)
 
     def _arrange(self) -> None:
-        """Schedule the pass that answers the waiting requests in time."""
         if self._rows >= self._max_rows or (len(self._waiting) >= self._expected and not self._is_probe):
             self._until_probe -= 1
             if self._until_probe > 0 or self._rows >= self._max_rows:
@@ -412,10 +404,7 @@ class Batcher:
         running.add_done_callback(lambda done: self._passed(rows, done))
 
     def _take(self, now: float) -> tuple[list[_Waiting], int]:
-        """Return the next requests in order, as many as one pass takes, and the number of their rows.
-
-        Requests that are late or whose client has gone are left out.
-        """
+        """Return the requests of the next pass and their rows, without those that are late or gone."""
         rows = count = 0
         batch: list[_Waiting] = []
         for waiting in self._waiting:
@@ -445,7 +434,6 @@ class Batcher:
             self._schedule(0.0)
 
     def _note(self, rows: int, outcome: "_Outcome") -> None:
-        """Hand out the answers; remember what they cost."""
         self._cost.note(rows, outcome.seconds)
         self._work.note(rows, outcome.cpu_s)
         for waiting, result in outcome.answers:

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from penstock.actor.serving.episodes import Episode, Episodes, Row
-from penstock.actor.serving.experience.recorder import Learning
+from penstock.actor.serving.experience import Learning
 from penstock.actor.serving.loaded_versions import LoadedVersions
-from penstock.actor.serving.release.canary_monitor import CanaryMonitor
+from penstock.actor.serving.release import CanaryMonitor
 from penstock.actor.serving.requests import (
     ARMS,
     RequestReader,
@@ -27,7 +27,7 @@ Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
 
 
 class EpisodeRequests:
-    """One event loop uses it."""
+    """Its calls raise Refused. One event loop uses it."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class EpisodeRequests:
     # ------------------------------------------------------------ start
 
     def start(self, request: pb.StartEpisodeRequest) -> pb.StartEpisodeReply:
-        """Return a new episode, or the one that this request has started before; raises Refused."""
+        """Return a new episode, or the one that this request has started before."""
         self._reader.check_call(request.policy, request.request_id)
         episode = self._episodes.started_by(request.client_key, request.request_id)
         if episode is None:
@@ -65,7 +65,7 @@ class EpisodeRequests:
     # ------------------------------------------------------------ reward
 
     async def reward(self, request: pb.RewardRequest) -> pb.RewardReply:
-        """Add rewards, once; raises Refused when none of them was taken."""
+        """Add rewards, once."""
         self._reader.check_call("", request.request_id)
         episode = self._episodes.find_any(request.episode_id)
         if episode is not None and request.request_id in episode.rewarded:
@@ -113,7 +113,7 @@ class EpisodeRequests:
     # ------------------------------------------------------------ end
 
     def end(self, request: pb.EndEpisodeRequest) -> pb.EndEpisodeReply:
-        """End the episode; returns the same reply when it is ended again. Raises Refused."""
+        """End the episode; returns the same reply when it is ended again."""
         self._reader.check_call("", request.request_id)
         known = self._episodes.find_any(request.episode_id)
         if known is not None and known.is_over and known.ending_request == request.request_id != "":

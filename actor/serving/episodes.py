@@ -42,7 +42,6 @@ class CallerShares:
         self.used = 0
 
     def fits(self, owner: Identity | None, amount: int) -> bool:
-        """Return whether this caller may hold so much more."""
         free = self.whole - self.used
         return amount <= free and (owner is None or self._held[owner] + amount <= free)
 
@@ -143,11 +142,9 @@ class Segment:
         return len(self.actions)
 
     def holds(self, step: int) -> bool:
-        """Return whether the step of the episode is one of these."""
         return self.slot.first_step <= step < self.slot.first_step + self.steps
 
     def add_reward(self, step: int, amount: float) -> None:
-        """To what the step has."""
         self.rewards[step - self.slot.first_step] += amount
 
     def drop_last(self) -> None:
@@ -240,7 +237,6 @@ class SegmentBuilder:
         )
 
     def skip(self, now_s: float) -> None:
-        """A step that is not learned from."""
         if self.is_due(now_s):
             self._begun, self._began_s = self.length, now_s
         self.length += 1
@@ -324,8 +320,7 @@ _Start = tuple[Identity | None, str, str]
 class Watched(Protocol):
     """A client of a canary's trial."""
 
-    def end(self, episode: "Episode", *, is_whole: bool) -> None:
-        """One of its episodes is over."""
+    def end(self, episode: "Episode", *, is_whole: bool) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -406,7 +401,6 @@ class Episode:
         return next((segment for segment in self.ripening if segment.holds(step)), None)
 
     def add_reward(self, step: int, amount: float) -> None:
-        """To what the step has."""
         self.is_rewarded = True
         segment = self.segment_of(step)
         if segment is not None:
@@ -415,7 +409,6 @@ class Episode:
             self.total_return += amount
 
     def remember_reward(self, request_id: str, late: int) -> None:
-        """Remember that the request's rewards were taken."""
         if request_id:
             self.rewarded[request_id] = late
             if len(self.rewarded) > REMEMBERED_REQUESTS:
@@ -438,7 +431,6 @@ class Episodes:
         self._count = 0
 
     def __len__(self) -> int:
-        """Return how many are open."""
         return len(self._open)
 
     def __iter__(self) -> Iterator[Episode]:
@@ -446,7 +438,6 @@ class Episodes:
         return iter(list(self._open.values()))
 
     def started_by(self, client_key: str, request_id: str) -> Episode | None:
-        """Return the episode that this very request started already."""
         return self._started.get((CALLER.get(), client_key, request_id)) if request_id else None
 
     def start(self, client_key: str, request_id: str, arm: Arm, *, learned: bool, now_s: float) -> Episode:
@@ -500,7 +491,7 @@ class Episodes:
         return episode
 
     def close(self, episode: Episode) -> None:
-        """It is over: remembered for a while."""
+        """Remember it for a while."""
         if self._open.pop(episode.id, None) is None:
             return
         self._shares.add(episode.owner, -1)
@@ -529,10 +520,7 @@ class Episodes:
             del self._started[episode.started_as]
 
     def let_go_of_old(self) -> None:
-        """Keep at most MAX_LOADED versions for episodes.
-
-        The others take newer weights with their next step.
-        """
+        """Keep at most MAX_LOADED versions; other episodes take newer weights with their next step."""
         versions = {episode.version for episode in self._open.values() if episode.loaded is not None}
         for version in sorted(versions)[:-MAX_LOADED]:
             for episode in self._open.values():
@@ -540,7 +528,6 @@ class Episodes:
                     episode.loaded = None
 
     def overdue(self, now_s: float) -> list[Episode]:
-        """Open ones that were not heard of for the timeout."""
         late = []
         for episode in self._open.values():
             if now_s - episode.heard_s < self._section.episode_timeout_s:

@@ -48,10 +48,7 @@ Blocks; raises ValueError for damaged ones.
 
 @dataclass(slots=True)
 class Choice:
-    """The version that answers: that of `arm`, or, when it cannot, `loaded` in its place.
-
-    loaded: None where there are no weights.
-    """
+    """The version that answers for `arm`, or the previous one in its place. loaded: None: no weights."""
 
     arm: Arm
     loaded: Loaded | None
@@ -91,7 +88,6 @@ class LoadedVersions:
         return self._choice(routing.route(self.arms, key))
 
     def follow(self, arm: Arm, client_key: str) -> Choice:
-        """Return the choice for an arm that was chosen for this client before."""
         if arm is Arm.PINNED:
             return self.choose(client_key)  # to which version, only the traffic says
         if self.arms is None or arm is Arm.LATEST:
@@ -115,15 +111,11 @@ class LoadedVersions:
 
     @property
     def active(self) -> Loaded | None:
-        """The active version; None where there is none, or its weights are not held."""
         number = None if self.arms is None else self.arms.active
         return None if number is None else self._find(number)
 
     async def exactly(self, version: int) -> Choice:
-        """Choose the version that a request names.
-
-        Raises Refused (UNKNOWN_VERSION) when its weights are not held.
-        """
+        """Choose the version that a request names; raises Refused (UNKNOWN_VERSION) where it is not held."""
         loaded = self._find(version)
         if loaded is None:
             async with self._loading:
@@ -160,10 +152,7 @@ class LoadedVersions:
         metrics.SERVING_VERSION.labels(Arm.LATEST).set(loaded.version)
 
     async def steer(self, arms: Arms) -> list[str]:
-        """Hold what the arms need, then follow them.
-
-        Returns what is wrong with versions that cannot be held.
-        """
+        """Hold what the arms need, then follow them; returns what is wrong with versions."""
         wanted = {arms.active, arms.canary, arms.traffic.shadow, *arms.traffic.pins.values()} - {None}
         held, wrong = {}, []
         for version in sorted(version for version in wanted if version is not None):

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
@@ -55,7 +55,6 @@ class ActStream:
         self._is_over = self._is_asking = False
 
     async def serve(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Answer until all is answered or the client has gone. Nothing is written after it."""
         reader = asyncio.create_task(self._read(requests, context))
         reader.add_done_callback(lambda _done: self._news.set())
         try:
@@ -68,7 +67,6 @@ class ActStream:
             reader.cancel()
 
     async def _write(self, context: Context) -> None:
-        """The next reply; raises what is one."""
         reply = self._replies.popleft()
         if isinstance(reply, BaseException):
             raise reply
@@ -136,35 +134,54 @@ class PolicyService:
         self._handler, self._episode_requests, self._episodes = handler, episode_requests, episodes
         self._section, self._described, self._learns = section, described, learns
         self._loop = asyncio.get_running_loop()
-        self._calls = {
-            name: metrics.POLICY_CALLS.labels(name)
-            for name in ("act", "start_episode", "reward", "end_episode", "describe")
-        }
+        self._count_act = metrics.POLICY_CALLS.labels("act").inc
 
     def add_to(self, server: "grpc.aio.Server") -> None:
-        """Serve all calls from `server`."""
-        calls: dict[str, tuple[Any, Any, Any]] = {
-            "StartEpisode": (pb.StartEpisodeRequest, pb.StartEpisodeReply, self.start),
-            "Reward": (pb.RewardRequest, pb.RewardReply, self.reward),
-            "EndEpisode": (pb.EndEpisodeRequest, pb.EndEpisodeReply, self.end),
-            "Describe": (pb.DescribeRequest, pb.DescribeReply, self.describe),
+        calls: dict[str, tuple[str, Any, Any, Any]] = {
+            "StartEpisode": (
+                "start_episode",
+                pb.StartEpisodeRequest,
+                pb.StartEpisodeReply,
+                self._episode_requests.start,
+            ),
+            "Reward": ("reward", pb.RewardRequest, pb.RewardReply, self._episode_requests.reward),
+            "EndEpisode": (
+                "end_episode",
+                pb.EndEpisodeRequest,
+                pb.EndEpisodeReply,
+                self._episode_requests.end,
+            ),
+            "Describe": ("describe", pb.DescribeRequest, pb.DescribeReply, self._describe),
         }
         handlers: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(
-                body,
+                self._refusing(label, reply, body),
                 request_deserializer=request.FromString,
                 response_serializer=reply.SerializeToString,
             )
-            for name, (request, reply, body) in calls.items()
+            for name, (label, request, reply, body) in calls.items()
         }
         # Their replies are bytes; a stream's requests as well.
         handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act, pb.ActRequest.FromString)
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
 
+    def _refusing(self, label: str, reply: Any, body: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Return a call that counts itself under `label` and says in its reply why `body` refuses it."""
+        count = metrics.POLICY_CALLS.labels(label).inc
+
+        async def call(request: Any, _context: Context) -> Any:
+            count()
+            try:
+                said = body(request)
+                return await said if isinstance(said, Awaitable) else said
+            except Refused as error:
+                return reply(refusal=self._handler.request_errors.refused(request, error))
+
+        return call
+
     async def act(self, request: pb.ActRequest, context: Context) -> bytes:
-        """See policy.proto."""
-        self._calls["act"].inc()
+        self._count_act()
         left_s = context.time_remaining()
         until_s = math.inf if left_s is None else self._loop.time() + left_s
         reply: asyncio.Future[bytes] = self._loop.create_future()
@@ -181,46 +198,14 @@ class PolicyService:
         return await reply
 
     async def act_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Answer a stream of requests as policy.proto says; ends when its caller goes away.
-
-        Raises Malformed for bytes that are no ActRequest.
-        """
+        """Raises Malformed for bytes that are no ActRequest."""
         try:
             await ActStream(self._handler.act).serve(requests, context)
         except DecodeError as error:
             raise Malformed("ActStream: bytes that are no ActRequest") from error
 
-    async def start(self, request: pb.StartEpisodeRequest, _context: Context) -> pb.StartEpisodeReply:
-        """See policy.proto."""
-        self._calls["start_episode"].inc()
-        try:
-            return self._episode_requests.start(request)
-        except Refused as error:
-            return pb.StartEpisodeReply(refusal=self._handler.request_errors.refused(request, error))
-
-    async def reward(self, request: pb.RewardRequest, _context: Context) -> pb.RewardReply:
-        """See policy.proto."""
-        self._calls["reward"].inc()
-        try:
-            return await self._episode_requests.reward(request)
-        except Refused as error:
-            return pb.RewardReply(refusal=self._handler.request_errors.refused(request, error))
-
-    async def end(self, request: pb.EndEpisodeRequest, _context: Context) -> pb.EndEpisodeReply:
-        """See policy.proto."""
-        self._calls["end_episode"].inc()
-        try:
-            return self._episode_requests.end(request)
-        except Refused as error:
-            return pb.EndEpisodeReply(refusal=self._handler.request_errors.refused(request, error))
-
-    async def describe(self, request: pb.DescribeRequest, _context: Context) -> pb.DescribeReply:
-        """See policy.proto."""
-        self._calls["describe"].inc()
-        try:
-            self._handler.reader.check_call(request.policy, "")
-        except Refused as error:
-            return pb.DescribeReply(refusal=self._handler.request_errors.refused(request, error))
+    def _describe(self, request: pb.DescribeRequest) -> pb.DescribeReply:
+        self._handler.reader.check_call(request.policy, "")
         run, observation, action = self._described
         section, served = self._section, self._handler.loaded_versions.served()
         return pb.DescribeReply(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.actor.serving.answering import Answered, Answerer, Fallback, OnAnswer, Shadow, ShadowRecord
 from penstock.actor.serving.batcher import Batcher, Loaded, Question
 from penstock.actor.serving.episodes import Episode, Episodes, Row
-from penstock.actor.serving.experience.recorder import Learning, count_not_learned
+from penstock.actor.serving.experience import Learning, count_not_learned
 from penstock.actor.serving.loaded_versions import Choice, LoadedVersions
 from penstock.actor.serving.requests import ReplyWriter, RequestReader, reward_of_step_before
 from penstock.config.settings import ServingSection
@@ -53,7 +53,6 @@ class RequestErrors:
         return error.refusal.to_proto()
 
     def failed(self, loaded: Loaded, question: Question, error: Exception) -> None:
-        """Count a version that could not answer."""
         others = self._count("failed")
         if others is not None:
             words = {"version": loaded.version, "error": str(error), "others": others}
@@ -83,10 +82,7 @@ OnReply = Callable[[bytes | Exception], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """A step that is under way.
-
-    reward: of the step before.   taken: what the caller does instead of asking.
-    """
+    """A step that is under way. reward: of the step before. taken: what the caller does instead of asking."""
 
     episode: Episode
     request: pb.ActRequest
@@ -158,7 +154,6 @@ class RequestHandler:
             self._reply(request, on_reply, error)
 
     def refuse(self, request: pb.ActRequest, error: Refused) -> bytes:
-        """Count and log a refusal; return its reply."""
         refusal = self.request_errors.refused(request, error)
         return pb.ActReply(request_id=request.request_id, refusal=refusal).SerializeToString()
 
@@ -189,10 +184,7 @@ class RequestHandler:
     # ------------------------------------------------------------ steps of episodes
 
     def _begin_step(self, request: pb.ActRequest, until_s: float, on_reply: OnReply) -> None:
-        """The next step, or the reply that this request was given before; raises Refused.
-
-        Each is one step, however often it is sent.
-        """
+        """Take the next step once, however often it is sent; raises Refused."""
         self.reader.check_call(request.policy, request.request_id)
         episode = self._episodes.find(request.episode_id, self._now())
         if request.request_id and request.request_id == episode.last_request:
@@ -229,7 +221,6 @@ class RequestHandler:
         self.loaded_versions.update_of(request.taken_version)
 
     def _choose(self, episode: Episode) -> Choice:
-        """Newer weights only where a segment begins."""
         loaded = episode.loaded
         if loaded is None or episode.segment_builder.is_due(self._now()):
             return self.loaded_versions.follow(episode.arm, episode.client_key)

@@ -61,10 +61,7 @@ class Layout:
         }
 
     def read(self, field: str, parts: Parts, batch: int) -> dict[str, Array]:
-        """Arrays [max(batch, 1), *shape] by tensor name.
-
-        Raises Refused for anything that is not the space's.
-        """
+        """Return arrays [max(batch, 1), *shape] by tensor name; raises Refused for anything else."""
         if len(parts) != len(self._wanted):
             raise invalid(f"{field}: {len(parts)} parts, the space has {self._named()}")
         arrays: dict[str, Array] = {}
@@ -180,13 +177,9 @@ _FALLBACKS: Final = {
 
 
 class ReplyWriter:
-    """Writes the replies of one server."""
+    """Writes the replies of one server. state: space of what the policy remembers, if anything."""
 
     def __init__(self, action: Space, state: Dict) -> None:
-        """Prepare for the spaces of one policy.
-
-        state: space of what the policy remembers between steps, without leaves where it remembers nothing.
-        """
         self._action, self._leaves = Layout("action", action), list(leaves(action, "action"))
         self._state, self._remembers = Layout("state", state), bool(list(leaves(state, "state")))
         self._before: dict[int, tuple[list[tuple[str, bytes]], bytes]] = {}
@@ -200,7 +193,6 @@ class ReplyWriter:
         return self._encode(request.request_id, request.batch, answered, answer)
 
     def reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
-        """Return the message of an answer."""
         answer, batch = answered.answer, request.batch
         reply = pb.ActReply(
             request_id=request.request_id,
@@ -224,10 +216,7 @@ class ReplyWriter:
     def reply_taken(
         self, request: pb.ActRequest, answered: Answered, taken: Mapping[str, Array], version: int
     ) -> pb.ActReply:
-        """Return the message for a caller that took an action of its own, beside this version.
-
-        taken: by name, [1, *shape].
-        """
+        """Return the message for a caller that took an action [1, *shape] of its own, beside this version."""
         reply = self.reply(request, answered)
         del reply.action[:], reply.log_prob[:]
         reply.action.extend(self._action.write(taken, 0))
@@ -275,13 +264,9 @@ MOST_LOG_PROB: Final = 60.0
 
 
 class RequestReader:
-    """Reads the requests of one server."""
+    """Reads the requests of one server. state: as that of `ReplyWriter`."""
 
     def __init__(self, section: ServingSection, observation: Space, action: Space, state: Dict) -> None:
-        """Prepare for the spaces of one policy.
-
-        state: space of what the policy remembers between steps, without leaves where it remembers nothing.
-        """
         self._section = section
         self._observation, self._action = Layout("observation", observation), Layout("action", action)
         self._state, self._state_leaves = Layout("state", state), list(leaves(state, "state"))
@@ -321,9 +306,7 @@ class RequestReader:
         return self._observation.read("final_observation", parts, 0)
 
     def read_taken(self, request: pb.ActRequest) -> Mapping[str, Array] | None:
-        """Return the action that the caller takes of its own accord, by name, [1, *shape].
-
-        None where it asks for one.
+        """Return the action that the caller takes of its own accord, by name, [1, *shape]; None: it asks.
 
         Raises Refused (INVALID), also for a log-probability that the learner could not divide by.
         """

@@ -13,23 +13,36 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 import grpc
 import torch
 
+from penstock.actor.acting.masks import learner_reward, potentials
 from penstock.actor.link.broker_client import BrokerClient, connect
-from penstock.actor.serving.assembly import PolicyServer, Source
-from penstock.actor.serving.experience.run_follower import RunFollower
-from penstock.actor.serving.loaded_versions import Weights
-from penstock.config.settings import ConfigurationError, Settings
+from penstock.actor.serving.answering import open_shadow_record
+from penstock.actor.serving.batcher import Batcher
+from penstock.actor.serving.episode_requests import EpisodeRequests
+from penstock.actor.serving.episodes import Episodes
+from penstock.actor.serving.experience import Learning, RunFollower, ServedQueue
+from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
+from penstock.actor.serving.policy_service import NAME, PolicyService
+from penstock.actor.serving.release import CanaryMonitor, Traffic
+from penstock.actor.serving.request_handler import RequestHandler
+from penstock.actor.specification.policy_maker import policy_maker, probe_answer
+from penstock.actor.specification.run import actor_section, environment_section
+from penstock.config.credentials import registry_with_password
+from penstock.config.settings import CanarySection, ConfigurationError, ServingSection, Settings
+from penstock.config.trusted import check_trusted
 from penstock.config.workload import find, load
 from penstock.protocol.limits import SERVER_CALLS_S, check_id, to_id
 from penstock.protocol.specification import RunSpecification
-from penstock.registry.weight_files import read_specification
-from penstock.rpc.auth import Calls
+from penstock.registry.weight_files import read_specification, registry_url
+from penstock.rpc.auth import NO_CALLS, Calls
 from penstock.rpc.boundary import Boundary
 from penstock.rpc.gate import Rates
 from penstock.runtime import metrics
@@ -39,6 +52,188 @@ from penstock.runtime.health import Health, collect_seldom, serve_http
 from penstock.runtime.lifecycle import BackgroundTasks, Lifecycle, share_interpreter
 from penstock.runtime.metrics import EVENT_LOOP, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Names what is served: the versions in a run's folder, a run that goes on, or both."""
+
+    run_dir: Path | None
+    broker: str | None
+    actor_id: str | None = None
+
+
+class PolicyServer:
+    """Answers with single actions: a `HostedService`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        specification: RunSpecification,
+        run_follower: RunFollower | None,
+    ) -> None:
+        """Raises ConfigurationError for settings that fit neither one another nor the run."""
+        section = settings.serving
+        self.names, self.calls, self.background_tasks = (NAME,), NO_CALLS, BackgroundTasks()
+        self._specification, self._refresh_s = specification, settings.registry.refresh_s
+        check_range(settings.canary)
+        self._traffic = traffic = make_traffic(settings, source, run_follower, specification)
+        fetch = no_weights if run_follower is None else run_follower.fetch
+        make_policy = policy_maker(specification, settings.actor)
+        self._loaded_versions = LoadedVersions(
+            make_policy, fetch if traffic is None else traffic.fetch, section
+        )
+        self._batcher = Batcher(
+            max_rows=section.max_batch_rows,
+            max_wait_s=section.max_wait_ms / 1000,
+            max_delay_s=section.max_delay_ms / 1000,
+        )
+        now = asyncio.get_running_loop().time
+        self._canary_monitor = CanaryMonitor(
+            settings.canary, withdrawing(traffic, self.background_tasks), now
+        )
+        self._episodes = Episodes(section, specification.unroll_length)
+        self._learning = None if run_follower is None else _learning(settings, specification, run_follower)
+        spaces = (specification.observation_space, specification.action_space)
+        self._record = open_shadow_record(section, source.run_dir)
+        self._handler = RequestHandler(
+            section,
+            (*spaces, make_policy().state_space),
+            self._loaded_versions,
+            self._batcher,
+            self._record,
+            self._episodes,
+            self._learning,
+            self._canary_monitor.answered,
+            now,
+        )
+        self._episode_requests = EpisodeRequests(
+            self._handler.reader,
+            self._loaded_versions,
+            self._episodes,
+            self._learning,
+            None if traffic is None else traffic.keep_feedback,
+            self._canary_monitor,
+            now,
+        )
+        self._service = PolicyService(
+            self._handler,
+            self._episode_requests,
+            self._episodes,
+            section,
+            (specification.run, *spaces),
+            learns=self._learning is not None,
+        )
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        self._service.add_to(server)
+
+    async def begin(self) -> None:
+        if self._traffic is not None:
+            await self._traffic.begin(self._loaded_versions, self._canary_monitor)
+            self.background_tasks.send(
+                self._traffic.follow(self._loaded_versions, self._canary_monitor, self._refresh_s)
+            )
+
+    async def apply(self, weights: Weights) -> tuple[float, ...]:
+        try:
+            loaded = await self._loaded_versions.load(weights)
+        except ValueError as error:
+            raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
+        answer = await asyncio.to_thread(probe_answer, loaded.policy, self._specification.probe)
+        self._loaded_versions.follow_with(loaded)
+        self._episodes.let_go_of_old()
+        return answer
+
+    def cut(self) -> None:
+        if self._learning is not None:
+            self._learning.flush(self._episodes, asyncio.get_running_loop().time())
+
+    def sweep(self) -> None:
+        self._episode_requests.sweep()
+
+    async def finish(self) -> None:
+        await self._handler.shadow.finish()
+        for episode in self._episodes:
+            self._episode_requests.abandon(episode)
+        if self._learning is not None:
+            self._learning.send_all()
+
+    def close(self) -> None:
+        self._batcher.close()
+        self._handler.shadow.close()
+        if self._record is not None:
+            self._record.close()
+
+
+def make_traffic(
+    settings: Settings, source: Source, run_follower: RunFollower | None, specification: RunSpecification
+) -> Traffic | None:
+    """Return what reads the registry of what is served; None without one."""
+    url = registry_with_password(settings.registry)
+    if source.run_dir is not None:
+        url = registry_url(source.run_dir, url)
+    elif not url:
+        return None
+    return Traffic(
+        url,
+        settings.serving.policy,
+        source.run_dir,
+        None if run_follower is None else run_follower.fetch,
+        specification,
+    )
+
+
+def no_weights(_version: int) -> Weights | None:
+    return None
+
+
+def withdrawing(traffic: Traffic | None, background_tasks: BackgroundTasks) -> Callable[[int, str], None]:
+    """Return what rolls a version back, beside the calls, and says why."""
+
+    def withdraw(version: int, reason: str) -> None:
+        if traffic is not None:
+            background_tasks.send(traffic.withdraw(version, reason))
+
+    return withdraw
+
+
+def _learning(settings: Settings, specification: RunSpecification, run_follower: RunFollower) -> Learning:
+    section = settings.serving
+    check_window(section, specification)
+    queue = run_follower.queue = ServedQueue(section.outbox_fragments, specification.stale_after)
+    compress = actor_section(specification).compress == "lz4"
+    environment = environment_section(specification)
+    for potential in potentials(environment):
+        check_trusted("environment.reward", potential, settings.actor.allow_modules)
+    reward = learner_reward(environment)
+    return Learning(specification, section, queue, run_follower.send_queued, compress=compress, reward=reward)
+
+
+def check_range(section: CanarySection) -> None:
+    known = section.return_range
+    if known is not None and not known[0] < known[1]:
+        raise ConfigurationError(f"canary.return_range={list(known)}: the first must be below the second")
+
+
+def check_window(section: ServingSection, specification: RunSpecification) -> None:
+    """Raise ConfigurationError for a window of rewards whose episodes could not be learned from."""
+    rate, stale_after, batch = (
+        section.declared_steps_per_s,
+        specification.stale_after,
+        specification.update_steps,
+    )
+    if rate is None or stale_after == 0 or batch == 0:
+        return
+    updates = rate * section.reward_window_s / batch
+    if updates > stale_after:
+        raise ConfigurationError(
+            f"serving.reward_window_s={section.reward_window_s:g}: at {rate:g} steps/s "
+            f"(serving.declared_steps_per_s) and batches of {batch} that are {updates:.1f} updates, and what "
+            f"is older than {stale_after} is stale: shorten the window, or raise algorithm.stale_after"
+        )
+
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +276,13 @@ class HostedService(Protocol):
     async def finish(self) -> None:
         """No call comes any more: put all that will be learned from into the queue."""
 
-    def close(self) -> None:
-        """Let go of threads and files."""
+    def close(self) -> None: ...
 
 
 def main(lifecycle: Lifecycle, settings: Settings, *, source: Source, listen: str) -> int:
     """Serve until the lifecycle drains, also when the run has ended; returns the exit code.
 
-    Raises ConfigurationError for an address, a folder or settings that cannot be used, Fatal when it cannot
-    go on.
+    Raises ConfigurationError for an address, folder or settings that cannot be used, else Fatal.
     """
     share_interpreter()
     torch.set_num_threads(settings.actor.threads)
@@ -131,7 +324,6 @@ def _run_follower(
 
 
 def _of_folder(source: Source) -> RunSpecification | None:
-    """The run's, from its folder; None where only the broker can tell."""
     if source.run_dir is None:
         if source.broker is None:
             raise ConfigurationError("nothing to serve: name --run FOLDER, --broker ADDRESS, or both")
@@ -218,7 +410,6 @@ def _hosted(
 
 
 async def _until(stop: asyncio.Event, hosted: HostedService) -> None:
-    """Until `stop`; raises what an errand raises."""
     stopped, failed = (
         asyncio.ensure_future(stop.wait()),
         asyncio.ensure_future(hosted.background_tasks.first_error()),
@@ -233,7 +424,6 @@ async def _until(stop: asyncio.Event, hosted: HostedService) -> None:
 async def _drain(
     frame: ServerFrame, hosted: HostedService, run_follower: RunFollower | None, lifecycle: Lifecycle
 ) -> None:
-    """Say so, finish what is in flight, hand over what was learned."""
     await frame.drain(SERVER_CALLS_S)
     await hosted.finish()
     if run_follower is not None:

@@ -71,7 +71,7 @@ MAKES_THREADS: Final = re.compile(
     r"(.*\.)?(Thread|ThreadPoolExecutor|ThreadingHTTPServer|Timer)|asyncio\.(run|Runner)"
 )
 DO_NOT_COMPUTE: Final = {
-    "actor/serving/experience/run_follower.py": "follows a run and sends fragments",
+    "actor/serving/experience.py": "follows a run and sends fragments",
     "penstock/launch": "starts processes, watches them and shows what they say",
     "learner/recorder.py": "sends figures",
     "penstock/workloads/goals/live_host.py": "reads what a command writes",

@@ -138,8 +138,7 @@ def serve(
     os.environ.setdefault("GRPC_EXPERIMENTS", SERVING_EXPERIMENTS)
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.actor.serving.assembly import Source
-        from penstock.actor.serving.server_process import main
+        from penstock.actor.serving.server_process import Source, main
 
         source = Source(run_dir=folder, broker=broker_address, actor_id=actor_id)
         return main(lifecycle, settings, source=source, listen=listen)

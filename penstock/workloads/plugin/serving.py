@@ -25,7 +25,15 @@ from torch import Tensor
 
 from penstock.actor.link.ack_journal import SampleJournal
 from penstock.actor.serving.answering import Answered
-from penstock.actor.serving.assembly import (
+from penstock.actor.serving.batcher import Loaded
+from penstock.actor.serving.episodes import CallerShares, Episode, Episodes, Opinion
+from penstock.actor.serving.experience import RunFollower, ServedQueue, count_not_learned
+from penstock.actor.serving.loaded_versions import Choice, LoadedVersions, Weights
+from penstock.actor.serving.release import CanaryMonitor, Traffic
+from penstock.actor.serving.request_handler import RequestErrors
+from penstock.actor.serving.requests import check_amount, check_count, check_request_id
+from penstock.actor.serving.server_process import (
+    HostedService,
     Source,
     check_range,
     check_window,
@@ -33,16 +41,6 @@ from penstock.actor.serving.assembly import (
     no_weights,
     withdrawing,
 )
-from penstock.actor.serving.batcher import Loaded
-from penstock.actor.serving.episodes import CallerShares, Episode, Episodes, Opinion
-from penstock.actor.serving.experience.recorder import ServedQueue, count_not_learned
-from penstock.actor.serving.experience.run_follower import RunFollower
-from penstock.actor.serving.loaded_versions import Choice, LoadedVersions, Weights
-from penstock.actor.serving.release.canary_monitor import CanaryMonitor
-from penstock.actor.serving.release.traffic import Traffic
-from penstock.actor.serving.request_handler import RequestErrors
-from penstock.actor.serving.requests import check_amount, check_count, check_request_id
-from penstock.actor.serving.server_process import HostedService
 from penstock.config.workload import Services
 from penstock.learner.algorithms.optimiser import under
 from penstock.learner.checkpoint.store import CheckpointStore

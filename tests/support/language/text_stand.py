@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from penstock.actor.serving.experience.recorder import NumberedWhenSent
+from penstock.actor.serving.experience import NumberedWhenSent
 from penstock.config.settings import CanarySection, ServingSection
 from penstock.policy.weights import encode
 from penstock.protocol.fragment import Fragment

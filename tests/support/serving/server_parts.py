@@ -14,10 +14,10 @@ from penstock.actor.serving.answering import Answered, ShadowRecord
 from penstock.actor.serving.batcher import Batcher, Loaded, Question
 from penstock.actor.serving.episode_requests import EpisodeRequests
 from penstock.actor.serving.episodes import Episodes
-from penstock.actor.serving.experience.recorder import Learning, ServedQueue
+from penstock.actor.serving.experience import Learning, ServedQueue
 from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
 from penstock.actor.serving.policy_service import PolicyService
-from penstock.actor.serving.release.canary_monitor import CanaryMonitor
+from penstock.actor.serving.release import CanaryMonitor
 from penstock.actor.serving.request_handler import RequestHandler
 from penstock.actor.specification.policy_maker import policy_maker
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection

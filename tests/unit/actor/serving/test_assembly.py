@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.actor.serving.assembly import check_range, check_window
+from penstock.actor.serving.server_process import check_range, check_window
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection
 from tests.support.run.small_run import specification
 

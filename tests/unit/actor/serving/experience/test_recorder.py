@@ -18,7 +18,7 @@ from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import LearnerReward
 from penstock.actor.acting.stepper import Ended, Stepped
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
-from penstock.actor.serving.experience.recorder import ARRAY_BYTES, STEP_BYTES
+from penstock.actor.serving.experience import ARRAY_BYTES, STEP_BYTES
 from penstock.config.sections import RewardWrapper
 from penstock.learner.feed.payloads import check_meaning
 from penstock.protocol.fragment import Fragment, Slot

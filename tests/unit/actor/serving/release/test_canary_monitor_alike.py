@@ -16,7 +16,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from penstock.actor.serving.episodes import Episode, SegmentBuilder
-from penstock.actor.serving.release.canary_monitor import CanaryMonitor
+from penstock.actor.serving.release import CanaryMonitor
 from penstock.config.settings import CanarySection
 from penstock.registry import routing, traffic
 from penstock.registry.canary import ClientReturn, Seen, Trial, TrialState, Verdict, observe

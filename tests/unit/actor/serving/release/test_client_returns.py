@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.actor.serving.episodes import Episode, Opinion, SegmentBuilder
-from penstock.actor.serving.release.canary_monitor import ClientReturns
+from penstock.actor.serving.release import ClientReturns
 from penstock.registry.canary import ClientReturn
 from penstock.registry.routing import Arm
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.actor.serving.release.traffic import is_same_network
+from penstock.actor.serving.release import is_same_network
 from penstock.protocol.specification import RunSpecification
 from tests.support.run.small_run import specification
 

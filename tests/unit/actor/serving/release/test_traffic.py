@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.actor.serving.release.traffic import Traffic
+from penstock.actor.serving.release import Traffic
 from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url

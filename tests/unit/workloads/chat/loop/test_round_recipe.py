@@ -3,7 +3,7 @@
 import tomllib
 from pathlib import Path
 
-from penstock.actor.serving.release.traffic import is_same_network
+from penstock.actor.serving.release import is_same_network
 from penstock.config.settings import load
 from penstock.learner.model import make_model as make_learned
 from penstock.policy import weights

@@ -13,28 +13,38 @@ reason:
     reward      the potential that shapes its rewards gives no finite numbers
 """
 
+import asyncio
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from penstock.actor.acting.masks import LearnerReward, PotentialError
-from penstock.actor.link.outbox import FragmentQueue, Queued, fill_message
+from penstock.actor.link.ack_journal import AckJournal, SampleJournal
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.outbox import FragmentQueue, Outbox, Queued, fill_message
+from penstock.actor.link.session import Session, count_strikes, open_session
 from penstock.actor.serving.batcher import Loaded, Question
 from penstock.actor.serving.episodes import CallerShares, Episode, Row, Segment
+from penstock.actor.serving.loaded_versions import Weights
 from penstock.config.settings import ServingSection
 from penstock.protocol.conformance import MOST
 from penstock.protocol.fragment import Fragment
-from penstock.protocol.limits import MAX_FRAGMENTS_PER_APPEND
+from penstock.protocol.limits import MAX_FRAGMENTS_PER_APPEND, SERVER_FLUSH_S
 from penstock.protocol.messages import Episode as Played
+from penstock.protocol.messages import Publication, Role, RunState
+from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
+from penstock.runtime.lifecycle import Lifecycle
 
 # ---- Fragments of the policy server on their way to the broker: never waited for, numbered when they are
 # sent.
@@ -46,11 +56,7 @@ class ServedQueue:
     """Fragments that wait for their number, and episodes for their report, over all sessions. Thread-safe."""
 
     def __init__(self, capacity: int, stale_after: int) -> None:
-        """Make an empty queue.
-
-        capacity: most fragments that wait.
-        stale_after: updates that the learner may be ahead of one; 0: any.
-        """
+        """stale_after: updates that the learner may be ahead of one; 0: any."""
         self._capacity, self._stale_after = capacity, stale_after
         self._lock = threading.Lock()
         self._waiting: deque[Fragment] = deque()
@@ -63,7 +69,6 @@ class ServedQueue:
         return len(self._waiting)
 
     def note_gone(self, count: int) -> None:
-        """Count fragments that were acknowledged or dropped."""
         with self._lock:
             self.gone_count += count
 
@@ -77,10 +82,7 @@ class ServedQueue:
             return True
 
     def exchange(self, refused: Sequence[Fragment], update: int) -> list[Fragment]:
-        """Put the refused back in front and take the oldest, as many as one message holds.
-
-        What is too old at this update of the learner is dropped and counted.
-        """
+        """Put the refused back and take the oldest that fit a message; drops and counts what is too old."""
         with self._lock:
             self._waiting.extendleft(reversed(refused))
             while self._waiting and self._is_stale(self._waiting[0], update):
@@ -146,7 +148,6 @@ def _numbered(fragment: Fragment, session: int, sequence: int) -> Fragment:
 
 
 def count_not_learned(reason: str, steps: int) -> None:
-    """Steps that were answered and do not go to the learner."""
     metrics.NOT_LEARNED_STEPS.labels(reason).inc(steps)
 
 
@@ -227,7 +228,6 @@ class Learning:
         }
 
     def end(self, episode: Episode, *, terminated: bool, final: Row | None, now_s: float) -> None:
-        """Note that the episode is over."""
         self._take(episode, episode.segment_builder.end(terminated=terminated, final=final), now_s)
         if episode.segment_builder.length:
             self._report(episode, terminated=terminated)
@@ -267,17 +267,14 @@ class Learning:
         self._ripening.append((now_s + self._section.reward_window_s, episode, segment))
 
     def ripen(self, now_s: float) -> None:
-        """Send what is due."""
         while self._ripening and self._ripening[0][0] <= now_s:
             self._send_first()
 
     def send_all(self) -> None:
-        """Before the end: what ripens is taken as it is."""
         while self._ripening:
             self._send_first()
 
     def _report(self, episode: Episode, *, terminated: bool) -> None:
-        """An episode is over."""
         metrics.EPISODE_RETURN.observe(episode.total_return)
         metrics.EPISODE_LENGTH_STEPS.observe(episode.segment_builder.length)
         metrics.EPISODES.labels("no").inc()
@@ -327,3 +324,204 @@ class Learning:
         given = {"reward": segment.rewards, "log_prob": segment.log_probs}
         # What leaves the range of float32 is sent as its largest number.
         return any(min(max(map(abs, numbers)), MOST) > bounds[name] for name, numbers in given.items())
+
+
+# ---- The line to a live run: its sessions, the learner's newest weights, and the outbox. A thread of its own
+# opens a session, and the next when the broker has ended one; meanwhile the server goes on answering. When
+# the run has ended it polls until the run is resumed.
+
+ENDED_S: Final = 10.0
+"""Between two looks at a run that has ended: somebody may resume it."""
+
+FLUSH_LOOK_S: Final = 0.1
+"""Between two looks at what was cut for a flush: acknowledgements end no wait of their own."""
+
+Apply = Callable[[Weights], Awaitable[tuple[float, ...]]]
+"""Answer with these weights from now on; the probe's log-probabilities under them."""
+
+
+class RunFollower:
+    """`begin` once, then `start`; `join` at the end."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        broker_client: BrokerClient,
+        actor_id: str,
+        *,
+        run: str,
+        ack_journal: Path | None,
+    ) -> None:
+        """run: "" where only the broker knows it. ack_journal: folder for what was acknowledged."""
+        self._lifecycle, self._broker_client, self._actor_id = lifecycle, broker_client, actor_id
+        self._journal_folder = ack_journal
+        self._journal: AckJournal | None = None
+        self._thread: threading.Thread | None = None
+        self._session: Session | None = None
+        self._applied = Publication()
+        self._run, self._strikes = run, 0
+        self._finishing = threading.Event()
+        self.queue: ServedQueue | None = None
+        self._failure: Exception | None = None
+        self._cut: Callable[[], object] = _nothing
+        self._flushing, self._flush_through = 0, 0
+
+    def begin(self) -> RunSpecification | None:
+        """Open the first session, waiting for the run; None when the process drains first."""
+        self._session = open_session(self._broker_client, self._actor_id, Role.SERVER, self._lifecycle)
+        if self._session is None:
+            return None
+        self._run = self._session.specification.run
+        return self._session.specification
+
+    def fetch(self, version: int) -> Weights | None:
+        """Return the weights of a version that the run still holds. Blocks."""
+        session = self._session
+        if session is None or session.is_over:
+            return None
+        found = session.fetch(version)
+        return None if found is None else Weights(version, found.publication.update, found.blob)
+
+    def send_queued(self) -> None:
+        """Have what was put into the queue sent by the open session, if there is one."""
+        session = self._session
+        if session is not None:
+            session.notify_waiters()
+
+    def start(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        apply: Apply,
+        on_over: Callable[[], object],
+        cut: Callable[[], object],
+    ) -> None:
+        """Serve sessions, in a thread, until `finish` or until it cannot go on; then `on_over`.
+
+        cut: puts what open episodes hold into the queue; called in the loop.
+        """
+        self._cut = cut
+        self._thread = threading.Thread(
+            target=self._serve_all, args=(loop, apply, on_over), name="following", daemon=True
+        )
+        self._thread.start()
+
+    def open_sample_journal(self, run: str, server: str) -> SampleJournal | None:
+        """Return the record of what a server samples, if one is kept. server: drawn in each life of it."""
+        if self._journal_folder is None:
+            return None
+        return SampleJournal(self._journal_folder, run, self._actor_id, server)
+
+    def finish(self) -> None:
+        """Send what is in the queue, to which nothing will come, then close the session."""
+        self._finishing.set()
+        self.send_queued()
+
+    def join(self) -> None:
+        """Wait until the last session is closed; raises what ended it."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _serve_all(
+        self, loop: asyncio.AbstractEventLoop, apply: Apply, on_over: Callable[[], object]
+    ) -> None:
+        try:
+            if self._journal_folder is not None:
+                self._journal = AckJournal(self._journal_folder, self._run, self._actor_id)
+            while not self._finishing.is_set() and not self._lifecycle.draining.is_set():
+                session = self._session or open_session(
+                    self._broker_client, self._actor_id, Role.SERVER, self._lifecycle
+                )
+                if session is None or self._serve(session, loop, apply):
+                    self._finishing.wait(ENDED_S)
+                self._session = None
+        except Exception as error:  # noqa: BLE001 - raised by the main thread
+            self._failure = error
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+            on_over()
+
+    def _serve(self, session: Session, loop: asyncio.AbstractEventLoop, apply: Apply) -> bool:
+        """One session; True when the run has ended, or is to be left."""
+        if session.specification.run != self._run:
+            raise Fatal(f"the broker serves run {session.specification.run}, not {self._run}: start again")
+        self._session = session
+        session.start()
+        outbox = None
+        if self.queue is not None:
+            outbox = Outbox(session, NumberedWhenSent(self.queue), self._journal)
+            outbox.start()
+        try:
+            self._follow(session, loop, apply)
+            session.check()
+            return self._is_done(session, outbox)
+        finally:
+            session.close(politely=not session.is_over)
+
+    def _follow(self, session: Session, loop: asyncio.AbstractEventLoop, apply: Apply) -> None:
+        """Hand on every publication until the session is over or `finish`."""
+        while True:
+            session.wait_until(
+                lambda: self._is_over(session) or self._is_new(session) or session.flush > self._flushing,
+                FLUSH_LOOK_S if session.flush else None,
+            )
+            if self._is_over(session):
+                return
+            if session.flush:
+                self._flush(session, loop)
+            if not self._is_new(session):
+                continue
+            weights = session.weights
+            assert weights is not None
+            publication = weights.publication
+            fresh = Weights(publication.version, publication.update, weights.blob, weights.scalars)
+            probe = asyncio.run_coroutine_threadsafe(_awaited(apply(fresh)), loop).result()
+            self._applied = publication
+            metrics.WEIGHT_VERSION_APPLIED.set(publication.version)
+            session.report_applied(publication, probe)
+
+    def _flush(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
+        """Cut once for each flush, and report it when what was in the queue then has left it."""
+        if session.flush > self._flushing:
+            flush = session.flush
+            asyncio.run_coroutine_threadsafe(_called(self._cut), loop).result()
+            self._flush_through = 0 if self.queue is None else self.queue.put_count
+            self._flushing = flush
+            self.send_queued()
+        if self.queue is None or self.queue.gone_count >= self._flush_through:
+            session.report_flushed(self._flushing)
+
+    def _is_new(self, session: Session) -> bool:
+        weights = session.weights
+        return weights is not None and weights.publication.version > self._applied.version
+
+    def _is_over(self, session: Session) -> bool:
+        return self._finishing.is_set() or session.is_over or session.state is RunState.STOPPING
+
+    def _is_done(self, session: Session, outbox: Outbox | None) -> bool:
+        if session.ended is None:
+            if outbox is not None and self.queue is not None and not outbox.flush(SERVER_FLUSH_S):
+                log.warning("flush gave up", extra={"fragments": outbox.drop("drain")})
+                self.queue.drop_waiting()
+            return True
+        lost = 0 if outbox is None else outbox.drop(session.ended.reason.label)
+        log.warning("session ended", extra={"refusal": session.ended, "dropped_fragments": lost})
+        if session.ended.reason is Reason.RUN_CLOSED:
+            return True
+        acknowledged = outbox is not None and outbox.acked_through > 0
+        self._strikes = count_strikes(self._strikes, session.ended, acknowledged=acknowledged)
+        return False
+
+
+async def _awaited(given: Awaitable[tuple[float, ...]]) -> tuple[float, ...]:
+    return await given
+
+
+async def _called(body: Callable[[], object]) -> None:
+    body()
+
+
+def _nothing() -> None:
+    """A server that is not started has cut nothing."""

@@ -1,1 +1,0 @@
-"""From what clients did to what the learner gets."""

@@ -1,1 +1,0 @@
-"""Which versions get traffic, and how a canary is judged."""
