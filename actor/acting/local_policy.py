@@ -130,10 +130,7 @@ def watch_broker(health: Health, stall_timeout_s: float) -> Callable[[], None]:
 
 
 def note_lag(health: Health, known: int, newest: int, arrived_bytes: int) -> None:
-    """Expect weights while an older version is `known` here than is published; 0: none.
-
-    arrived_bytes: of the newest; each chunk is progress.
-    """
+    """Expect weights while `known` is behind `newest` (0: none); each chunk that arrives is progress."""
     if newest > known:
         if arrived_bytes > 0:
             health.progress(WEIGHTS)

@@ -148,10 +148,7 @@ class LearnerReward:
 
 
 def learner_reward(section: EnvironmentSection) -> LearnerReward | None:
-    """Return the wrappers of a section; None where it has none.
-
-    Imports the modules of potentials: check first that they are allowed. Raises ConfigurationError.
-    """
+    """Return the wrappers, None without any; imports potentials: check first that they are allowed."""
     return LearnerReward(section.reward) if section.reward else None
 
 

@@ -78,10 +78,7 @@ class Stepper:
         self._finish = self._finisher(autoreset_mode(environment))
 
     def reset(self, seeds: Sequence[int]) -> Observation:
-        """First observations; `seeds` one per slot, of which a vector entry point takes the first.
-
-        One that takes them all says so: `metadata["seeds"]` is "each".
-        """
+        """First observations. seeds: per slot; an entry point without `seeds`="each" takes the first."""
         self._resetting = None
         own_loop = hasattr(self.environment.unwrapped, "env_fns")  # SyncVectorEnv and AsyncVectorEnv
         takes_each = own_loop or self.environment.metadata.get("seeds") == "each"

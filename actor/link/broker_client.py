@@ -333,10 +333,7 @@ def _news(reply: weights_pb2.WatchLatestReply, weights: bytes) -> News:
 
 
 def connect(broker: str, settings: Settings, on_answer: Callable[[], None] = lambda: None) -> BrokerClient:
-    """Return a client of the broker at that address; `on_answer` is called after every answer.
-
-    Raises ConfigurationError for an address or files that cannot be used.
-    """
+    """Raise ConfigurationError for an address or files that cannot be used. on_answer: see `BrokerClient`."""
     try:
         return BrokerClient(broker, credentials(settings.security), on_answer)
     except ValueError as error:

@@ -129,10 +129,7 @@ class Outbox:
         self._session.run_thread("appender", self._send)
 
     def put(self, fragment: Fragment, stop: threading.Event) -> bool:
-        """Keep a fragment until acknowledged; waits while there is no room, unless `stop` is set.
-
-        False when the session is over: the fragment is not kept.
-        """
+        """Keep a fragment; waits for room unless `stop` is set. False: the session is over."""
         with self._changed:
             while not self._session.is_over:
                 if self._queue.put(fragment, even_when_full=stop.is_set()):
@@ -143,10 +140,7 @@ class Outbox:
             return False
 
     def report(self, episodes: list[Episode]) -> None:
-        """Tell the learner of finished episodes, soon.
-
-        One whose return is no number is left out: the fragment with its rewards ends the session as INVALID.
-        """
+        """Tell the learner of episodes whose return is a number: others end the session by their fragment."""
         finite = [episode for episode in episodes if math.isfinite(episode.episode_return)]
         if len(finite) < len(episodes):
             log.error("episodes whose return is no number", extra={"episodes": len(episodes) - len(finite)})

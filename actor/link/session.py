@@ -338,10 +338,7 @@ class Session:
 def open_session(
     broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
 ) -> Session | None:
-    """Return the actor's next session; None when the process drains or the run has ended.
-
-    Waits, with a message, while no learner has written the run specification. Raises Fatal when refused.
-    """
+    """Return the next session; None at a drain or the run's end. Raises Fatal when refused."""
     opened = _ask(broker_client, actor_id, role, lifecycle, describe_only=False)
     if opened is None:
         return None

@@ -181,10 +181,7 @@ class FragmentBuilder:
         self.length = row + 1
 
     def cut(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
-        """Return the rows collected, at least one, as a fragment, and the episodes that ended in them.
-
-        Raises Fatal for observations outside their bounds.
-        """
+        """Return the rows as a fragment, and the episodes that ended; raises Fatal beyond the bounds."""
         steps, slots = self.length, self._episodes.slots()
         ends = self._ends_in_order()
         header = fields.header(self._schema, steps, slots)

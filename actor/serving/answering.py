@@ -283,10 +283,7 @@ class ShadowRecord:
 
 
 def open_shadow_record(section: ServingSection, run_dir: Path | None) -> ShadowRecord | None:
-    """Return the file for what a shadow says, None where there is no place for it.
-
-    Raises ConfigurationError for a place that was named and cannot be written to.
-    """
+    """Return the file, None where no place is; raises ConfigurationError for a named one without access."""
     named = section.shadow_record
     path = named or (run_dir / "shadow.jsonl" if run_dir is not None else None)
     if path is None:
@@ -332,10 +329,7 @@ class _Listener(QueueListener):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Made into text by the other thread. time: Unix, in seconds.
-
-    Of the question its names alone: what waits holds no observations.
-    """
+    """Made into text by the other thread. time: Unix, in seconds. Of the question it has names alone."""
 
     time: float
     arm: Arm
@@ -429,10 +423,7 @@ class Answerer:
         on_failure: Callable[[Loaded, Question, Exception], None],
         on_unanswered: Callable[[Answered], None],
     ) -> None:
-        """on_failure: takes each version that could not answer, the question, and the error.
-
-        on_unanswered: told of what is refused because no version could answer and no fallback is declared.
-        """
+        """on_failure: takes each version that failed. on_unanswered: told of what is refused."""
         self._loaded_versions, self._batcher = loaded_versions, batcher
         self._fallback, self._shadow = fallback, shadow
         self._on_failure, self._on_unanswered = on_failure, on_unanswered
@@ -523,10 +514,7 @@ class Answerer:
         return self._answered(asked, action, None, name, not_finite=not_finite, is_to_blame=is_to_blame)
 
     async def _of_another(self, asked: _Asked) -> Answer | None:
-        """The answer of a version that could stand in; None where none can answer this question.
-
-        Whether the active version can also says whether a canary is to blame for that it cannot.
-        """
+        """Return the answer of a version that could stand in; the active one's blames a canary."""
         choice = asked.choice
         others = (
             [self._loaded_versions.former(choice.arm, choice.loaded)] if self._fallback.is_previous else []

@@ -101,10 +101,7 @@ class NotFinite(ArithmeticError):
 
 
 def answer(loaded: Loaded, questions: Sequence[Question]) -> Sequence[Answer | NotFinite]:
-    """Return an answer per question, in order, of one pass over all their rows.
-
-    A row's answer does not depend on its neighbours beyond rounding.
-    """
+    """Return an answer per question, in order; neighbours in the pass change it by rounding at most."""
     policy = loaded.policy
     observation = _together(questions)
     step = policy.step(observation)
@@ -268,10 +265,7 @@ class _Waiting:
 
 
 class Batcher:
-    """Lets requests that come at the same time share a forward pass.
-
-    Seconds are those of the event loop's clock.
-    """
+    """Lets requests that come at the same time share a pass. Seconds are those of the event loop's clock."""
 
     def __init__(self, *, max_rows: int, max_wait_s: float, max_delay_s: float) -> None:
         self._max_rows, self._max_wait_s, self._max_delay_s = max_rows, max_wait_s, max_delay_s
@@ -289,10 +283,7 @@ class Batcher:
         self._under_way = 0
 
     def ask(self, loaded: Loaded, question: Question, until_s: float = math.inf) -> "asyncio.Future[Answer]":
-        """Return the answer, before `until_s` or not at all; raises as `put`.
-
-        The future raises Refused (DEADLINE) and NotFinite.
-        """
+        """Return the answer; raises as `put`, and the future Refused (DEADLINE) and NotFinite."""
         future = self._loop.create_future()
         self.put(loaded, question, until_s, partial(_settle, future), future.done)
         return future

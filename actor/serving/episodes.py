@@ -80,10 +80,7 @@ class EpisodeIds:
         return f"{self.server}-{number}-{self._token(number, owner)}"
 
     def check(self, episode_id: str, owner: Identity | None) -> None:
-        """Raise Refused unless this very id was given to this owner here.
-
-        EPISODE_ELSEWHERE: it is another server's. EPISODE_UNKNOWN: it was not given, or to another owner.
-        """
+        """Raise Refused: EPISODE_ELSEWHERE for another server's, UNKNOWN unless given to this owner."""
         match = _GRAMMAR.fullmatch(episode_id)
         if match is None:
             raise unknown(episode_id, "no such id was ever given")
@@ -160,11 +157,7 @@ class Segment:
         compress: bool,
         reward: Callable[[Mapping[str, Array]], Array] | None = None,
     ) -> Fragment:
-        """Return the T steps as a fragment of one slot; session and number come when it is sent.
-
-        schema: of the run. reward: see `FragmentBuilder`; it gets the tensors by name, in the shapes of
-        the schema.
-        """
+        """Return the steps as a fragment of one slot, not numbered. reward: see `FragmentBuilder`."""
         fields = HeaderFields(
             run=run,
             session=0,
@@ -272,10 +265,7 @@ class SegmentBuilder:
         return done
 
     def cut(self) -> Segment | None:
-        """Return the whole steps; the last one, whose outcome is not known, begins the next segment.
-
-        None where there are none, or where the policy's state before the last step is not known.
-        """
+        """Return the whole steps; None without any, or where the state before the last one is not known."""
         done = self.open
         if done is None or done.steps < 2 or done.state:
             return None
@@ -478,10 +468,7 @@ class Episodes:
         return episode
 
     def find_any(self, episode_id: str) -> Episode | None:
-        """Return one that is open or remembered; None for one that was given and is forgotten.
-
-        Raises Refused as `find` for any other id, and for somebody else's.
-        """
+        """Return one that is open or remembered, None for a forgotten one; raises Refused as `find`."""
         episode = self._open.get(episode_id) or self._over.get(episode_id)
         if episode is None:
             self._ids.check(episode_id, CALLER.get())

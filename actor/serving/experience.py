@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -336,7 +336,7 @@ ENDED_S: Final = 10.0
 FLUSH_LOOK_S: Final = 0.1
 """Between two looks at what was cut for a flush: acknowledgements end no wait of their own."""
 
-Apply = Callable[[Weights], Awaitable[tuple[float, ...]]]
+Apply = Callable[[Weights], Coroutine[Any, Any, tuple[float, ...]]]
 """Answer with these weights from now on; the probe's log-probabilities under them."""
 
 
@@ -363,7 +363,7 @@ class RunFollower:
         self._finishing = threading.Event()
         self.queue: ServedQueue | None = None
         self._failure: Exception | None = None
-        self._cut: Callable[[], object] = _nothing
+        self._cut: Callable[[], object] = lambda: None
         self._flushing, self._flush_through = 0, 0
 
     def begin(self) -> RunSpecification | None:
@@ -395,10 +395,7 @@ class RunFollower:
         on_over: Callable[[], object],
         cut: Callable[[], object],
     ) -> None:
-        """Serve sessions, in a thread, until `finish` or until it cannot go on; then `on_over`.
-
-        cut: puts what open episodes hold into the queue; called in the loop.
-        """
+        """Serve sessions, in a thread, until the end; then `on_over`. cut: called in the loop."""
         self._cut = cut
         self._thread = threading.Thread(
             target=self._serve_all, args=(loop, apply, on_over), name="following", daemon=True
@@ -477,7 +474,7 @@ class RunFollower:
             assert weights is not None
             publication = weights.publication
             fresh = Weights(publication.version, publication.update, weights.blob, weights.scalars)
-            probe = asyncio.run_coroutine_threadsafe(_awaited(apply(fresh)), loop).result()
+            probe = asyncio.run_coroutine_threadsafe(apply(fresh), loop).result()
             self._applied = publication
             metrics.WEIGHT_VERSION_APPLIED.set(publication.version)
             session.report_applied(publication, probe)
@@ -515,13 +512,5 @@ class RunFollower:
         return False
 
 
-async def _awaited(given: Awaitable[tuple[float, ...]]) -> tuple[float, ...]:
-    return await given
-
-
 async def _called(body: Callable[[], object]) -> None:
     body()
-
-
-def _nothing() -> None:
-    """A server that is not started has cut nothing."""

@@ -166,10 +166,7 @@ class LoadedVersions:
         return wrong
 
     def update_of(self, version: int) -> int:
-        """Return the updates behind a version that answered `latest` here.
-
-        Raises Refused (UNKNOWN_VERSION) for any but the newest MAX_REMEMBERED of them.
-        """
+        """Return the updates behind one that answered `latest`; raises Refused (UNKNOWN_VERSION)."""
         update = self._updates.get(version)
         if update is None:
             raise _unknown(version, "it has not answered `latest` here, or too many have since")

@@ -522,10 +522,7 @@ class Traffic:
         await self._judge(canary_monitor)
 
     async def _take_newest(self, loaded_versions: LoadedVersions, newest: PolicyVersion) -> list[str]:
-        """Without a live run, and before it is heard, the newest version that is kept is the latest.
-
-        Returns what is wrong with it.
-        """
+        """Without a live run the newest version kept is the latest; returns what is wrong."""
         if loaded_versions.latest is not None and loaded_versions.latest.version == newest.version:
             return []
         try:

@@ -231,7 +231,7 @@ class RequestHandler:
         if taken is None or question.distribution or question.value or self.reader.remembers:
             # Whether its caller is there or not: it may come again for the reply.
             on_answer = partial(self._take_step, step)
-            self._answerer.ask(step.choice, question, until_s, on_answer, _is_never_gone)
+            self._answerer.ask(step.choice, question, until_s, on_answer, lambda: False)
         else:
             arm = step.episode.arm
             self._take_step(step, Answered(arm=arm, action=taken, answer=None, fallback=""))
@@ -263,10 +263,9 @@ class RequestHandler:
         return reply
 
     def _play(self, step: _Step, answered: Answered) -> tuple[Loaded | None, Row, float | None]:
-        """Return what was played: version, action as that would have drawn it, and its log-probability.
+        """Return version, action as that draws it, and its log-probability; None: it was not drawn.
 
-        No log-probability: the policy did not draw it. Raises Refused for an action that no policy could have
-        taken.
+        Raises Refused for an action that no policy could have taken.
         """
         answer, taken, request = answered.answer, step.taken, step.request
         loaded = step.choice.loaded if answer is None else answer.loaded
@@ -318,10 +317,6 @@ class RequestHandler:
         episode.segment_builder.skip(now)
         if self._learning is not None:
             count_not_learned(episode.unlearned_as, 1)
-
-
-def _is_never_gone() -> bool:
-    return False
 
 
 def _check_step(episode: Episode, request: pb.ActRequest) -> None:

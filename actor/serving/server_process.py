@@ -355,7 +355,11 @@ async def _serve(
         settings,
         listen,
         boundary=Boundary(on_malformed=metrics.REFUSALS.labels("malformed").inc),
-        rates=_rates(settings),
+        rates=Rates(
+            calls=settings.serving.max_calls_per_s,
+            bytes=settings.broker.max_bytes_per_s,
+            settings="serving.max_calls_per_s, broker.max_bytes_per_s",
+        ),
         streams_per_connection=STREAMS_PER_CONNECTION,
         calls=hosted.calls,
     )
@@ -382,14 +386,6 @@ async def _serve(
         await frame.close()
         hosted.close()
     return EXIT_OK
-
-
-def _rates(settings: Settings) -> Rates:
-    return Rates(
-        calls=settings.serving.max_calls_per_s,
-        bytes=settings.broker.max_bytes_per_s,
-        settings="serving.max_calls_per_s, broker.max_bytes_per_s",
-    )
 
 
 async def _sweep(hosted: HostedService) -> None:

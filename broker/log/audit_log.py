@@ -54,10 +54,7 @@ class HeldEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostFragments:
-    """Sequences of a session that Redis lost, from `first` to `last` (None: no upper bound).
-
-    They are lost to the run unless another record accounts for them.
-    """
+    """Sequences that Redis lost, up to `last` (None: no bound), unless another record accounts for them."""
 
     session: int
     first: int
@@ -66,10 +63,7 @@ class LostFragments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostSessions:
-    """Session numbers drawn in the seconds that Redis lost.
-
-    What was sent in these sessions is lost unless another record accounts for it.
-    """
+    """Session numbers drawn in the seconds that Redis lost, with what was sent in them unless recorded."""
 
     first: int
     last: int

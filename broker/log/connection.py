@@ -288,10 +288,7 @@ def check_eviction(info: dict[str, Any]) -> None:
 
 
 def check_memory(info: dict[str, Any], section: BrokerSection) -> int:
-    """Return `maxmemory` in bytes; raises UnsuitableRedis where the ceilings do not fit below it.
-
-    The learner, which knows the size of the weights, checks again with them.
-    """
+    """Return `maxmemory` in bytes; raises UnsuitableRedis where the ceilings do not fit below it."""
     limit = int(info.get("maxmemory", 0))
     needed = section.max_log_bytes + section.max_staged_bytes + READ_BYTES + HEADROOM_BYTES
     if limit and limit < needed:
@@ -353,10 +350,7 @@ async def _replay_rights(redis: "redis_asyncio.Redis", version: Version) -> str:
 
 
 def check_replay_rights(commands: Sequence[str], keys: Sequence[str]) -> None:
-    """Raise UnsuitableRedis where a restart would lose what scripts have written.
-
-    commands, keys: ACL rules of the user `default`, such as +@all.
-    """
+    """Raise UnsuitableRedis where these ACL rules of `default`, such as +@all, lose writes at a restart."""
     taken = {rule for rule in commands if rule.startswith("-")} - _NEVER_REPLAYED
     if "+@all" not in commands or taken or "~*" not in keys:
         rights = " ".join([*keys, *commands]).strip() or "none"

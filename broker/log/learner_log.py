@@ -136,10 +136,7 @@ DRAIN_WAIT_S: Final = 5.0
 
 
 class LearnerCalls:
-    """Runs scripts on `client`: one retry loop around every call, one fence around every write.
-
-    The epoch comes from `memory` and changes only while `opening` is held.
-    """
+    """Runs scripts with retries, fenced by the epoch, which changes only while `opening` is held."""
 
     def __init__(
         self, client: Any, url: str, memory: LogMemory, *, wait_s: float, stop: threading.Event
@@ -224,20 +221,13 @@ class KeptWeights:
         self._memory = memory
 
     def keep(self, versions: Collection[int], *, highest: int, traffic_revision: int) -> tuple[int, ...]:
-        """Hold the bytes of exactly these versions; returns those whose bytes are missing, oldest first.
-
-        highest: of all registered numbers; no number up to it is drawn again.
-        """
+        """Hold the bytes of exactly these; returns those missing. highest: no number up to it is drawn."""
         reply = self._calls.fenced("keep_versions", traffic_revision, highest, *sorted(versions))
         self._memory.raise_to(version=highest)
         return tuple(int(version) for version in reply[1:])
 
     def restore(self, publication: Publication, blob: bytes) -> None:
-        """Put the bytes of a kept version back.
-
-        publication: which version, with its digest. blob: its weights, as safetensors. Nothing is done when
-        it is no longer kept or its bytes are there.
-        """
+        """Put the bytes (safetensors) of a kept version back, unless it is not kept or they are there."""
         version, pieces = publication.version, chunks(blob)
         self._calls.fenced("stage_version", version, len(pieces))
         for index, chunk in enumerate(pieces):

@@ -132,10 +132,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """A checkpoint that counts. `position`: last entry it has consumed; `trim`: last entry to forget.
-
-    answers: to commands that it contains and no checkpoint before it does.
-    """
+    """A checkpoint. position: last entry consumed; trim: last to forget; answers: to commands new in it."""
 
     checkpoint_id: str
     manifest_sha256: str
@@ -234,10 +231,7 @@ class ProbeAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """The state that renewing the lease returns.
-
-    `outstanding` in steps; `closed`: call `reopen` before any write. The fields come as in the reply.
-    """
+    """What `renew` returns, in this order. outstanding: steps. closed: call `reopen` before a write."""
 
     closed: bool
     desired: RunState
@@ -606,10 +600,7 @@ class OtherLayout(Exception):
 
 
 class OtherIncarnation(Exception):
-    """The script did not run, because the caller knows another incarnation of the run.
-
-    incarnation: the one that Redis holds; "" before a learner has opened it.
-    """
+    """The script did not run: the caller knows another incarnation than Redis holds; "": none is opened."""
 
     def __init__(self, incarnation: str) -> None:
         super().__init__("Redis holds another incarnation of the run than a moment ago: ask again")

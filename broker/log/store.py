@@ -85,10 +85,7 @@ class Store:
         return replies.opened(await self._run("open_session", actor_id, role.value, owner))
 
     def on_incarnation(self, forget: Callable[[], None]) -> None:
-        """Call `forget` when Redis turns out to hold another incarnation of the run than before.
-
-        Calls are made with knowledge of the incarnation then; where nothing is remembered any will do.
-        """
+        """Call `forget` when Redis turns out to hold another incarnation than was known; else any will do."""
         self._forget.append(forget)
 
     async def confirm(self) -> None:
@@ -157,10 +154,7 @@ class Store:
         return await self._read("GET", keys.SPECIFICATION)
 
     async def begin_fetch(self, session: int, known_version: int) -> Publication | None:
-        """Return the publication that a session is to fetch, and keep its bytes until it has them.
-
-        None where nothing newer than `known_version` is published.
-        """
+        """Return the publication that a session is to fetch and keep its bytes; None: nothing newer."""
         version, value = await self._run("begin_fetch", session, known_version)
         return replies.publication(int(version), value) if version else None
 

@@ -6,6 +6,7 @@ does not answer, calls end as UNAVAILABLE: an operator should know.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
@@ -130,19 +131,13 @@ class ControlService(ControlServiceServicer):
         return pb.SetTrafficReply(traffic=traffic_to_proto(traffic))
 
     def _policy(self, name: str) -> str:
-        try:
-            return check_policy("policy", name or self._versions.policy)
-        except ValueError as error:
-            raise Malformed(str(error)) from error
+        return _checked(check_policy, "policy", name or self._versions.policy)
 
     async def _command(
         self, action: CommandAction, argument: str, request_id: str, reason: str
     ) -> pb.Command:
         _check_reason(reason)
-        try:
-            check_id("request_id", request_id)
-        except ValueError as error:
-            raise Malformed(str(error)) from error
+        _checked(check_id, "request_id", request_id)
         command, is_new = await self._store.command(action, argument, request_id, reason)
         if is_new:
             said = {"command": action, "argument": argument, "by": _operator(), "reason": reason}
@@ -162,12 +157,16 @@ def _check_reason(reason: str) -> None:
         raise Malformed(f"reason: {len(reason)} characters, at most {MAX_REASON_LENGTH}")
 
 
-def _name(name: str) -> str:
-    """Return the name of a checkpoint, which becomes the name of a folder and so is no path."""
+def _checked(check: Callable[[str, str], str], field: str, value: str) -> str:
     try:
-        return check_id("name", name)
+        return check(field, value)
     except ValueError as error:
         raise Malformed(str(error)) from error
+
+
+def _name(name: str) -> str:
+    """Return the name of a checkpoint, which becomes the name of a folder and so is no path."""
+    return _checked(check_id, "name", name)
 
 
 def _operator() -> str:

@@ -274,10 +274,7 @@ def assemble(frame: ServerFrame, settings: Settings, redis_url: str, facts: conn
 async def _run(
     parts: Parts, monitor: Monitor, stop: asyncio.Event, health: Health, drain_delay_s: float
 ) -> None:
-    """Serve until `stop`, and then, not ready any more, for `drain_delay_s` seconds.
-
-    In that time the clients that still send calls learn that this broker ends.
-    """
+    """Serve until `stop`, then, not ready, for `drain_delay_s`, in which clients learn of the end."""
     beside = {
         asyncio.create_task(parts.changes.follow(parts.store.changes())),
         asyncio.create_task(watch_loop(partial(health.progress, EVENT_LOOP))),
