@@ -125,10 +125,7 @@ def left_out_steps(log_batch: LogBatch, update: Update | None) -> int:
 
 
 def suspect_senders(quarantine: Quarantine, log_batch: LogBatch, failed: Mapping[int, Drop]) -> None:
-    """Name to the quarantine who sent the fragments that made an update fail.
-
-    A whole batch has no culprit, unless one session sent all of it.
-    """
+    """A whole batch has no culprit, unless one session sent all of it."""
     if len(failed) == len(log_batch.trained) > 1:
         if len(log_batch.sessions) == 1:
             (session,) = log_batch.sessions
@@ -158,7 +155,7 @@ class FailedUpdates:
         self._evidence, self._reason = "", "nan"
 
     def note(self, log_batch: LogBatch, update: Update, count: int) -> None:
-        """Keep the batch of an update that was undone. count: updates applied before it."""
+        """count: updates applied before it."""
         self._in_a_row += 1
         self._sessions |= log_batch.sessions
         self._evidence = keep_evidence(self._folder, log_batch, update, count)

@@ -524,7 +524,7 @@ def _final(learner: "Learner", restored: Result | None) -> FinalPolicy:
 
 
 def _balance(learner: "Learner") -> Balance:
-    """The three counts at one moment: actors may still append while the log is walked."""
+    """At one moment: actors may still append while the log is walked."""
     learner_log = learner.learner_log
     for _ in range(_BALANCE_ATTEMPTS):
         acked, lost = learner_log.acked(), learner_log.log_lost()

@@ -77,7 +77,6 @@ class Clone(Trained):
         self._held_out = batch
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """One pass over a batch, without the fragments that make it fail."""
         return contained(self._attempt, batch)
 
     def _attempt(self, batch: Batch, *, is_rehearsal: bool) -> Update:

@@ -179,7 +179,6 @@ class OnPolicy(Trained, LearnsOnce[Own]):
     # ---- an update
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """Consume one batch with all its gradient steps, without the fragments that make it fail."""
         return contained(partial(self._attempt, progress=progress), batch, self._group)
 
     def _attempt(self, batch: Batch, *, is_rehearsal: bool, progress: float) -> Update:
@@ -251,7 +250,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         look: SeenTrajectory,
         of_rows: tuple[dict[str, Tensor], Tensor, Tensor, Moments | None],
     ) -> Prepared:
-        """Prepare the columns that have a trained step behind the burn-in; of a group of one rank."""
+        """Columns that have a trained step behind the burn-in; of a group of one rank."""
         action, flat, entropy, observed = of_rows
         sequences, index = sequences_of(
             self.policy, trained, look, action, lambda index: self._columns(flat[:, index])

@@ -118,7 +118,7 @@ class FlatAdam:
     def _array_step(
         self, gradient: Tensor, norm: Tensor, max_norm: float, rate: float, epsilon: float
     ) -> None:
-        """Do `_step` in numpy: more passes over the vector, and cheaper calls."""
+        """`_step` in numpy: more passes over the vector, and cheaper calls."""
         assert self._arrays is not None
         parameters, first, second, change = self._arrays
         slope = gradient.numpy()
@@ -160,10 +160,7 @@ class FlatAdam:
         return result
 
     def load_moments(self, moments: Mapping[str, Tensor], steps: int) -> None:
-        """Take over what `moments` returned, of the shapes of the parameters; steps: taken so far.
-
-        Raises ValueError that names a missing or misshapen one.
-        """
+        """Take over what `moments` returned. Raises ValueError that names a missing or misshapen one."""
         flats = []
         for kind in ("first", "second"):
             for name, parameter in zip(self._names, self.own, strict=True):

@@ -226,10 +226,7 @@ def trajectory_of(batch: Batch) -> Trajectory:
 def values_of(
     policy: Policy, look: SeenTrajectory, value: Tensor, shape: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Return V of every observation, [T+1, B], and of the last ones, [K].
-
-    value: of `look.inputs`. shape: (T, B).
-    """
+    """V of every observation, [T+1, B], and of the last ones, [K]. value: of `look.inputs`. shape: (T, B)."""
     steps, columns = shape
     behind = (steps + 1) * columns
     finals = value[behind:] if look.lasts is None else policy.value_of(look.lasts)

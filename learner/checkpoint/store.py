@@ -152,7 +152,6 @@ class CheckpointStore:
                 log.warning("checkpoint ignored: it was never committed", extra={"checkpoint": checkpoint_id})
 
     def name_best(self, checkpoint_id: str) -> None:
-        """Record which checkpoint is that of the best evaluation; its pointer is replaced whole."""
         if checkpoint_id != self.best():
             temporary = self.directory / f"{_POINTER}.tmp"
             temporary.write_text(json.dumps({"checkpoint": checkpoint_id}) + "\n")

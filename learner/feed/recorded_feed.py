@@ -90,7 +90,7 @@ class Recording:
 
     @cached_property
     def entries(self) -> tuple["RecordedBatch | RecordedEvent", ...]:
-        """Return batches and events in the order in which a learner met them."""
+        """In the order in which a learner met them."""
         found: list[RecordedBatch | RecordedEvent] = []
         since: list[FrameEntry] = []
         for entry in self._entries:
@@ -251,7 +251,6 @@ class RecordedFeed(Feed):
             yield from self._formed([entries[index] for index in order])
 
     def _formed(self, entries: Sequence[FrameEntry]) -> Iterator[_Planned]:
-        """Yield batches as the algorithm takes them; the last may be smaller."""
         waiting: list[FrameEntry] = []
         charge = 0
         for entry in entries:

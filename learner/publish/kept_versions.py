@@ -246,7 +246,6 @@ class KeptVersions:
             self._poll()
 
     def published(self, publication: Publication, blob: bytes) -> None:
-        """Offer a version that is due after `learner.keep_every_updates`."""
         if self._keep_every is None:
             return
         periods = publication.update // self._keep_every

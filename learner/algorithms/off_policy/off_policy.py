@@ -104,7 +104,7 @@ class SampleToInsertRatio:
         self.counts.taken += 1
 
     def restart(self, size: int = 0) -> None:
-        """Begin as with a memory of `size` steps and no gradient step, because its content was lost."""
+        """Begin as with a memory of `size` steps: its content was lost."""
         self.counts = Counts(inserted=size)
 
     def rebase(self) -> None:
@@ -346,7 +346,7 @@ class OffPolicy(Trained):
         return bool(found) and not found & of_batch
 
     def _find_culprits(self, scheduled: OffPolicyValues) -> set[int]:
-        """Return the entries that make the first step fail that does; the steps are taken once more."""
+        """The entries that make the first step fail that does; the steps are taken once more."""
         while self.limiter.may_draw(self.replay.size):
             sample, before = self._sample(scheduled), self._backup()
             if self._try_step(sample, scheduled):

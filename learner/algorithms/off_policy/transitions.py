@@ -158,7 +158,6 @@ def _look_ahead(fragment: Batch, discount: float, steps: int) -> tuple[Tensor, T
 
 
 def _after(fragment: Batch) -> Tensor:
-    """Return the row of what follows each step: the true final observation where an episode ended."""
     length, columns = fragment.valid.shape
     rows = torch.arange(length * columns, device=fragment.valid.device) + columns
     after = rows.view(length, columns)

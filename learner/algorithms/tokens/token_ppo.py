@@ -147,7 +147,6 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
     # ---- an update
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """Consume one batch with all its gradient steps, without the fragments that make it fail."""
         return contained(partial(self._attempt, progress=progress), batch)
 
     def _attempt(self, batch: Batch, *, is_rehearsal: bool, progress: float) -> Update:
@@ -315,7 +314,6 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         return torch.stack([surrogate, error]).detach()
 
     def _moved_far(self, prepared: Prepared, record: TokenGradientRecord) -> bool:
-        """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
         target = self.section.target_kl
         if target is None:
             return False
