@@ -248,7 +248,17 @@ def prepare(settings: Settings, folder: Path, progress: Progress) -> Settings:
     del folder, progress
     if not _is_live(settings.environment):
         return settings
-    _check_actors(settings)
+    count, slots = settings.actor.count, settings.environment.count
+    if count and settings.environment.kwargs.get("actors_act") is not True:
+        raise ConfigurationError(
+            f"actor.count={count}: actors would carry out goals on this host without the rules of `penstock "
+            "inject`; say --actors 0 --serve ADDRESS, or --set environment.kwargs.actors_act=true"
+        )
+    if count * slots > 1:
+        raise ConfigurationError(
+            f"actor.count={count}, environment.count={slots}: so many environments would act on one host at "
+            "once; set both to 1"
+        )
     return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"episodes": 0})})
 
 
@@ -268,17 +278,3 @@ def _has_goals(section: EnvironmentSection) -> bool:
 
 def _is_live(section: EnvironmentSection) -> bool:
     return _has_goals(section) and section.kwargs.get("executor", "simulated") != "simulated"
-
-
-def _check_actors(settings: Settings) -> None:
-    count, slots = settings.actor.count, settings.environment.count
-    if count and settings.environment.kwargs.get("actors_act") is not True:
-        raise ConfigurationError(
-            f"actor.count={count}: actors would carry out goals on this host without the rules of `penstock "
-            "inject`; say --actors 0 --serve ADDRESS, or --set environment.kwargs.actors_act=true"
-        )
-    if count * slots > 1:
-        raise ConfigurationError(
-            f"actor.count={count}, environment.count={slots}: so many environments would act on one host at "
-            "once; set both to 1"
-        )

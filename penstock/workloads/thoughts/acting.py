@@ -6,7 +6,6 @@ no experience.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -21,38 +20,25 @@ from penstock.runtime.health import Health
 from penstock.workloads.language.conversation import Column, ColumnFragments, SampledTurn
 from penstock.workloads.language.loading import quieten
 from penstock.workloads.plugin import acting
-from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run
+from penstock.workloads.plugin.acting import GENERATING, Played, Playing, Run
 from penstock.workloads.plugin.fragments import HeaderFields
-from penstock.workloads.thoughts.environment import Ids, Layout, Thoughts, task_of, thoughts_section
+from penstock.workloads.thoughts.environment import Ids, task_of, thoughts_section
 from penstock.workloads.thoughts.model import Sampled, ThinkingModel
-from penstock.workloads.thoughts.tasks import Example, Task, draw_mixed, draw_tests
+from penstock.workloads.thoughts.tasks import Example, draw_mixed, draw_tests
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ThoughtEquipment:
-    """Of one run."""
+    """Of one run, from the places of this machine."""
 
-    section: Thoughts
-    task: Task
-    layout: Layout
-    local: LocalPolicy
-    model: ThinkingModel
-
-
-def equip_thoughts(of: Run) -> ThoughtEquipment:
-    """Return what a run needs, from the places of this machine; raises ConfigurationError."""
-    quieten()
-    torch.set_num_threads(of.actor.threads)
-    task, layout = task_of(of.environment)
-    local = of.make_policy(of.specification.seed)
-    network = local.policy.network  # type: ignore[attr-defined] # a LanguagePolicy
-    return ThoughtEquipment(
-        section=thoughts_section(of.environment),
-        task=task,
-        layout=layout,
-        local=local,
-        model=ThinkingModel(network, layout),
-    )
+    def __init__(self, of: Run) -> None:
+        """Raise ConfigurationError."""
+        quieten()
+        torch.set_num_threads(of.actor.threads)
+        self.section = thoughts_section(of.environment)
+        self.task, self.layout = task_of(of.environment)
+        self.local = of.make_policy(of.specification.seed)
+        network = self.local.policy.network  # type: ignore[attr-defined] # a LanguagePolicy
+        self.model = ThinkingModel(network, self.layout)
 
 
 def make_generator(specification: RunSpecification, settings: Settings, health: Health) -> "ThoughtGenerator":
@@ -63,7 +49,7 @@ class ThoughtGenerator(acting.Generator):
     """Generates a batch of thoughts at a time with a local policy."""
 
     def __init__(self, of: Run, health: Health) -> None:
-        self._equipment = equip_thoughts(of)
+        self._equipment = ThoughtEquipment(of)
         super().__init__(of, health)  # watches steps, of which loading a model is none
         self.local, self._rows = self._equipment.local, of.specification.unroll_length
         self._fragments = ColumnFragments(of.specification.schema, self.slots, self._equipment.layout.pad)
@@ -104,7 +90,7 @@ class ThoughtGenerator(acting.Generator):
         for number, example in enumerate(examples):
             question, answer = layout.question(example.question), layout.ids(example.answer)
             if sampled is None:
-                columns.append(Column(ids=self._padded(layout.direct(question, answer), layout)))
+                columns.append(Column(ids=self._padded(layout.direct(question, answer))))
                 continue
             thought, log_prob = sampled[number]
             turn = SampledTurn(
@@ -114,17 +100,17 @@ class ThoughtGenerator(acting.Generator):
                 update=publication.update,
                 reward=float(rewards[number]),
             )
-            row = self._padded(layout.thinking(question, thought, answer), layout)
+            row = self._padded(layout.thinking(question, thought, answer))
             columns.append(Column(ids=row, turns=(turn,), terminated=thought[-1] == layout.end))
         return columns
 
-    def _padded(self, row: Ids, layout: Layout) -> Ids:
+    def _padded(self, row: Ids) -> Ids:
         if len(row) > self._rows + 1:
             raise ConfigurationError(
                 f"actor.unroll_length={self._rows}: a question with its thought and answer needs "
                 f"{len(row) - 1}; give that, or shorter questions"
             )
-        return (*row, *[layout.pad] * (self._rows + 1 - len(row)))
+        return (*row, *[self._equipment.layout.pad] * (self._rows + 1 - len(row)))
 
     def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
         assert self._columns is not None, "unroll comes before cut"
@@ -146,7 +132,7 @@ class ThoughtRunner(acting.Runner):
     """Asks a held-out question an episode; where it is deterministic, behind the likeliest thought."""
 
     def __init__(self, of: Run) -> None:
-        self._equipment = equip_thoughts(of)
+        self._equipment = ThoughtEquipment(of)
         super().__init__(of, self._equipment.local)
         self._examples: list[Example] = []
 

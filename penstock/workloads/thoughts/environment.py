@@ -69,7 +69,6 @@ class Layout:
         return tuple(thought[:-1]) if thought and thought[-1] == self.end else tuple(thought)
 
     def begun(self, question: Ids, thought: Sequence[int] = ()) -> Ids:
-        """Return what is read before a thought, or before the rest of one."""
         return (*question, self.think, *thought)
 
     def thinking(self, question: Ids, thought: Sequence[int], answer: Sequence[int]) -> Ids:
@@ -77,7 +76,6 @@ class Layout:
         return (*question, self.think, *self.said(thought), self.end, self.equals, *answer)
 
     def direct(self, question: Ids, answer: Sequence[int]) -> Ids:
-        """Return a row without a thought."""
         return (*question, self.equals, *answer)
 
 
@@ -161,7 +159,6 @@ def make(section: EnvironmentSection, count: int, seed: int) -> Any:
 
 
 def longest_legal_thought(section: EnvironmentSection) -> int:
-    """Return the most steps of a legal thought, as `longest_row`."""
     return max(len(one.steps) for one in asked(task_of(section)[0]))
 
 

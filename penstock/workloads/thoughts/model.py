@@ -47,7 +47,6 @@ class MixingHead(nn.Module):
 def build(
     observation: Space, action: Space, section: PolicySection, seed: int, *, has_reference: bool = False
 ) -> LanguagePolicy:
-    """From the `policy` section of a run; raises ConfigurationError."""
     width = mixing_width(section)
     plain = {key: value for key, value in section.kwargs.items() if key != MIXING}
     if plain.get("critic", "head") != "head":
@@ -134,7 +133,6 @@ class ThinkingModel:
         self._generation = CachedGeneration(network, eos_id=layout.end, pad_id=layout.pad)
 
     def seed(self, seed: int) -> None:
-        """Draw from here on as after this seed."""
         self._generation.seed(seed)
 
     def questions(self, examples: Sequence[Example]) -> list[Ids]:

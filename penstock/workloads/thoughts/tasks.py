@@ -191,7 +191,6 @@ class Rings:
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """Return symbols, edges and numbers of hops."""
         edges = (f"{one}>{other}" for one in self.symbols for other in self.symbols if one != other)
         return (*self.symbols, *edges, *(f"k{hops}" for hops in self.levels))
 
@@ -201,7 +200,6 @@ class Rings:
         return math.log(len(self.symbols) - 1)
 
     def example(self, random: np.random.Generator, level: int) -> Example:
-        """Return a ring, a start and `level` hops."""
         order = [self.symbols[one] for one in random.permutation(len(self.symbols))]
         following = dict(zip(order, order[1:] + order[:1], strict=True))
         edges = [f"{one}>{other}" for one, other in following.items()]
@@ -225,16 +223,6 @@ class Rings:
         start = thought[-1] if thought else question[len(self.symbols)]
         way = _walk(following, start, left)
         return Continuation(way[:-1], way[-1:])
-
-
-def accuracy_without_thoughts(symbols: int, hops: int, *, forward: int, backward: int = 0) -> float:
-    """Return the best accuracy of one who follows so many hops in one pass.
-
-    symbols: n of the ring. hops: k that are asked. forward, backward: hops that can be followed.
-    """
-    if hops <= forward or symbols - hops <= backward:
-        return 1.0
-    return 1.0 / (symbols - 1 - forward - backward)
 
 
 def _walk(following: dict[str, str], start: str, hops: int) -> tuple[str, ...]:
@@ -312,7 +300,6 @@ class Text:
         return places
 
     def example(self, random: np.random.Generator, level: int) -> Example:
-        """Return a place of a text."""
         places = self._places[level]
         number, start = places[random.integers(len(places))]
         question, answer = self._at(number, start, level)

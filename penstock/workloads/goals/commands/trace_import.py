@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -145,38 +145,30 @@ _LEAST: Final = 1e-3
 """No action that was logged is taken for rarer."""
 
 
-@dataclass(frozen=True, slots=True)
-class PropensityModel:
-    """What acted, imitated.
+_Estimate = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
+"""(what is seen, float32 [n, d], actions that were taken, int64 [n]) → their probabilities, float64 [n]."""
 
-    centre, scale: float32 [d], of what was seen. weights: float64 [d + 1, actions].
-    """
 
-    centre: NDArray[np.float32]
-    scale: NDArray[np.float32]
-    weights: NDArray[np.float64]
+def _imitate(seen: NDArray[np.float32], action: NDArray[np.int64], actions: int) -> _Estimate:
+    """Return the imitation of decisions. seen: float32 [n, d]. action: int64 [n], below `actions`."""
+    centre, scale = seen.mean(0), seen.std(0) + 1e-6
 
-    @classmethod
-    def fit(cls, seen: NDArray[np.float32], action: NDArray[np.int64], actions: int) -> "PropensityModel":
-        """Return the imitation of decisions. seen: float32 [n, d]. action: int64 [n], below `actions`."""
-        model = cls(seen.mean(0), seen.std(0) + 1e-6, np.zeros((seen.shape[1] + 1, actions)))
-        inputs, wanted = model._inputs(seen), np.eye(actions)[action]
-        weights = model.weights
-        # The largest eigenvalue of the inputs bounds the curvature, so that no step goes too far.
-        rate = _RATE * len(inputs) / max(float(np.linalg.norm(inputs, 2)) ** 2, 1e-12) * 2
-        for _ in range(_STEPS):
-            gradient = inputs.T @ (_softmax(inputs @ weights) - wanted) / len(inputs) + _RIDGE * weights
-            weights -= rate * gradient
-        return model
+    def inputs_of(seen: NDArray[np.float32]) -> NDArray[np.float64]:
+        inputs = np.clip((seen - centre) / scale, -10, 10).astype(np.float64)
+        return np.hstack([inputs, np.ones((len(seen), 1))])
 
-    def of(self, seen: NDArray[np.float32], action: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the estimated probability of each action that was taken, float64 [n]."""
-        chances = _softmax(self._inputs(seen) @ self.weights)
+    inputs, wanted, weights = inputs_of(seen), np.eye(actions)[action], np.zeros((seen.shape[1] + 1, actions))
+    # The largest eigenvalue of the inputs bounds the curvature, so that no step goes too far.
+    rate = _RATE * len(inputs) / max(float(np.linalg.norm(inputs, 2)) ** 2, 1e-12) * 2
+    for _ in range(_STEPS):
+        gradient = inputs.T @ (_softmax(inputs @ weights) - wanted) / len(inputs) + _RIDGE * weights
+        weights -= rate * gradient
+
+    def estimate(seen: NDArray[np.float32], action: NDArray[np.int64]) -> NDArray[np.float64]:
+        chances = _softmax(inputs_of(seen) @ weights)
         return np.maximum(chances[np.arange(len(action)), action], _LEAST)
 
-    def _inputs(self, seen: NDArray[np.float32]) -> NDArray[np.float64]:
-        inputs = np.clip((seen - self.centre) / self.scale, -10, 10).astype(np.float64)
-        return np.hstack([inputs, np.ones((len(seen), 1))])
+    return estimate
 
 
 def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -207,7 +199,8 @@ def record_log(
     """Write the decisions of all whole episodes, and return how many fragments they are."""
     builder = FragmentBuilder(specification.schema, specification.unroll_length, 1)
     fragments = 0
-    for one, after in _with_next(_decisions(index, encoding)):
+    for one, after in pairwise(chain(_decisions(index, encoding), (None,))):
+        assert one is not None, "the last is never the first of two"
         if not fragments and not builder.length:
             builder.start({"observation": one.seen})
         step = _stepped(one, after, weights.reward(one.trace.result))
@@ -223,16 +216,6 @@ def record_log(
                     "where no episode is cut"
                 )
     return fragments
-
-
-def _with_next(decisions: Iterable[_Decision]) -> Iterator[tuple[_Decision, _Decision | None]]:
-    before = None
-    for one in decisions:
-        if before is not None:
-            yield before, one
-        before = one
-    if before is not None:
-        yield before, None
 
 
 def _stepped(one: _Decision, after: _Decision | None, reward: float) -> Stepped:
@@ -269,12 +252,10 @@ def _encoded(traces: Iterable[Trace], encoding: Encoding) -> Iterator[tuple[Trac
         before = trace.result
 
 
-def _imitated(
-    index: TraceIndex, encoding: Encoding
-) -> Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]:
+def _imitated(index: TraceIndex, encoding: Encoding) -> _Estimate:
     """Return estimated propensities, from every n-th decision of a log that is large."""
     every = -(-index.decisions * encoding.width // _MOST_IMITATED)
     every_nth = islice(_encoded(index.traces(), encoding), 0, None, every)
     shown = [(seen, encoding.action(trace.action)) for trace, seen in every_nth]
     seen, action = np.stack([seen for seen, _ in shown]), np.array([one for _, one in shown], np.int64)
-    return PropensityModel.fit(seen, action, len(encoding.actions)).of
+    return _imitate(seen, action, len(encoding.actions))

@@ -219,7 +219,6 @@ def forbid(request: Request, member: Member, injector: str, body: NewVeto) -> No
 
 
 def service() -> Service:
-    """Return what this workload adds to a gateway."""
     one = "/api/projects/{project}/injectors/{injector}"
     access = {
         ("GET", "/rl"): Access.ANYBODY,
@@ -242,7 +241,6 @@ def _audited(
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Tell what the files say as the API does."""
     try:
         yield
     except UnknownGoal as error:

@@ -212,7 +212,6 @@ def read_lines(path: Path) -> Iterator[_Numbered]:
 
 
 def _parsed(path: Path, number: int | None, line: bytes) -> dict[str, Any]:
-    """number: of the line; None where it is not known."""
     which = "a line near the end" if number is None else f"line {number}"
     try:
         found = json.loads(line)

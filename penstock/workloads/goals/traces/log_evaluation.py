@@ -5,10 +5,9 @@ A policy is named `uniform`, `always:NAME`, or by the folder of a run; a Q-netwo
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -20,7 +19,7 @@ from penstock.protocol.spaces import Box, Discrete
 from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
 from penstock.workloads.goals.off_policy import Decisions, cross_fitted, returns_from
-from penstock.workloads.goals.traces.trace_index import Encoding, Log, RewardWeights, Trace
+from penstock.workloads.goals.traces.trace_index import Encoding, Log, RewardWeights
 
 # ---- Policies that a log is asked about, as the probabilities of their actions.
 
@@ -115,7 +114,6 @@ def _check_spaces(run: Path, specification: Any, encoding: Encoding, log: Encodi
 
 Late = Mapping[tuple[str, int], float]
 """Sum of the late rewards, by episode and step."""
-_NONE: Final[Late] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +137,7 @@ def ask(
     *,
     weights: RewardWeights,
     discount: float,
-    late: Late = _NONE,
+    late: Late,
 ) -> Question:
     """Return whole episodes with known propensities: the rest of one would be weighted wrongly."""
     used = [episode for episode in log.episodes if all(one.propensity is not None for one in episode)]
@@ -147,7 +145,9 @@ def ask(
     seen = encoding.episodes(used)
     action = np.array([encoding.action(trace.action) for trace in traces], np.int64)
     episode = np.repeat(np.arange(len(used)), [len(one) for one in used]).astype(np.int64)
-    reward = _rewards(traces, weights, late)
+    reward = np.array(
+        [weights.reward(one.result) + late.get((one.episode, one.step), 0.0) for one in traces], np.float64
+    )
     logged = np.log([one.propensity or 1.0 for one in traces])
     decisions = _decisions(episode, seen, action, policy(seen), reward, logged, discount)
     met = sum((trace.episode, trace.step) in late for trace in log.traces)
@@ -178,12 +178,6 @@ def _decisions(
         predicted=model[rows, action],
         expected=(chosen * model).sum(1),
         action=action,
-    )
-
-
-def _rewards(traces: Sequence[Trace], weights: RewardWeights, late: Late) -> NDArray[np.float64]:
-    return np.array(
-        [weights.reward(one.result) + late.get((one.episode, one.step), 0.0) for one in traces], np.float64
     )
 
 

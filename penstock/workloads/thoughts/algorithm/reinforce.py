@@ -220,7 +220,7 @@ class ThoughtValidation:
         """Return what a run's summary shows. updates: of the weights now; None: the last validation."""
         if self._last is None:
             return {}
-        found = self._last if updates is None else self._told(updates, self._judged(self._probe()))
+        found = self._last if updates is None else {"update": updates, **self._judged(self._probe()).json()}
         return {"theatre": found, "remarks": found["words"]}
 
     def _validate(self, updates: int) -> None:
@@ -229,7 +229,7 @@ class ThoughtValidation:
             self._start_losses = -probed.without.log_prob
         found = self._judged(probed)
         self._best_gain = max(self._best_gain, found.gain)
-        self._last = self._told(updates, found)
+        self._last = {"update": updates, **found.json()}
         self._in_a_row = self._in_a_row + 1 if found.verdict == "theatre" else 0
         self._figures = found.figures()
         say = log.warning if found.verdict == "theatre" else log.info
@@ -237,10 +237,6 @@ class ThoughtValidation:
 
     def _probe(self) -> Probed:
         return probe(self._model, self._task, self._examples, self._most)
-
-    @staticmethod
-    def _told(updates: int, found: Validation) -> dict[str, Any]:
-        return {"update": updates, **found.json()}
 
     def _judged(self, probed: Probed) -> Validation:
         most_gain = getattr(self._task, "most_gain", None)

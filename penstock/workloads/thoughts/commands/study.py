@@ -26,7 +26,7 @@ from penstock.config.settings import EnvironmentSection, Progress, parse_assignm
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.training import TrainingConfig, TrainingFailed, lay_over, resume, start
 from penstock.workloads.language.loading import quieten
-from penstock.workloads.thoughts.commands.thought_check import final_network, losses_of_start
+from penstock.workloads.thoughts.commands.thought_check import final_network, judged
 from penstock.workloads.thoughts.environment import Layout, task_of, thoughts_section
 from penstock.workloads.thoughts.model import ThinkingModel
 from penstock.workloads.thoughts.start.thoughts_start import (
@@ -37,7 +37,7 @@ from penstock.workloads.thoughts.start.thoughts_start import (
 )
 from penstock.workloads.thoughts.start.warm_start import Lesson, Lessons, Teacher, load_transformer
 from penstock.workloads.thoughts.tasks import Example, Task, draw_mixed, draw_tests
-from penstock.workloads.thoughts.validation import probe, validate
+from penstock.workloads.thoughts.validation import probe
 
 NAMES: Final = {
     1: "direct answers",
@@ -194,7 +194,6 @@ def main(study: Study) -> int:
 
 
 def have_failed(results: Mapping[Condition, Sequence[Result]]) -> bool:
-    """Return whether the conditions that must fail are called theatre in every seed."""
     return all(
         one["validation"]["verdict"] == "theatre"
         for condition, found in results.items()
@@ -300,7 +299,6 @@ def train_thoughts(recipe: dict[str, Any], run_dir: Path, over: Mapping[str, Any
 
 
 def _lessons(lessons: Lessons, place: _Place, random: np.random.Generator, number: int) -> list[Lesson]:
-    """Return the rows of one update of a condition that is taught."""
     task = place.task
     if number in _WITHOUT_THOUGHTS:
         return [lessons.direct(one) for one in draw_mixed(task, random, _ROWS)]
@@ -312,16 +310,11 @@ def _lessons(lessons: Lessons, place: _Place, random: np.random.Generator, numbe
 
 
 def _measured(network: Any, place: _Place, questions: int, condition: Condition) -> dict[str, Any]:
-    """Return accuracy, gain and verdict of a network."""
     model, task = ThinkingModel(network, place.layout), place.task
     examples = draw_tests(task, _TESTS_SEED, questions)
     probed = probe(model, task, examples, place.most)
     greedy = probe(model, task, examples, place.most, deterministic=True)
-    found = validate(
-        probed,
-        start_losses=losses_of_start(place.start, place.layout, examples),
-        most_gain=getattr(task, "most_gain", None),
-    )
+    found = judged(probed, task, place.layout, place.start, examples)
     is_direct = condition.number in _WITHOUT_THOUGHTS
     right, likeliest = (
         (one.without if is_direct else one.with_thought).is_right.mean() for one in (probed, greedy)
@@ -336,17 +329,17 @@ def _measured(network: Any, place: _Place, questions: int, condition: Condition)
 def table(results: Mapping[Condition, Sequence[Result]]) -> list[str]:
     lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
     for condition, found in results.items():
-        judged = [one["validation"] for one in found]
+        validations = [one["validation"] for one in found]
         cells = [
             f"{condition.number} {NAMES[condition.number]}{condition.setting and f', {condition.setting}'}",
             _each(one["accuracy"] for one in found),
             _each(one["greedy"] for one in found),
         ]
         if condition.number in _WITHOUT_THOUGHTS:
-            cells += ["–", _each(one["direct_loss"] for one in judged), "–", "–", "–"]
+            cells += ["–", _each(one["direct_loss"] for one in validations), "–", "–", "–"]
         else:
-            cells += [_each(one[name] for one in judged) for name in _JUDGED]
-            cells.append(", ".join(one["verdict"] for one in judged))
+            cells += [_each(one[name] for one in validations) for name in _JUDGED]
+            cells.append(", ".join(one["verdict"] for one in validations))
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

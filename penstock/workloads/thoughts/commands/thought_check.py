@@ -1,38 +1,24 @@
 """`penstock thoughts check RUN`: the validation of what a run has learned, on questions of its own."""
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import PolicySection
 from penstock.policy.weights import load_into
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.workloads.language.loading import quieten
 from penstock.workloads.plugin.serving import read_final
 from penstock.workloads.thoughts.environment import Layout, Thoughts, task_of, thoughts_section
 from penstock.workloads.thoughts.model import ThinkingModel, build
 from penstock.workloads.thoughts.start.thoughts_start import START_MODEL
 from penstock.workloads.thoughts.start.warm_start import load_transformer
-from penstock.workloads.thoughts.tasks import Example, draw_tests
-from penstock.workloads.thoughts.validation import Validation, probe, validate
+from penstock.workloads.thoughts.tasks import Example, Task, draw_tests
+from penstock.workloads.thoughts.validation import Probed, Validation, probe, validate
 
 _SEED = 4_000_000
-
-
-def main(run: Path, *, questions: int, deterministic: bool, trust: bool, as_json: bool) -> int:
-    """Print the verdict and its reasons; returns 1 for theatre."""
-    found = check_run(run, questions=questions, deterministic=deterministic, trust=trust)
-    text = json.dumps(found.json()) if as_json else "\n".join(found.words())
-    sys.stdout.write(f"{text}\n")
-    return EXIT_FAILED if found.verdict == "theatre" else EXIT_OK
 
 
 def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: bool = False) -> Validation:
@@ -56,11 +42,7 @@ def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: 
     model = ThinkingModel(network, layout)
     examples = draw_tests(task, _SEED, questions)
     probed = probe(model, task, examples, section.thought_tokens, deterministic=deterministic)
-    return validate(
-        probed,
-        start_losses=losses_of_start(start, layout, examples),
-        most_gain=getattr(task, "most_gain", None),
-    )
+    return judged(probed, task, layout, start, examples)
 
 
 def start_of(run_dir: Path, section: Thoughts) -> Path:
@@ -80,8 +62,10 @@ def final_network(run_dir: Path, model: Path) -> Any:
     return policy.network
 
 
-def losses_of_start(model: Path, layout: Layout, examples: Sequence[Example]) -> NDArray[np.float64]:
-    """Return what the answer of each question cost without a thought when training began, in nats."""
+def judged(
+    probed: Probed, task: Task, layout: Layout, model: Path, examples: Sequence[Example]
+) -> Validation:
+    """Return the validation of measurements, beside those of the model that training began with."""
     start = ThinkingModel(load_transformer(model), layout)
     answered = start.answered(start.questions(examples), None, start.answers(examples))
-    return -answered.log_prob
+    return validate(probed, start_losses=-answered.log_prob, most_gain=getattr(task, "most_gain", None))

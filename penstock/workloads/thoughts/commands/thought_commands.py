@@ -1,5 +1,6 @@
 """`penstock thoughts`: conditions compared, and thoughts of a run validated."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.runtime.exit import EXIT_INTERRUPTED
+from penstock.runtime.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.foreground import AsJson, Trust, finish
 
 thought_commands = typer.Typer(
@@ -50,16 +51,12 @@ def study(
     def body() -> int:
         from penstock.workloads.thoughts.commands.study import main, make_study
 
-        made = make_study(
-            recipe,
-            out,
-            seeds=seeds,
-            updates=updates,
-            questions=questions,
-            only=only or (),
-            settings=vary or (),
-        )
-        return main(made)
+        return main(
+            make_study(
+                recipe, out, seeds=seeds, updates=updates, questions=questions, only=only or (),
+                settings=vary or (),
+            )
+        )  # fmt: skip
 
     _finish(body, f"interrupted: what is whole is kept in {out}; the same command goes on from there")
 
@@ -77,9 +74,12 @@ def check(
     """Say whether the answers of a run come from its thoughts; exit 1 for theatre."""
 
     def body() -> int:
-        from penstock.workloads.thoughts.commands.thought_check import main
+        from penstock.workloads.thoughts.commands.thought_check import check_run
 
-        return main(run, questions=questions, deterministic=deterministic, trust=trust, as_json=as_json)
+        found = check_run(run, questions=questions, deterministic=deterministic, trust=trust)
+        text = json.dumps(found.json()) if as_json else "\n".join(found.words())
+        sys.stdout.write(f"{text}\n")
+        return EXIT_FAILED if found.verdict == "theatre" else EXIT_OK
 
     _finish(body, f"interrupted: nothing was measured, and {run} is as it was")
 

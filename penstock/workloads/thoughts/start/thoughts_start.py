@@ -4,6 +4,7 @@ It is written under another name and then moved: what an interrupted preparation
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -42,13 +43,12 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
     )
     check_words(model, settings.environment)
     place = str(Path(model).absolute())
-    files = {key: getattr(section, key) for key in _GUARD_FILES}
     kwargs = {
         **settings.environment.kwargs,
         "model": place,
         "task": section.task,
         # A server has another working folder.
-        **{key: str(Path(file).absolute()) for key, file in files.items() if file},
+        **{key: str(Path(file).absolute()) for key in _GUARD_FILES if (file := getattr(section, key))},
     }
     policy = {"lora": False, **settings.policy.kwargs, "model": place}
     return settings.model_copy(
@@ -102,7 +102,7 @@ def make_start(
     with whole_folder(folder) as temporary:
         temporary.mkdir(parents=True)
         save_transformer(network, layout, temporary)
-        (temporary / CARD).write_text(json.dumps(started.json()) + "\n")
+        (temporary / CARD).write_text(json.dumps(asdict(started)) + "\n")
     return folder.absolute()
 
 

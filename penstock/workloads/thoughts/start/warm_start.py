@@ -9,12 +9,13 @@ import copy
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -22,7 +23,6 @@ from penstock.config.settings import ConfigurationError, Progress
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.language import tiny_models
 from penstock.workloads.language.policy import LanguageSection, make_network
-from penstock.workloads.language.tokenizer import pad
 from penstock.workloads.thoughts.environment import Ids, Layout, Thoughts
 from penstock.workloads.thoughts.model import ThinkingModel, answer_places, outputs
 from penstock.workloads.thoughts.tasks import Example, Task, draw, draw_mixed, draw_tests, follow
@@ -108,7 +108,6 @@ _PATIENCE: Final = 4
 _LEAST_FALL: Final = 0.005
 """Nats per token by which a loss is smaller."""
 _RISE: Final = 30
-_NOT_LEARNED: Final = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +124,6 @@ class Started:
     right_steps: float | None
     right_answers: float
     loss: float | None = None
-
-    def json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Teacher:
@@ -146,11 +142,7 @@ class Teacher:
         """Make one update on lessons and return the loss, in nats per token. share: of the learning rate."""
         if self._stop is not None and self._stop.is_set():
             raise Interrupted
-        rows = [one.ids for one in lessons]
-        counts = [len(one.ids) - one.start for one in lessons]
-        found = outputs(self._network, rows, answer_places(rows, counts), self._layout.pad)
-        wanted = torch.tensor([token for one in lessons for token in one.ids[one.start :]])
-        loss = functional.nll_loss(found.log_probs, wanted)
+        loss = _loss(self._network, self._layout, lessons)
         self._optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
@@ -290,14 +282,18 @@ def right_steps(network: Any, layout: Layout, examples: Sequence[Example]) -> fl
     return float((found == wanted).float().mean())
 
 
+@torch.no_grad()
 def measure_loss(network: Any, layout: Layout, lessons: Sequence[Lesson]) -> float:
-    ids, mask = pad([one.ids for one in lessons], layout.pad)
-    places = torch.arange(ids.shape[1])
-    starts = torch.tensor([one.start for one in lessons])
-    wanted = ids.masked_fill((places < starts[:, None]) | (mask == 0), _NOT_LEARNED)[:, 1:]
-    with torch.no_grad():
-        logits = network(input_ids=ids, attention_mask=mask).logits[:, :-1]
-    return float(functional.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=_NOT_LEARNED))
+    return float(_loss(network, layout, lessons))
+
+
+def _loss(network: Any, layout: Layout, lessons: Sequence[Lesson]) -> Tensor:
+    """Return the mean loss of the tokens that are learned, in nats."""
+    rows = [one.ids for one in lessons]
+    counts = [len(one.ids) - one.start for one in lessons]
+    found = outputs(network, rows, answer_places(rows, counts), layout.pad)
+    wanted = torch.tensor([token for one in lessons for token in one.ids[one.start :]])
+    return functional.nll_loss(found.log_probs, wanted)
 
 
 # ---- A Llama of some 0.1 million parameters that reads one task.

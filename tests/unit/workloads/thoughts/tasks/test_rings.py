@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from penstock.workloads.thoughts.tasks import Rings, accuracy_without_thoughts
+from penstock.workloads.thoughts.tasks import Rings
+
+
+def accuracy_without_thoughts(symbols: int, hops: int, *, forward: int, backward: int = 0) -> float:
+    """The best accuracy of one who follows so many hops in one pass.
+
+    symbols: n of the ring. hops: k that are asked. forward, backward: hops that can be followed.
+    """
+    if hops <= forward or symbols - hops <= backward:
+        return 1.0
+    return 1.0 / (symbols - 1 - forward - backward)
 
 
 def test_a_question_shows_the_ring_that_its_answer_lies_on() -> None:
