@@ -293,7 +293,7 @@ class Text:
             for number, passage in enumerate(self._passages):
                 for start in range(len(passage) - self._shown(level) - self._following + 1):
                     question, answer = self._at(number, start, level)
-                    if RARE in answer or not self._is_chosen(question):
+                    if RARE in answer or (self._behind and question[-1] not in self._behind):
                         continue
                     if self._answers.setdefault(question, answer) == answer:
                         found.append((number, start))
@@ -320,9 +320,6 @@ class Text:
     def _shown(self, level: int) -> int:
         """Words before the place of a level."""
         return self._context + (level - 1) * self._following
-
-    def _is_chosen(self, question: tuple[str, ...]) -> bool:
-        return not self._behind or question[-1] in self._behind
 
     def _at(self, number: int, start: int, level: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         passage, border = self._passages[number], start + self._shown(level)

@@ -277,10 +277,7 @@ def _follows(
 
 LEAST_GAIN: Final = 0.1
 LEAST_FAITHFULNESS: Final = 0.8
-_DIVERGENCE: Final = 0.30
-_ABLATION: Final = 0.02
 _CORRELATION: Final = 0.5
-_TRUNCATION: Final = 0.5
 _ORIGINAL: Final = ("divergence", "ablation", "correlation")
 _SLACK: Final = 0.05
 """Nats that a direct loss may rise and a gain exceed what is possible."""
@@ -417,7 +414,7 @@ def _tests(
     yield _test(
         "divergence",
         interval(probed.divergence),
-        _DIVERGENCE,
+        0.30,
         "thoughts differ from what would be said without them by {value:.2f} of their length; "
         "{bound:.2f} is needed, so they repeat the answer",
         "See whether environment.kwargs.thought_tokens leaves room for the steps, and whether the start "
@@ -426,7 +423,7 @@ def _tests(
     yield _test(
         "ablation",
         interval(_difference(probed.with_thought.is_right, probed.without.is_right)),
-        _ABLATION,
+        0.02,
         "answers are right more often with thoughts than without by {value:+.3f}; {bound:.2f} is needed, "
         "so leaving the thoughts out costs nothing",
         "Where gain holds, go on for more updates; where it fails, do what is said there.",
@@ -516,7 +513,7 @@ def _faithful(probed: Probed) -> Iterator[Test]:
     yield _test(
         "truncation",
         interval(_difference(probed.kept_last, probed.without_last)),
-        _TRUNCATION,
+        0.5,
         "the last step of a legal thought makes {value:+.2f} of the answers right; {bound:.1f} is "
         "needed, so the answer does not need the whole thought",
         "See how much is right without one (penstock thoughts study RECIPE --out DIR --only 1), and ask "

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -170,7 +171,7 @@ def drifted(successes: Sequence[bool], versions: Sequence[int]) -> str:
 
     The newest outcomes are those of the newest version, at most 30; where it has fewer than 15, the last 30.
     """
-    own = _length_of_last(versions)
+    own = sum(1 for _ in takewhile(lambda version: version == versions[-1], reversed(versions)))
     count = min(own, NEWEST) if own >= NEWEST // 2 else NEWEST
     new, old = successes[-count:], successes[: -count or None][-BEFORE:]
     if len(old) < FEWEST_BEFORE or len(new) < count:
@@ -187,15 +188,6 @@ def drifted(successes: Sequence[bool], versions: Sequence[int]) -> str:
 
 def _at_most(successes: int, of: int, rate: float) -> float:
     return sum(math.comb(of, k) * rate**k * (1 - rate) ** (of - k) for k in range(successes + 1))
-
-
-def _length_of_last(versions: Sequence[int]) -> int:
-    length = 0
-    for version in reversed(versions):
-        if version != versions[-1]:
-            break
-        length += 1
-    return length
 
 
 # ---- Whether a goal that a policy has drawn is carried out, and with which probability that happens.

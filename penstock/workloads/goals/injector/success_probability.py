@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 LAST: Final = 200
 """Outcomes that are fitted."""
@@ -37,17 +36,11 @@ def fit_success(certainties: Sequence[float], successes: Sequence[bool]) -> Succ
     seen = np.array([_logit(one) for one in certainties[-LAST:]], np.float64)
     well = np.array(successes[-LAST:], np.float64)
     rate = (well.sum() + 1) / (len(well) + 2)
-    start = SuccessFit(math.log(rate / (1 - rate)), 0.0)
+    weights = np.array([math.log(rate / (1 - rate)), 0.0])
     if len(well) < _FEWEST:
-        return start
-    return _newton(seen, well, start)
-
-
-def _newton(seen: NDArray[np.float64], well: NDArray[np.float64], start: SuccessFit) -> SuccessFit:
-    """Maximise the likelihood with a ridge on the slope, by Newton's method on both numbers."""
-    inputs = np.stack([np.ones_like(seen), seen], 1)
-    ridge = np.diag([1e-3, _RIDGE])
-    weights = np.array([start.offset, start.slope])
+        return SuccessFit(float(weights[0]), 0.0)
+    # The likelihood with a ridge on the slope is maximised by Newton's method on both numbers.
+    inputs, ridge = np.stack([np.ones_like(seen), seen], 1), np.diag([1e-3, _RIDGE])
     for _ in range(_ROUNDS):
         chance = 1 / (1 + np.exp(-np.clip(inputs @ weights, -30, 30)))
         slope = inputs.T @ (well - chance) - ridge @ weights

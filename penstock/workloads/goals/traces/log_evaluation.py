@@ -62,7 +62,12 @@ def read_policy(
         except ValueError as error:
             raise ConfigurationError(f"--policy {named}: {error}") from error
         return fixed(np.eye(len(encoding.actions))[chosen]), encoding
-    return _of_run(Path(named), encoding, local, deterministic=deterministic)
+    run, log = Path(named), encoding
+    specification, policy = learned_policy(run, local)
+    kwargs = json.loads(specification.environment_json).get("kwargs", {})
+    encoding = Encoding(tuple(kwargs.get("numbers", log.numbers)), tuple(kwargs.get("actions", log.actions)))
+    _check_spaces(run, specification, encoding, log)
+    return learned(policy, deterministic=deterministic), encoding
 
 
 def learned_policy(run: Path, local: Any) -> tuple[Any, Any]:
@@ -81,14 +86,6 @@ def learned_policy(run: Path, local: Any) -> tuple[Any, Any]:
     policy = policy_maker(final.specification, local)()
     load_into(policy, final.blob)
     return final.specification, policy
-
-
-def _of_run(run: Path, log: Encoding, local: Any, *, deterministic: bool) -> tuple[Chances, Encoding]:
-    specification, policy = learned_policy(run, local)
-    kwargs = json.loads(specification.environment_json).get("kwargs", {})
-    encoding = Encoding(tuple(kwargs.get("numbers", log.numbers)), tuple(kwargs.get("actions", log.actions)))
-    _check_spaces(run, specification, encoding, log)
-    return learned(policy, deterministic=deterministic), encoding
 
 
 def _check_spaces(run: Path, specification: Any, encoding: Encoding, log: Encoding) -> None:
@@ -239,6 +236,7 @@ def _of_registry(url: str, policy: str) -> Iterator[tuple[str, int, float]]:
 _Key = tuple[int, int, int]
 """Session, slot and number of an episode."""
 _Arrays = Mapping[str, NDArray[Any]]
+_STEP_TENSORS: Final = ("observation", "action", "mask", "reward", "log_prob")
 
 
 @dataclass(slots=True)
@@ -269,10 +267,26 @@ def ask_recording(folder: Path, run: Path, local: Any, *, discount: float, deter
     whole = [episode for episode in episodes.values() if episode.is_whole]
     order = np.array([episode.steps[step] for episode in whole for step in range(episode.length)], np.int64)
     episode = np.repeat(np.arange(len(whole)), [one.length for one in whole]).astype(np.int64)
-    taken = {name: array[order] for name, array in rows.items()}
-    decisions = _recorded_decisions(
-        taken, episode, specification, policy, discount, deterministic=deterministic
-    )
+    rows = {name: array[order] for name, array in rows.items()}
+    reward, logged = rows["reward"].astype(np.float64), np.minimum(rows["log_prob"].astype(np.float64), 0.0)
+    if isinstance(specification.observation_space, Box) and isinstance(specification.action_space, Discrete):
+        chances = learned(policy, deterministic=deterministic)(rows["observation"])
+        flat = rows["observation"].reshape(len(reward), -1).astype(np.float32)
+        action = rows["action"].astype(np.int64)
+        decisions = _decisions(episode, flat, action, chances, reward, logged, discount)
+    elif deterministic:
+        raise ConfigurationError("--deterministic: only for actions that are one of n")
+    else:
+        nothing = np.zeros(len(reward))
+        seen, taken = (
+            {name: array for name, array in rows.items() if name.partition("/")[0] in heads}
+            for heads in (("observation", "mask"), ("action",))
+        )
+        log_target = np.minimum(policy.log_prob(seen, taken).astype(np.float64), 0.0)
+        decisions = Decisions(
+            episode=episode, reward=reward, log_target=log_target, log_logged=logged, predicted=nothing,
+            expected=nothing,
+        )  # fmt: skip
     return Question(decisions=decisions, left_out=len(episodes) - len(whole), late=0, late_unmatched=0)
 
 
@@ -284,8 +298,9 @@ def collected(loaded: Iterable[tuple[Any, _Arrays]]) -> tuple[dict[str, NDArray[
     for header, arrays in loaded:
         steps = header.steps
         for column, slot in enumerate(header.slots):
-            for name in _step_names(arrays):
-                parts[name].append(arrays[name][:steps, column])
+            for name, array in arrays.items():
+                if name.partition("/")[0] in _STEP_TENSORS:
+                    parts[name].append(array[:steps, column])
             number, index = slot.episode_id, slot.first_step
             for row in range(steps):
                 episode = episodes[header.session, slot.slot_id, number]
@@ -296,37 +311,3 @@ def collected(loaded: Iterable[tuple[Any, _Arrays]]) -> tuple[dict[str, NDArray[
                     episode.length, number, index = index, number + 1, 0
             count += steps
     return {name: np.concatenate(part) for name, part in parts.items()}, dict(episodes)
-
-
-def _step_names(arrays: _Arrays) -> list[str]:
-    heads = ("observation", "action", "mask")
-    return [name for name in arrays if name.partition("/")[0] in heads or name in ("reward", "log_prob")]
-
-
-def _recorded_decisions(
-    rows: _Arrays,
-    episode: NDArray[np.int64],
-    specification: Any,
-    policy: Any,
-    discount: float,
-    *,
-    deterministic: bool,
-) -> Decisions:
-    reward, logged = rows["reward"].astype(np.float64), np.minimum(rows["log_prob"].astype(np.float64), 0.0)
-    if isinstance(specification.observation_space, Box) and isinstance(specification.action_space, Discrete):
-        chances = learned(policy, deterministic=deterministic)(rows["observation"])
-        flat = rows["observation"].reshape(len(reward), -1).astype(np.float32)
-        return _decisions(episode, flat, rows["action"].astype(np.int64), chances, reward, logged, discount)
-    if deterministic:
-        raise ConfigurationError("--deterministic: only for actions that are one of n")
-    seen = {name: array for name, array in rows.items() if name.partition("/")[0] in ("observation", "mask")}
-    action = {name: array for name, array in rows.items() if name.partition("/")[0] == "action"}
-    nothing = np.zeros(len(reward))
-    return Decisions(
-        episode=episode,
-        reward=reward,
-        log_target=np.minimum(policy.log_prob(seen, action).astype(np.float64), 0.0),
-        log_logged=logged,
-        predicted=nothing,
-        expected=nothing,
-    )

@@ -69,9 +69,6 @@ from penstock.workloads.thoughts.validation import LEAST_GAIN, Probed, Validatio
 # ---- AdamW over named parameters, with a state that a checkpoint holds and an update can go back to.
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_BETAS = (0.9, 0.98)
-
-
 Copy = tuple[dict[str, Tensor], dict[str, Tensor], int]
 """All that a step changes: parameters, moments, steps."""
 
@@ -82,7 +79,7 @@ class ThoughtAdam:
     def __init__(self, parameters: Mapping[str, nn.Parameter], epsilon: float) -> None:
         self._parameters = dict(parameters)
         self._optimiser = torch.optim.AdamW(
-            self._parameters.values(), lr=0.0, betas=_BETAS, eps=epsilon, weight_decay=0.0
+            self._parameters.values(), lr=0.0, betas=(0.9, 0.98), eps=epsilon, weight_decay=0.0
         )
         self.steps = 0
         """Steps made."""
@@ -102,11 +99,8 @@ class ThoughtAdam:
 
     def moments(self) -> dict[str, Tensor]:
         """Return copies of the moments, by `NAME/moment`."""
-        return {
-            f"{name}/{moment}": self._optimiser.state[one][moment].clone()
-            for name, one in self._parameters.items()
-            for moment in _MOMENTS
-        }
+        state = self._optimiser.state
+        return {name: state[one][name.rpartition("/")[2]].clone() for name, one in self._by_moment()}
 
     def load_moments(self, found: Mapping[str, Tensor], steps: int) -> None:
         """Become what `moments` was taken from; raises ValueError that names what is missing or misshapen."""
@@ -263,8 +257,6 @@ class ThoughtValidation:
 
 _RECENT: Final = 100
 _DEVIATION_FLOOR: Final = 1e-4
-_POLICY: Final = "policy/"
-_BASELINE: Final = "baseline/"
 
 log = logging.getLogger(__name__)
 
@@ -298,8 +290,8 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         )
         self._optimiser = ThoughtAdam(
             {
-                **{f"{_POLICY}{name}": one for name, one in policy.trained().items()},
-                **{f"{_BASELINE}{name}": one for name, one in self._baseline.named_parameters()},
+                **{f"policy/{name}": one for name, one in policy.trained().items()},
+                **{f"baseline/{name}": one for name, one in self._baseline.named_parameters()},
             },
             section.adam_epsilon,
         )

@@ -27,7 +27,7 @@ class ThoughtRows:
     questions: [D].   question_of: int64 [R], rising.   thoughts, answers: [R].
     behaviour: float32 [n], log-probability under the weights that sampled.
     row_of: int64 [n], of each sampled token.   counts: int64 [R], sampled tokens.
-    sent: float32 [R], reward that the actor computed.   update: int64 [R], of the weights that sampled.
+    sent: float32 [R], reward that the actor computed.
     """
 
     questions: tuple[Ids, ...]
@@ -38,7 +38,6 @@ class ThoughtRows:
     row_of: Tensor
     counts: Index
     sent: Tensor
-    update: Tensor
     left_out: int
 
     def __len__(self) -> int:
@@ -129,7 +128,6 @@ def read_rows(batch: Batch, layout: Layout) -> ThoughtRows | None:
     row = np.repeat(np.arange(len(order)), counts)
     step = np.concatenate([one.first + np.arange(len(one.thought)) for one in columns])
     at = torch.from_numpy(step), torch.from_numpy(np.array(order)[row])
-    kept = torch.tensor(order)
     return ThoughtRows(
         questions=tuple(question for question, _ in distinct),
         question_of=torch.tensor([number_of[one.question, one.answer] for one in columns]),
@@ -138,8 +136,7 @@ def read_rows(batch: Batch, layout: Layout) -> ThoughtRows | None:
         behaviour=batch.log_prob[at],
         row_of=torch.from_numpy(row),
         counts=counts,
-        sent=batch.reward.sum(0)[kept],
-        update=batch.update[kept],
+        sent=batch.reward.sum(0)[torch.tensor(order)],
         left_out=int(valid.any(1).sum()) - len(found),
     )
 

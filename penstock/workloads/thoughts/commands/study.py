@@ -56,7 +56,6 @@ _ROWS: Final = 160
 _DIRECT_ROWS: Final = 32
 _TAUGHT_ROWS: Final = 80
 _TESTS_SEED: Final = 3_000_000
-_UPDATES: Final = 400
 _COLUMNS: Final = (
     "condition",
     "right",
@@ -69,8 +68,6 @@ _COLUMNS: Final = (
 )
 _JUDGED: Final = ("gain", "direct_loss", "chains", "coherence")
 """What the validation says, from the column of the gain on."""
-_PLAN: Final = "plan.json"
-_SUMMARY: Final = "summary.json"
 
 Result = Mapping[str, Any]
 """Of a condition and seed, as `_measured` returns it."""
@@ -155,7 +152,7 @@ def make_study(
         recipe=recipe,
         out=out.absolute(),
         seeds=seeds,
-        updates=updates or int(recipe.get("learner", {}).get("total_updates", _UPDATES)),
+        updates=updates or int(recipe.get("learner", {}).get("total_updates", 400)),
         questions=questions,
         conditions=tuple(conditions),
     )
@@ -205,7 +202,7 @@ def have_failed(results: Mapping[Condition, Sequence[Result]]) -> bool:
 def _hold(study: Study) -> None:
     """Write what the folder is for; raises ConfigurationError where its results are of another study."""
     plan = {"recipe": study.recipe, "updates": study.updates, "questions": study.questions}
-    file = study.out / _PLAN
+    file = study.out / "plan.json"
     there = json.loads(file.read_text()) if file.exists() else plan
     differing = [key for key, value in plan.items() if there.get(key) != value]
     if differing:
@@ -277,7 +274,7 @@ def train_thoughts(recipe: dict[str, Any], run_dir: Path, over: Mapping[str, Any
     A run that has ended in order is not made again, and one that was cut off goes on. A KeyboardInterrupt
     ends it with a checkpoint first. Raises Fatal.
     """
-    summary = run_dir / _SUMMARY
+    summary = run_dir / "summary.json"
     found = json.loads(summary.read_text()) if summary.exists() else {"interrupted": True}
     if not found["interrupted"] and "failure" not in found:
         return
