@@ -1,9 +1,7 @@
 // Trainings: asked for from a template, followed, steered, and what versions came of them.
 
-import { call, events, keepFile } from "./api.js";
-import { drawn } from "./curve.js";
+import { Refused, call, events, keepFile } from "./api.js";
 import { button, choice, element, field, form, guarded, table, when } from "./elements.js";
-import { live, refill } from "./live.js";
 import { steering, traffic } from "./steer.js";
 
 const OPEN = new Set(["queued", "running"]);
@@ -140,4 +138,66 @@ function versions(path, role, found, open) {
   return element("div", {}, table("Versions", columns, every.filter(isShown).map(row)),
     older.length ? element("details", { open }, element("summary", {}, `${older.length} older versions`),
       table("Older versions", columns, older.map(row))) : "");
+}
+
+// What a project does, as the gateway sends it; a stream that breaks off is asked for again.
+
+const AGAIN_MS = 2000;
+const PASSING = new Set([429, 502, 503, 504]);
+
+// job: the one that is looked at, "" for none. shown: a function for each kind of event that is looked at. Returns when `signal` says so; throws what is refused.
+async function live(base, job, signal, shown) {
+  const path = `${base}/events?job=${encodeURIComponent(job)}`;
+  while (!signal.aborted) {
+    try {
+      for await (const { event, data } of events(path, signal)) {
+        if (event === "refused") throw new Refused(401, { detail: data });
+        shown[event]?.(data);
+      }
+    } catch (error) {
+      if (signal.aborted || (error instanceof Refused && !PASSING.has(error.status))) throw error;
+    }
+    await new Promise((wake) => { setTimeout(wake, AGAIN_MS); });
+  }
+}
+
+// Puts new content into a place; who works by the keyboard stays where they were.
+function refill(place, ...children) {
+  const had = place.contains(document.activeElement) ? document.activeElement : null;
+  place.replaceChildren(...children);
+  if (had === null || had === place) return;
+  [...place.querySelectorAll(had.tagName)].find((one) => one.textContent === had.textContent
+    && one.getAttribute("href") === had.getAttribute("href"))?.focus();
+}
+
+// The mean return of a training over its updates, as a picture with its last figures in words.
+
+const WIDTH = 600;
+const HEIGHT = 160;
+const SVG = "http://www.w3.org/2000/svg";
+
+function drawn({ updates, meanReturn }) {
+  const points = updates.map((one, index) => [one, meanReturn[index]]).filter(([, value]) => value !== null);
+  if (points.length === 0) return element("p", {}, "Nothing is measured yet.");
+  const [last, value] = points.at(-1);
+  const told = `Mean return ${value.toPrecision(4)} after ${last} updates`;
+  return element("figure", {}, picture(points, told), element("figcaption", {}, told));
+}
+
+function picture(points, told) {
+  const low = Math.min(...points.map(([, value]) => value));
+  const span = Math.max(...points.map(([, value]) => value)) - low || 1;
+  const end = points.at(-1)[0] || 1;
+  const place = ([update, value]) =>
+    `${((update / end) * WIDTH).toFixed(1)},${(HEIGHT - ((value - low) / span) * HEIGHT).toFixed(1)}`;
+  const line = shape("polyline", { points: points.map(place).join(" ") });
+  const made = shape("svg", { viewBox: `0 -4 ${WIDTH} ${HEIGHT + 8}`, role: "img", "aria-label": told });
+  made.append(line);
+  return made;
+}
+
+function shape(name, attributes) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
 }

@@ -1,7 +1,7 @@
 // The form that starts a training, made from the JSON schema of the settings. What is left empty stays as it is by default.
 
 import { element } from "/dom.js";
-import { send } from "/send.js";
+import { send } from "/steer.js";
 
 let schema = null;
 

@@ -1,7 +1,6 @@
 // Buttons by which a person steers a run and decides about its versions; what is refused is told in words.
 
 import { byId, element, say } from "/dom.js";
-import { send } from "/send.js";
 
 const ORDERS = ["pause", "resume", "checkpoint", "stop"];
 const REASON = "from the page";
@@ -39,4 +38,13 @@ function pressed(text, act) {
     }
   });
   return button;
+}
+
+// Sends what a person wants; throws what is refused in the words of the gateway.
+
+export async function send(method, path, body) {
+  const reply = await fetch(path, { method, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  const content = await reply.json().catch(() => null);
+  if (!reply.ok) throw Object.assign(new Error(content?.detail ?? reply.statusText), { field: content?.field });
+  return content;
 }

@@ -161,7 +161,6 @@ def test_every_file_of_the_page_is_served_under_a_strict_policy(tmp_path: Path) 
         "/dom.js",
         "/flow.js",
         "/runs.js",
-        "/send.js",
         "/start.js",
         "/steer.js",
         "/theme.js",
