@@ -37,7 +37,7 @@ from penstock.learner.batch import Batch
 from penstock.protocol.limits import MIB
 from penstock.workloads.language.loading import quieten
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
-from penstock.workloads.language.tiny_models import SPECIAL, build_tokenizer, save
+from penstock.workloads.language.pretraining.tiny_models import SPECIAL, build_tokenizer, save
 
 ME: Final = (sys.executable, "-m", "benchmarks.language")
 WAYS: Final = ("bare-lora", "lora", "bare-full", "full")

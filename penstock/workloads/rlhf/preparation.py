@@ -143,7 +143,7 @@ def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
 
 def _model_of_words(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
     """A tiny language model whose words are those of the feedback, and that writes like its responses."""
-    from penstock.workloads.language.tiny_models import MAX_TOKENS  # noqa: PLC0415 - loads torch
+    from penstock.workloads.language.pretraining.tiny_models import MAX_TOKENS  # noqa: PLC0415 - loads torch
 
     if not section.feedback:
         raise ConfigurationError("environment.kwargs.feedback='': task='words' makes its model from feedback")
@@ -162,7 +162,7 @@ def _pretrain(
     words: Sequence[str], texts: Sequence[tuple[str, str]], folder: Path, seed: int, progress: Progress
 ) -> bool:
     """Make a tiny model of these words that writes such texts; False where it can read none of them."""
-    from penstock.workloads.language import tiny_models  # noqa: PLC0415 - loads torch
+    from penstock.workloads.language.pretraining import tiny_models  # noqa: PLC0415 - loads torch
 
     tokenizer = tiny_models.build_tokenizer(words)
     tokenizer.chat_template = tiny_models.CHAT_TEMPLATE  # without one no server of text answers with it

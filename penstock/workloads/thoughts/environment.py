@@ -21,7 +21,7 @@ from penstock.workloads.thoughts.tasks import Example, Task, ask, open_task
 Ids = tuple[int, ...]
 
 SPECIAL: Final = ("<pad>", "<bos>", "<eos>", "<unk>")
-"""First words of every tokenizer of `penstock.workloads.language.tiny_models`."""
+"""First words of every tokenizer of `penstock.workloads.language.pretraining.tiny_models`."""
 MARKS: Final = ("<think>", "</think>", "=", ".")
 """Begin and end of a thought, what stands before an answer, and a filler that says nothing."""
 

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.protocol.specification import RunSpecification
-from penstock.workloads.language import tiny_models
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.serving.text_answerer import ThinkingForm, open_guard
 from penstock.workloads.language.serving.text_server import TextServer
 from penstock.workloads.plugin import acting

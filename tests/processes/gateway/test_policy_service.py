@@ -158,7 +158,7 @@ def base_model(folder: Path) -> None:
     """A model of GPT-2's form and nothing of its size, with room for what the presets have it read."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from penstock.workloads.language import tiny_models
+    from penstock.workloads.language.pretraining import tiny_models
 
     tokenizer = tiny_models.build_tokenizer(["question", *map(str, range(20))])
     tokenizer.model_max_length = 256

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from penstock.launch.run.supervised_service import penstock
-from penstock.workloads.language import tiny_models
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.rlhf.sentiment import true_reward
 from tests.support.language.agents_run import gateway

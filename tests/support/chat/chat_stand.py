@@ -23,8 +23,8 @@ from penstock.workloads.chat.loop.loop_state import folder_of, member_heads, mem
 from penstock.workloads.chat.loop.loop_view import write_rows
 from penstock.workloads.chat.loop.step_process import ServedJudge, judge_address, keep_judge
 from penstock.workloads.chat.people import population
-from penstock.workloads.language import tiny_models
 from penstock.workloads.language.feedback import Source, parse_scale
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.heads import parse_heads, parse_weights
 from penstock.workloads.language.reward.reward_client import RewardClient

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from penstock.workloads.language import tiny_models
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.tokenizer import Tokenizer
 
 ROLES: Final = ("<system>", "<user>", "<assistant>", "<tool>")

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from penstock.workloads.language import tiny_models
+from penstock.workloads.language.pretraining import tiny_models
 from tests.support.language.chat_words import chat_tokenizer
 
 CALL: Final = '<tool_call> {"name":"lookup","arguments":{}} </tool_call>'

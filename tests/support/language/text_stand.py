@@ -22,11 +22,11 @@ from penstock.protocol.fragment import Fragment
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.protocol.specification import RunSpecification
-from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.engine import ContinuousEngine, LoadedAdapters
 from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message, ToolCall
 from penstock.workloads.language.serving.asks import Ask, TextReply
 from penstock.workloads.language.serving.conversations import ColumnExperience, Conversations, Limits

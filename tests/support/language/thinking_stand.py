@@ -8,7 +8,7 @@ none                               answer  other
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.workloads.language import tiny_models
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.serving.text_answerer import ThinkingForm
 from tests.support.language.text_stand import TOKENIZER, teach
 

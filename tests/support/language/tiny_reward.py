@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from penstock.workloads.language import tiny_models
 from penstock.workloads.language.loading import quieten
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.reward import network as networks
 from penstock.workloads.language.reward import reward_model
 from penstock.workloads.language.reward.network import Network

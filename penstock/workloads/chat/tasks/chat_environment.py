@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.people import WORDS, ChatUser, population, read_profile
 from penstock.workloads.chat.tasks.candidate_task import PEOPLE, REWARDS, taste_of
-from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation import ChatEncoder
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.opening import open_source
 from penstock.workloads.language.reward.reward_source import Sample

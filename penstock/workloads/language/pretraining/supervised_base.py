@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM
 
 from penstock.config.sections import Count, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.feedback import BadRows
 from penstock.workloads.language.loading import LOADING, place_of, reading
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.pretraining.conversation_files import (
     PACKAGE,
     Conversation,

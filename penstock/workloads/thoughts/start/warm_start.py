@@ -21,8 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from penstock.config.settings import ConfigurationError, Progress
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.language import tiny_models
 from penstock.workloads.language.policy import LanguageSection, make_network
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.thoughts.environment import Ids, Layout, Thoughts
 from penstock.workloads.thoughts.model import ThinkingModel, answer_places, outputs
 from penstock.workloads.thoughts.tasks import Example, Task, draw, draw_mixed, draw_tests, follow

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.language import tiny_models
 from penstock.workloads.language.conversation import ChatEncoder
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message
 from tests.support.language.thread_watch import ThreadWatch, two_threads
 

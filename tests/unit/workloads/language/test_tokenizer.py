@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language import tiny_models
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, TooLong, load_tokenizer, pad
 

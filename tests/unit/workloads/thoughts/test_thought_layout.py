@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.tiny_models import SPECIAL, build_tokenizer
+from penstock.workloads.language.pretraining.tiny_models import SPECIAL, build_tokenizer
 from penstock.workloads.thoughts.environment import SPECIAL as OURS
 from penstock.workloads.thoughts.environment import Layout
 from penstock.workloads.thoughts.tasks import Rings, open_task

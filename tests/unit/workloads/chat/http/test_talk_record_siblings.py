@@ -11,7 +11,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from fastapi.testclient import TestClient
 
-from penstock.workloads.language import tiny_models
+from penstock.workloads.language.pretraining import tiny_models
 from tests.support.chat.chat_stand import client_at
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import TOKENIZER, TextStand

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.workloads.language.conversation import ChatEncoder, NotContinued
+from penstock.workloads.language.pretraining.tiny_models import build_tokenizer
 from penstock.workloads.language.prompt import Message, ToolCall
-from penstock.workloads.language.tiny_models import build_tokenizer
 from tests.support.language.chat_words import FORGETTING_TEMPLATE, chat_tokenizer
 
 EOS, USER, ASSISTANT, TOOL = 2, 5, 6, 7

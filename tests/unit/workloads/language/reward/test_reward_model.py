@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language import tiny_models
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.reward import network as networks
 from penstock.workloads.language.reward import reward_model
 from penstock.workloads.language.reward.network import Network
