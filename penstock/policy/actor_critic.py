@@ -305,6 +305,15 @@ def _behind(first: Inputs, second: Inputs) -> Inputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluated:
+    """log_prob, entropy, value: [...], in the policy's dtype, differentiable."""
+
+    log_prob: Tensor
+    entropy: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Outputs:
     """Of M rows. parameters: [M, P], of every action head behind one another, masked. value: [M]."""
 
@@ -408,8 +417,18 @@ class ActorCritic(nn.Module):
         parts = [head.entropy(parameters[..., cut]) for head, cut in pieces]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
+    def evaluate(self, observation: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Evaluated:
+        """Return log-probability, entropy and value of tensors with any equal leading axes [..., *shape]."""
+        lead, outputs = self._leading(observation), self.outputs(self.read(observation))
+        parameters = outputs.parameters.reshape(*lead, -1)
+        log_prob, entropy = self.joint_log_prob(parameters, action), self.joint_entropy(parameters)
+        return Evaluated(log_prob, entropy, outputs.value.reshape(lead))
+
     def value(self, observation: Mapping[str, Tensor]) -> Tensor:
         """Return the critic's values [...] of observations [..., *shape]."""
+        return self.value_of(self.read(observation)).reshape(self._leading(observation))
+
+    def _leading(self, observation: Mapping[str, Tensor]) -> tuple[int, ...]:
         path, leaf = next(leaves(self.observation_space, "observation"))
         shape = tuple(observation[path].shape)
-        return self.value_of(self.read(observation)).reshape(shape[: len(shape) - len(leaf.shape)])
+        return shape[: len(shape) - len(leaf.shape)]

@@ -87,12 +87,11 @@ def test_evaluating_keeps_leading_axes(name: str) -> None:
     seen = {k: torch.from_numpy(v) for k, v in observations(policy.observation_space, 3, 4).items()}
     flat = policy.act({k: v.flatten(0, 1).numpy() for k, v in seen.items()}).action
     done = {k: torch.from_numpy(v).unflatten(0, (3, 4)) for k, v in flat.items()}
-    outputs = policy.outputs(policy.read(seen))
-    parameters, value = outputs.parameters.reshape(3, 4, -1), policy.value(seen)
-    for tensor in (policy.joint_log_prob(parameters, done), policy.joint_entropy(parameters), value):
+    result = policy.evaluate(seen, done)
+    for tensor in (result.log_prob, result.entropy, result.value):
         assert tensor.shape == (3, 4)
         assert torch.isfinite(tensor).all()
-    torch.testing.assert_close(value, outputs.value.reshape(3, 4))
+    torch.testing.assert_close(policy.value(seen), result.value)
 
 
 def test_the_probe_is_answered_by_the_pass_that_acts() -> None:
