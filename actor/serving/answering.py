@@ -423,7 +423,7 @@ class Answerer:
         on_failure: Callable[[Loaded, Question, Exception], None],
         on_unanswered: Callable[[Answered], None],
     ) -> None:
-        """on_failure: takes each version that failed. on_unanswered: told of what is refused."""
+        """on_failure: takes each version that failed. on_unanswered: takes what is refused."""
         self._loaded_versions, self._batcher = loaded_versions, batcher
         self._fallback, self._shadow = fallback, shadow
         self._on_failure, self._on_unanswered = on_failure, on_unanswered

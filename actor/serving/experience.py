@@ -331,7 +331,7 @@ class Learning:
 # the run has ended it polls until the run is resumed.
 
 ENDED_S: Final = 10.0
-"""Between two looks at a run that has ended: somebody may resume it."""
+"""Between two looks at a run that has ended: it may be resumed."""
 
 FLUSH_LOOK_S: Final = 0.1
 """Between two looks at what was cut for a flush: acknowledgements end no wait of their own."""

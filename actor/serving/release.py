@@ -569,7 +569,7 @@ class Traffic:
             raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000)) from error
 
     async def withdraw(self, version: int, reason: str) -> None:
-        """Roll the canary back, unless somebody has done so already."""
+        """Roll the canary back, unless that was done already."""
         registry = self._registry
         if registry is None:
             return

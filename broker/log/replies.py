@@ -532,10 +532,10 @@ def lease(reply: Sequence[Any]) -> Lease:
 
 def renewal(reply: Sequence[Any]) -> Renewal:
     numbers = [item.name for item in fields(Renewal)][:-1]
-    told: dict[str, Any] = dict(zip(numbers, map(int, reply[1:16]), strict=True))
-    told |= {"closed": bool(told["closed"]), "desired": RunState(told["desired"] or 1)}
+    values: dict[str, Any] = dict(zip(numbers, map(int, reply[1:16]), strict=True))
+    values |= {"closed": bool(values["closed"]), "desired": RunState(values["desired"] or 1)}
     flat = reply[16]
-    return Renewal(**told, probes=tuple(_probe(*flat[i : i + 3]) for i in range(0, len(flat), 3)))
+    return Renewal(**values, probes=tuple(_probe(*flat[i : i + 3]) for i in range(0, len(flat), 3)))
 
 
 def _probe(session: bytes, actor: bytes, answer: bytes) -> ProbeAnswer:

@@ -361,8 +361,8 @@ def read_watch(request: pb.WatchLatestRequest) -> Watch:
         raise Malformed(f"probe_log_prob: {len(request.probe_log_prob)} answers, at most {MAX_PROBE_ANSWERS}")
     if not _SHA256.fullmatch(request.applied_sha256):
         raise Malformed(f"applied_sha256={request.applied_sha256[:80]!r}: give 64 hexadecimal digits")
-    told = {item.name: getattr(request, item.name) for item in fields(Watch)}
-    return Watch(**told | {"probe_log_prob": tuple(request.probe_log_prob)})
+    values = {item.name: getattr(request, item.name) for item in fields(Watch)}
+    return Watch(**values | {"probe_log_prob": tuple(request.probe_log_prob)})
 
 
 def write_news(news: News, weights: bytes) -> bytes:

@@ -36,7 +36,7 @@ _PREFLIGHT: Final = {
     ),
     "Access-Control-Max-Age": "600",
 }
-"""What a browser is told that asks what a page may send, which it then knows for so many seconds."""
+"""What a preflight request gets; the browser keeps it for so many seconds."""
 _SEEN: Final = "Location, Retry-After"
 """Headers of an answer that the page may read, beside those that every page may."""
 _ORIGIN: Final = re.compile(r"(https?)://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")

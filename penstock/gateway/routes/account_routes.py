@@ -1,4 +1,4 @@
-"""Signing in and out, here or at somebody else's provider of identities, and what a person or program is.
+"""Signing in and out, here or at an identity provider, and what a person or program is.
 
 POST /api/auth/oidc             where to go, and a cookie that comes back with the browser (Lax)
 GET  /api/auth/oidc/callback    where the provider sends it; the session's first secret is a cookie (Strict)

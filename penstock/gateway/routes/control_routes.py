@@ -69,7 +69,7 @@ class Wanted(Body):
     reason: Reason = ""
 
     def order(self, action: Action) -> Order:
-        """Return it as a run is told; raises ApiError 422 where an action lacks its name."""
+        """Return the order for a run; raises ApiError 422 where an action lacks its name."""
         if action is Action.RESTORE and self.name is None:
             raise ApiError(422, "name: say which checkpoint shall be restored", field="name")
         return Order(

@@ -82,7 +82,7 @@ class Opinion(Body):
 
 
 class NewFeedback(RatedResponse, Opinion):
-    """A response and what somebody thinks of it.
+    """A response and its score.
 
     rater: the user whom the caller speaks for; only an opaque id of them is stored.
     """
@@ -93,7 +93,7 @@ class NewFeedback(RatedResponse, Opinion):
 
 
 class NewPair(PromptAnswered):
-    """Two responses to a prompt, of which somebody prefers one.
+    """Two responses to a prompt, of which one is preferred.
 
     chosen: the better one; `version` is of the policy that gave it. rejected: the other one. rater: the user
     whom the caller speaks for; only an opaque id of them is stored.

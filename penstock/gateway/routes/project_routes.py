@@ -66,7 +66,7 @@ class TokenMade(TokenShown):
 
 
 class AuditEntryShown(Answer):
-    """What somebody did. by: `user/ID`, `token/ID` or `operator`. detail: facts, by what was done."""
+    """What was done. by: `user/ID`, `token/ID` or `operator`. detail: facts, by what was done."""
 
     number: int
     time: datetime

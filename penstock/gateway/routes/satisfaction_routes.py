@@ -29,7 +29,7 @@ THUMB: Final = 0.5
 
 
 class VersionSatisfaction(Answer):
-    """How content people are with a version; null: it cannot be told, or no conversation was reported."""
+    """How content people are with a version; null: unknown, or no conversation was reported."""
 
     version: int
     conversations: int
