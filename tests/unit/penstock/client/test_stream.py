@@ -79,7 +79,7 @@ async def test_silence_ends_one_request_at_its_deadline(
 ) -> None:
     gate = asyncio.Event()
     policy.script["Act"] = [held(gate)]
-    async with AsyncPolicyClient(server.address, deadline_s=0.3) as client, client.act_stream() as stream:
+    async with AsyncPolicyClient(server.address, deadline_s=2.0) as client, client.act_stream() as stream:
         with pytest.raises(DeadlinePassed, match="no reply to"):
             await stream.act(OBSERVATION)
         gate.set()
