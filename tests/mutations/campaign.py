@@ -5,9 +5,10 @@
 Each mutation replaces one or more pieces of source in a copy of the tree and runs there the tests that it
 names, of the fast tier unless it says `slow`: of every file, folder or test that it names at least one must
 fail. That one must fail again when it runs alone, and pass alone in the tree as it is: a test that fails now
-and then, or anyhow, has noticed nothing. What still passes guards nothing; it is listed, and the exit code
-is 1. `test_mutations.py` holds that
-every piece is still in the source, so that a mutation cannot quietly mutate nothing.
+and then, or anyhow, has noticed nothing. Each line names the tier that noticed the mutation, and the last
+lines count by tier. What still passes guards nothing; it is listed, and the exit code is 1.
+`test_mutations.py` holds that every piece is still in the source, so that a mutation cannot quietly mutate
+nothing.
 """
 
 import os
@@ -17,8 +18,10 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -27,7 +30,14 @@ import typer
 ROOT: Final = Path(__file__).resolve().parents[2]
 TABLE: Final = Path(__file__).with_name("mutations.toml")
 LIMIT_S: Final = 600
-_KEPT_OUT: Final = shutil.ignore_patterns(".venv*", ".git", "runs", "*.egg-info", "__pycache__", ".*_cache")
+_KEPT_OUT: Final = shutil.ignore_patterns(".venv*", ".git", "runs", "*.egg-info", ".*_cache")
+_OF_SYSTEMS: Final = (
+    *(f"tests/unit/{room}/" for room in ("workloads", "gateway")),
+    *(f"tests/processes/{room}/" for room in ("chat", "gateway", "prompts", "goals")),
+    "tests/contract/gateway/",
+    "tests/learning/",
+)
+_OF_PROCESSES: Final = ("tests/processes/", "tests/deploy/")
 PASSED: Final = 0
 FAILED: Final = 1
 """pytest's exit code when tests ran and some failed: a test that could not be collected proves nothing."""
@@ -83,6 +93,15 @@ def apply(mutation: Mutation, root: Path) -> None:
         path.write_text(text.replace(edit.old, edit.new))
 
 
+def tier_of(test: str, *, slow: bool) -> str:
+    """The make target that runs a test: the tiers of the Makefile by folder."""
+    if slow:
+        return "test-slow"
+    if f"{test}/".startswith(_OF_SYSTEMS):
+        return "test-systems"
+    return "test-processes" if test.startswith(_OF_PROCESSES) else "test"
+
+
 def is_noticed(test: str, mutated: Path, plain: Path, *, slow: bool) -> tuple[bool, str]:
     """Whether a test fails in the mutated tree, each time, and passes in the plain one; and its last line."""
     status, last = run_test(test, mutated, slow=slow)
@@ -121,22 +140,28 @@ def run_test(test: str, root: Path, *, slow: bool) -> tuple[int, str]:
     return done.returncode, (failed or lines)[-1]
 
 
-def run(mutation: Mutation) -> list[str]:
-    """The tests that did not notice it."""
-    unnoticed = []
+def copy_tree(folder: Path) -> Path:
+    """Copy the checkout with its compiled modules, which Python takes while their sources are unchanged."""
+    return Path(shutil.copytree(ROOT, folder, symlinks=True, ignore=_KEPT_OUT))
+
+
+def run(mutation: Mutation, plain: Path) -> tuple[list[str], set[str]]:
+    """The tests that did not notice it, and the tiers that did; `plain` is a tree without mutations."""
+    unnoticed, tiers = [], set()
     with tempfile.TemporaryDirectory(prefix="mutated-") as folder:
-        mutated, plain = Path(folder) / "tree", Path(folder) / "plain"
-        for root in (mutated, plain):
-            shutil.copytree(ROOT, root, symlinks=True, ignore=_KEPT_OUT)
+        mutated = copy_tree(Path(folder) / "tree")
         apply(mutation, mutated)
         for test in mutation.tests:
             began = time.monotonic()
             noticed, last = is_noticed(test, mutated, plain, slow=mutation.slow)
-            word = "noticed" if noticed else f"NOT NOTICED by {test}"
+            tier = tier_of(test, slow=mutation.slow)
+            word = f"noticed by {tier}" if noticed else f"NOT NOTICED by {test} of {tier}"
             print(f"{mutation.name}: {word} in {time.monotonic() - began:.0f} s: {last}", flush=True)
-            if not noticed:
+            if noticed:
+                tiers.add(tier)
+            else:
                 unnoticed.append(test)
-    return unnoticed
+    return unnoticed, tiers
 
 
 def main(
@@ -151,11 +176,16 @@ def main(
             print(f"{mutation.name}: {mutation.off}")
         return
     pool = ThreadPoolExecutor(workers)
-    try:
-        unnoticed = [one for one, tests in zip(chosen, pool.map(run, chosen), strict=True) if tests]
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with tempfile.TemporaryDirectory(prefix="plain-") as folder:
+        plain = copy_tree(Path(folder) / "tree")
+        try:
+            results = list(pool.map(run, chosen, repeat(plain)))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    unnoticed = [one for one, (tests, _) in zip(chosen, results, strict=True) if tests]
     print(f"{len(chosen) - len(unnoticed)} of {len(chosen)} noticed", flush=True)
+    for tier, count in sorted(Counter(tier for _, tiers in results for tier in tiers).items()):
+        print(f"  by {tier}: {count}")
     for mutation in unnoticed:
         print(f"not noticed by all of its tests: {mutation.name}")
     raise typer.Exit(1 if unnoticed or not chosen else 0)
