@@ -11,7 +11,7 @@ lines count by tier. What still passes guards nothing; it is listed, and the exi
 nothing.
 """
 
-import os
+import json
 import shutil
 import subprocess
 import sys
@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Annotated, Final
 
 import typer
@@ -102,42 +103,54 @@ def tier_of(test: str, *, slow: bool) -> str:
     return "test-processes" if test.startswith(_OF_PROCESSES) else "test"
 
 
-def is_noticed(test: str, mutated: Path, plain: Path, *, slow: bool) -> tuple[bool, str]:
+class Pytest:
+    """Runs tests one after another, in forks of one process that has loaded the libraries."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("forked_pytest.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, test: str, root: Path, *, slow: bool) -> tuple[int, str]:
+        """Run a file, folder or test in the tree at `root` up to its first failure.
+
+        Returns pytest's exit code, PASSED where it does not end in time, and its last line or the one that
+        names the failed test.
+        """
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-m", "slow" if slow else "not slow"]
+        output = root.parent / f"{root.name}.{id(self)}.log"
+        wanted = {
+            "root": str(root),
+            "arguments": [*options, test],
+            "output": str(output),
+            "limit_s": LIMIT_S,
+        }
+        self._server.stdin.write(json.dumps(wanted) + "\n")
+        self._server.stdin.flush()
+        code = json.loads(self._server.stdout.readline())
+        if code is None:
+            return PASSED, f"no end within {LIMIT_S} s"
+        lines = output.read_text(errors="replace").strip().splitlines() or [""]
+        failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        return code, (failed or lines)[-1]
+
+
+def is_noticed(pytest: Pytest, test: str, mutated: Path, plain: Path, *, slow: bool) -> tuple[bool, str]:
     """Whether a test fails in the mutated tree, each time, and passes in the plain one; and its last line."""
-    status, last = run_test(test, mutated, slow=slow)
+    status, last = pytest.run(test, mutated, slow=slow)
     if status != FAILED or not last.startswith("FAILED "):
         return status == FAILED, last
     failed = last.removeprefix("FAILED ").split(" - ")[0]
-    again, _ = run_test(failed, mutated, slow=slow)
+    again, _ = pytest.run(failed, mutated, slow=slow)
     if again != FAILED:
         return False, f"{failed} failed once and not again"
-    status, line = run_test(failed, plain, slow=slow)
+    status, line = pytest.run(failed, plain, slow=slow)
     return (True, last) if status == PASSED else (False, f"{failed} fails without the mutation too: {line}")
-
-
-def run_test(test: str, root: Path, *, slow: bool) -> tuple[int, str]:
-    """Run a file, folder or test in the tree at `root` up to its first failure.
-
-    Returns pytest's exit code, PASSED where it does not end in time, and its last line or the one that names
-    the failed test.
-    """
-    options = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-m", "slow" if slow else "not slow"]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, test],
-            cwd=root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return PASSED, f"no end within {LIMIT_S} s"
-    lines = done.stdout.strip().splitlines() or [done.stderr.strip()]
-    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    return done.returncode, (failed or lines)[-1]
 
 
 def copy_tree(folder: Path) -> Path:
@@ -145,15 +158,15 @@ def copy_tree(folder: Path) -> Path:
     return Path(shutil.copytree(ROOT, folder, symlinks=True, ignore=_KEPT_OUT))
 
 
-def run(mutation: Mutation, plain: Path) -> tuple[list[str], set[str]]:
+def run(mutation: Mutation, plain: Path, free: SimpleQueue[Pytest]) -> tuple[list[str], set[str]]:
     """The tests that did not notice it, and the tiers that did; `plain` is a tree without mutations."""
-    unnoticed, tiers = [], set()
+    unnoticed, tiers, pytest = [], set(), free.get()
     with tempfile.TemporaryDirectory(prefix="mutated-") as folder:
         mutated = copy_tree(Path(folder) / "tree")
         apply(mutation, mutated)
         for test in mutation.tests:
             began = time.monotonic()
-            noticed, last = is_noticed(test, mutated, plain, slow=mutation.slow)
+            noticed, last = is_noticed(pytest, test, mutated, plain, slow=mutation.slow)
             tier = tier_of(test, slow=mutation.slow)
             word = f"noticed by {tier}" if noticed else f"NOT NOTICED by {test} of {tier}"
             print(f"{mutation.name}: {word} in {time.monotonic() - began:.0f} s: {last}", flush=True)
@@ -161,6 +174,7 @@ def run(mutation: Mutation, plain: Path) -> tuple[list[str], set[str]]:
                 tiers.add(tier)
             else:
                 unnoticed.append(test)
+    free.put(pytest)
     return unnoticed, tiers
 
 
@@ -175,11 +189,13 @@ def main(
         for mutation in chosen:
             print(f"{mutation.name}: {mutation.off}")
         return
-    pool = ThreadPoolExecutor(workers)
+    pool, free = ThreadPoolExecutor(workers), SimpleQueue[Pytest]()
+    for _ in range(workers):
+        free.put(Pytest())
     with tempfile.TemporaryDirectory(prefix="plain-") as folder:
         plain = copy_tree(Path(folder) / "tree")
         try:
-            results = list(pool.map(run, chosen, repeat(plain)))
+            results = list(pool.map(run, chosen, repeat(plain), repeat(free)))
         finally:
             pool.shutdown(cancel_futures=True)
     unnoticed = [one for one, (tests, _) in zip(chosen, results, strict=True) if tests]
