@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.serving import Call, Places, answer_lines, check_answered, posting, repeated
 from benchmarks.stand import PREFIX, Ask, Cell, Options, Table, client, cpu_seconds, listening, memory_bytes
 from penstock.launch.inspection.processes import read_endpoints
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.protocol.limits import MIB
 from penstock.protocol.tensor import to_tensor
 from penstock.rpc.channel import CHANNEL_OPTIONS

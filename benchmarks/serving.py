@@ -30,7 +30,7 @@ from benchmarks.path import RUN, Shape, fetch
 from benchmarks.stand import PREFIX, Ask, Cell, Options, Table, client, cpu_seconds, processes, services
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.settings import ActorSection, PolicySection
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.protocol.spaces import Box, Discrete
 from penstock.protocol.specification import RunSpecification
 from penstock.protocol.tensor import to_tensor

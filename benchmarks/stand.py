@@ -18,7 +18,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from penstock.launch.run.supervised_service import Exit, Folder, ServiceProcess, ServiceSpec, penstock
+from penstock.launch.run.supervisor import Exit, Folder, ServiceProcess, ServiceSpec, penstock
 from penstock.protocol.limits import KIB
 from penstock.runtime.health import Endpoint, read_endpoint
 from penstock.runtime.lifecycle import ENVIRONMENT

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.client import PolicyClient
 from penstock.config.settings import PolicySection
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from tests.support.run.broker_process import eventually
 from tests.support.run.serving_run import ServedRun

@@ -15,7 +15,7 @@ from penstock.client import PolicyClient
 from penstock.config.settings import PolicySection
 from penstock.launch.commands.certificates import main as certificates
 from penstock.launch.commands.request import Order
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.registry.records import Status
 from tests.deploy.alert_scenes import ENDLESS, going_on, seen, stopped, training, watched
 from tests.deploy.prometheus_server import needs_prometheus

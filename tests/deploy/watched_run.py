@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock import PolicyClient
 from penstock.client import UnknownVersion
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import Training, wait_until_gone
 
 SMALL: Final = (

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.workloads.goals.host import GoalReward
 from tests.support.run.training import Training
 from tests.support.serving.goals_optimum import optimum

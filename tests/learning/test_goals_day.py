@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "penstock" / "recipes" / "goals.toml"
 INTERVALS: Final = 2880

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import Training
 
 CLIENTS: Final = 3

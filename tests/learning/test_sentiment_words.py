@@ -24,7 +24,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.workloads.rlhf.sentiment import true_reward
 from tests.learning.small_words import learned, settings_of
 from tests.support.language.known_sentiment import KnownSentiment, optimum

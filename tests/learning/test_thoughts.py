@@ -22,7 +22,7 @@ import tomli_w
 from safetensors.torch import load, load_file
 
 from penstock.client import InvalidRequest, PolicyError, TextAnswer, TextClient
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.learner.publish.final_policy import read_final
 from penstock.policy.acting.weight_blob import sha256
 from penstock.registry.records import Status

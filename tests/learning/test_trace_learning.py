@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import Training
 
 LINES: Final = 20_000

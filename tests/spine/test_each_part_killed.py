@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import LONG, OFTEN, PATIENCE_S, Training, trainings
 
 PARTS = ("actor-0", "broker", "learner", "redis")

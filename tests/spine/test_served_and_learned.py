@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import PATIENCE_S, Training
 
 

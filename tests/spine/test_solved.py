@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import PATIENCE_S, Training, is_alive, trainings
 
 

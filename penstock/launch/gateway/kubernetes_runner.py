@@ -46,7 +46,7 @@ from penstock.launch.jobs.job_process import (
     write_durably,
 )
 from penstock.launch.jobs.local_jobs import has_begun, read_noted
-from penstock.launch.run.supervised_service import last_line
+from penstock.launch.run.supervisor import last_line
 
 REFUSED_FILE: Final = "refused.json"
 OUTPUT_FILE: Final = "output"

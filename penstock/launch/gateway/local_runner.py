@@ -25,7 +25,7 @@ from penstock.launch.jobs.job_process import ENDED_FILE, LOG_FILE
 from penstock.launch.jobs.local_jobs import has_begun, lifeline, read_noted, try_lock
 from penstock.launch.run.memory import problem
 from penstock.launch.run.summary import SUMMARY_FILE
-from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
+from penstock.launch.run.supervisor import last_line, penstock, without_configuration
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, Fatal
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 from penstock.runtime.output_file import sync_folder, write_once

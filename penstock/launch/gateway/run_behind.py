@@ -31,7 +31,7 @@ from penstock.launch.inspection.processes import is_going_on, read_endpoints
 from penstock.launch.jobs import local_jobs
 from penstock.launch.jobs.job_process import BEGUN_FILE, LOG_FILE
 from penstock.launch.jobs.local_jobs import LOCK_FILE, lifeline, try_lock
-from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
+from penstock.launch.run.supervisor import last_line, penstock, without_configuration
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.exit import Fatal
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE

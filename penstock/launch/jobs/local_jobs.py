@@ -31,7 +31,7 @@ from penstock.config.run_folder import NoPlainFile, make_private, open_regular, 
 from penstock.launch.jobs.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
 from penstock.launch.run.memory import problem
 from penstock.launch.run.summary import SUMMARY_FILE
-from penstock.launch.run.supervised_service import last_line, penstock
+from penstock.launch.run.supervisor import last_line, penstock
 from penstock.registry.weight_files import replace_file
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint

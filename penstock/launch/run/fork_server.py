@@ -1,9 +1,9 @@
-"""The launcher's side of its fork server: services begin as copies of a process that has imported them.
+"""The launcher's fork server: services begin as copies of a process that has imported them.
 
 Each service would import settings, numpy, gRPC and the rest for itself: half a second of a core, five times,
-before the first step of a run. The server (`penstock.launch.run.forked_service`) does so once, beside the
-launcher's own start, and a service is a copy of it that goes on as its command line would. What was imported
-lies in memory once, until somebody writes to it.
+before the first step of a run. The server (this module as a program) does so once, beside the launcher's own
+start, and a service is a copy of it that goes on as its command line would. What was imported lies in memory
+once, until somebody writes to it.
 
 A copy is a child of the launcher, as a started program would be: the server forks twice, and the kernel gives
 the orphan to the nearest ancestor that asks for such. The copy begins when the launcher tells it what to be,
@@ -11,6 +11,7 @@ so a launcher that gave up waiting can start the service in the other way and do
 """
 
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -21,7 +22,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from setproctitle import setproctitle, setthreadtitle
 
 from penstock.launch.run.memory import Memory, of_fork_server
 
@@ -49,7 +55,7 @@ class ForkServer:
         self._socket.settimeout(_PATIENCE_S)
         with theirs:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                (sys.executable, "-P", "-m", "penstock.launch.run.forked_service", str(theirs.fileno())),
+                (sys.executable, "-P", "-m", "penstock.launch.run.fork_server", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -129,3 +135,111 @@ def _adopting() -> Iterator[None]:
         yield
     finally:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+# ---- The server: `python -m penstock.launch.run.fork_server FD`.
+#
+# It imports what services import, then forks once for each message on the socket FD: a byte, with the reading
+# end of a pipe, the service's log and its lifeline. The answer is the pid. A copy reads from the pipe what it
+# is, and is nothing where the pipe closes before that. The server ends when the socket does.
+#
+# Only a process of one thread may be copied: where an import has started another, the server ends, and the
+# launcher starts programs.
+
+_MODULES: Final = (
+    "penstock.broker.service.process",
+    "penstock.launch.run.redis_service",
+    "penstock.actor.process",
+)
+
+
+def main() -> None:
+    """Serve; in a copy, be the service."""
+    # Not with the module: the launcher imports it before all else, and starts the server at once.
+    from penstock.runtime.health import collect_seldom
+
+    setproctitle("penstock fork server")  # the first call finds the place, from what the environment is now
+    collect_seldom()
+    # gRPC reads it as it is loaded (`penstock.runtime.foreground`).
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    app = import_module("penstock.launch.cli.app")
+    for module in _MODULES:
+        import_module(module)
+    gc.freeze()
+    is_alone = len(list(Path("/proc/self/task").iterdir())) == 1
+    told = _serve(socket.socket(fileno=int(sys.argv[1]))) if is_alone else None
+    if told is not None:
+        _become(**told)
+        app.main()
+
+
+def _serve(launcher: socket.socket) -> dict[str, Any] | None:
+    """Fork for each message. Return what a copy is told, None in the server or if it is told nothing."""
+    with launcher:
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(launcher, 1, 3)
+            if not message:
+                return None
+            told, log, lifeline = descriptors
+            pid = _fork_orphan()
+            if pid == 0:
+                break
+            launcher.sendall(PID.pack(pid))
+            for descriptor in descriptors:
+                os.close(descriptor)
+    with os.fdopen(told) as words:
+        text = words.read()
+    return {**json.loads(text), "log": log, "lifeline": lifeline} if text else None
+
+
+def _fork_orphan() -> int:
+    """Return 0 in a new process in a group of its own whose parent has ended, and its pid in this one."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            os.close(writing)
+            return 0
+        os.setpgid(pid, pid)
+        os.write(writing, PID.pack(pid))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as born:
+        (pid,) = PID.unpack(born.read())
+    os.waitpid(between, 0)
+    return int(pid)
+
+
+def _become(command: list[str], environment: dict[str, str], log: int, lifeline: int) -> None:
+    """Have what a program has that the launcher starts."""
+    import numpy as np
+
+    from penstock.runtime.lifecycle import LIFELINE_VARIABLE
+
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.environ[LIFELINE_VARIABLE] = str(lifeline)
+    # Copies would draw the same numbers. Python's own generator is seeded anew by a fork, numpy's is not.
+    np.random.seed()  # noqa: NPY002 - environments draw from this one
+    _have_main(command)
+    setproctitle(" ".join(command))
+    setthreadtitle(f"penstock {command[len(PENSTOCK)]}")
+
+
+def _have_main(command: list[str]) -> None:
+    """Be the program of the command line: an environment's processes and a learner's ranks begin with it."""
+    program = sys.modules["__main__"]
+    program.__spec__ = find_spec("penstock.launch.cli.__main__")
+    program.__package__ = "penstock.launch.cli"
+    program.__file__ = str(Path(sys.modules["penstock.launch.cli"].__path__[0]) / "__main__.py")
+    sys.argv = [program.__file__, *command[len(PENSTOCK) :]]
+    sys.orig_argv = command
+
+
+if __name__ == "__main__":
+    main()

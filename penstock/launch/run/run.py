@@ -23,8 +23,7 @@ from penstock.launch.run.plan import Plan, replace_text, take_configuration
 from penstock.launch.run.redis_service import ask
 from penstock.launch.run.services import service_environment, service_specs
 from penstock.launch.run.summary import LearnerAccount, RedisFacts
-from penstock.launch.run.supervised_service import Account, DrainStage, Folder, GaveUp
-from penstock.launch.run.supervisor import Supervisor, gone_by
+from penstock.launch.run.supervisor import Account, DrainStage, Folder, GaveUp, Supervisor, gone_by
 from penstock.rpc.address import AddressInUse
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.health import Endpoint, Health, serve_http

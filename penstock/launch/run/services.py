@@ -19,7 +19,7 @@ from penstock.config.settings import ENVIRONMENT_PREFIX, Settings
 from penstock.config.trusted import places_of
 from penstock.config.workload import Services, find, load
 from penstock.launch.run.plan import Plan
-from penstock.launch.run.supervised_service import CleanExit, DrainStage, ServiceSpec, penstock
+from penstock.launch.run.supervisor import CleanExit, DrainStage, ServiceSpec, penstock
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK

@@ -13,7 +13,7 @@ from typing import Any, Final
 from penstock.launch.inspection.curve import shown, size
 from penstock.launch.run.memory import together
 from penstock.launch.run.plan import Plan, replace_text
-from penstock.launch.run.supervised_service import Account
+from penstock.launch.run.supervisor import Account
 
 SUMMARY_FILE: Final = "summary.json"
 _LEARNT: Final = (

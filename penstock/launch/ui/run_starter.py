@@ -26,7 +26,7 @@ from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.launch.inspection.processes import is_going_on
 from penstock.launch.jobs import local_jobs
 from penstock.launch.jobs.job_process import LOG_FILE
-from penstock.launch.run.supervised_service import last_line, penstock, without_configuration
+from penstock.launch.run.supervisor import last_line, penstock, without_configuration
 from penstock.launch.ui.catalogue import is_run
 
 # ---- The JSON schema of a run's settings, with their lines of help, and with the section of every

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.solved_run import SOLVED_RUN
 from tests.support.storage.small_disk import can_mount, small_disk
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.solved_run import SOLVED_RUN
 
 ENDS_S: Final = 120

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from penstock.client import PolicyClient
 from penstock.launch.cli.app import app
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.launch.ui.catalogue import Catalogue
 from penstock.registry.registry import Registry
 from tests.support.run.serving_run import begun, serving

@@ -21,7 +21,7 @@ from penstock.actor.link.ack_journal import journal_files, read_journal
 from penstock.broker.log import keys
 from penstock.launch.audit.audit_command import audit
 from penstock.launch.audit.findings import AuditResult, Kind
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.protocol.fragment import header_bytes, parse_header
 from tests.support.fleet.fleet import Fleet, Shape
 from tests.support.storage.redis_server import RedisServer, find_binaries

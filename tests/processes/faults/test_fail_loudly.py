@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.run.supervised_service import MAX_FAILURES
+from penstock.launch.run.supervisor import MAX_FAILURES
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.network.proxy import Proxy
 from tests.support.run import training as waiting

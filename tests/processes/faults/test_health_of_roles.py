@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from penstock.broker.log import keys
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.run.actor_run import Plan, ScriptedLearner
 from tests.support.run.broker_process import BrokerProcess, eventually, launch

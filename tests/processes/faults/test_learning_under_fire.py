@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import Training, is_alive
 
 KILL_EVERY_S: Final = 20.0

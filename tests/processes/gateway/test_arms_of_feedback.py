@@ -12,7 +12,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 pytest.importorskip("peft", reason="language models need the extra rlhf")
 
 from penstock.client import Arm, Fallback, TextClient
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.registry.versions import RANGE
 from penstock.runtime.health import read_endpoint
 from tests.processes.gateway.test_gateway_process import new_token

@@ -16,7 +16,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 import httpx2
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import read_endpoint
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab

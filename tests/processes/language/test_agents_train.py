@@ -10,7 +10,7 @@ from typing import Any, Final
 import openai
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.rlhf.sentiment import true_reward

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.language.agents_run import agents_run, gateway
 from tests.support.language.guessers import make_guesser
 from tests.support.run.broker_process import eventually

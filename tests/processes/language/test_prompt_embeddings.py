@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.workloads.prompts.task_parts import HttpEmbedder
 
 STARTS_S = 120.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock import PolicyClient
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import PATIENCE_S, Training, wait_until_gone
 
 STEPS = 12

@@ -11,7 +11,7 @@ import torch
 
 from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan, prepare_folder
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.model import make_model
 from penstock.learner.publish.final_policy import FinalPolicy, write_final

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.launch.audit.audit_command import audit
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import Training, wait_until_gone
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import PATIENCE_S, is_alive
 
 TINY = (

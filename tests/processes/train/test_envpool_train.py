@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import LONG, OFTEN, PATIENCE_S, Training, trainings, wait_until_gone
 
 pytest.importorskip("envpool", reason="EnvPool is an extra")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import PATIENCE_S, Training, wait_until_gone
 
 pytest.importorskip("fastapi", reason="the page needs the extra `ui`")

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.actor.acting.stepper import Stepper
 from penstock.config.settings import EnvironmentSection
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.workloads.control.environment import make, spaces
 from tests.support.run.training import PATIENCE_S
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.browser.tabs import chromium, needs_chromium, take_picture, violations
 from tests.support.run.training import PATIENCE_S, Training, is_alive, wait_until_gone
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.broker_process import eventually
 from tests.support.run.training import LONG, PATIENCE_S, Training
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.policy import weights
 from penstock.registry.records import PolicyVersion
 from penstock.registry.registry import Registry

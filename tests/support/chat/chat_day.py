@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import read_endpoint
 from penstock.workloads.chat.people import draw_prompt
 from tests.support.chat.chat_people import TURNS, Plan

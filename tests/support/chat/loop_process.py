@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.workloads.chat.loop.loop_state import LoopState, Step, folder_of, read_state
 
 PATIENCE_S = 120.0

@@ -21,7 +21,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.workloads.chat.people import REFERENCE, USUAL, draw_prompt, population, read_profile
 from penstock.workloads.language.cached_generation import CachedGeneration
 from penstock.workloads.language.loading import check_adapter

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from penstock.launch.run.supervised_service import Exit, Folder, ServiceProcess, last_line, penstock
+from penstock.launch.run.supervisor import Exit, Folder, ServiceProcess, last_line, penstock
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE
 from tests.support.abuse.poisoner import read_poisons
 from tests.support.fleet.kill_log import Kill, KillLog

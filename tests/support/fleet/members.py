@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.launch.run.supervised_service import Exit, ServiceProcess, ServiceSpec, penstock
+from penstock.launch.run.supervisor import Exit, ServiceProcess, ServiceSpec, penstock
 from tests.support.fleet.phases import Phase, read_phases
 
 

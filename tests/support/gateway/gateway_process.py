@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import Endpoint, read_endpoint
 
 PATIENCE_S: Final = 150.0

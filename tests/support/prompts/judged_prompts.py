@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import parse_toml
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.policy.weights import load_into
 from penstock.workloads.plugin.acting import policy_maker
 from penstock.workloads.plugin.serving import read_final

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import requests
 
 from penstock.launch.inspection.processes import read_endpoints
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import Endpoint, read_endpoint
 
 PATIENCE_S: Final = 240.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 
 LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 """A run that ends when it is asked to."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from penstock.config.settings import ActorSection, PolicySection
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.policy.policy import Policy, build
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.launch.cli.app import app
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 
 HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic", "transformers")
 SERVICES = ("actor", "broker", "ui")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from penstock.launch.cli.app import app
 from penstock.launch.cli.plugin_commands import plugin_paths
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 
 HEAVY = ("torch", "gymnasium", "redis", "grpc", "matplotlib", "numpy", "pydantic", "transformers")
 RECORD = """

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from penstock.launch.run.fork_server import PID, ForkServer
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from tests.support.run.training import is_alive
 
 REFUSED = penstock("actor", "--broker", "127.0.0.1:1", "--actor-id", "not an id")
@@ -188,7 +188,7 @@ libc.execve(words[0], argv, environment)
 """Becomes a program whose environment has a variable with no name, which Python itself gives to none."""
 STARTS: Final = """
 import os, sys
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.launch.run.fork_server import ForkServer
 assert os.environ[""] == "nameless"
 server = ForkServer()

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.config.settings import load
 from penstock.launch.run.redis_service import CLOSED, ServerPlace, arguments, ask, candidates, newest
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
 from tests.support.storage.small_disk import SizeLimit
 

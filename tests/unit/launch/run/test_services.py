@@ -16,8 +16,7 @@ from penstock.launch.commands.request import Request
 from penstock.launch.run import services
 from penstock.launch.run.plan import make_plan, prepare_folder
 from penstock.launch.run.services import private_folder, service_environment, service_specs
-from penstock.launch.run.supervised_service import DrainStage, without_configuration
-from penstock.launch.run.supervisor import gone_by
+from penstock.launch.run.supervisor import DrainStage, gone_by, without_configuration
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.feed.recording import RecordingWriter
 from penstock.protocol.limits import SERVER_CALLS_S, SERVER_FLUSH_S

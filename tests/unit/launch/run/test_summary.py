@@ -9,7 +9,7 @@ from penstock.launch.commands.request import Request
 from penstock.launch.run.memory import Memory
 from penstock.launch.run.plan import Plan, make_plan, prepare_folder
 from penstock.launch.run.summary import Ending, RedisFacts, make_summary, summary_lines, write_summary
-from penstock.launch.run.supervised_service import Account
+from penstock.launch.run.supervisor import Account
 
 LEARNT = {
     "solved": True,

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.run import supervised_service
 from penstock.launch.run import supervisor as module
-from penstock.launch.run.supervised_service import (
+from penstock.launch.run.supervisor import (
     CleanExit,
     Folder,
     GaveUp,
     ServiceSpec,
+    Supervisor,
     last_line,
     without_configuration,
 )
-from penstock.launch.run.supervisor import Supervisor
 from penstock.runtime import metrics
 
 PATIENCE_S = 20.0
@@ -85,8 +84,8 @@ def is_ready(supervisor: Supervisor) -> bool:
 @pytest.fixture
 def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     """A supervisor with a short back-off; what it started is gone afterwards."""
-    monkeypatch.setattr(supervised_service, "BACKOFF_BASE_S", 0.01)
-    monkeypatch.setattr(supervised_service, "BACKOFF_CAP_S", 0.02)
+    monkeypatch.setattr(module, "BACKOFF_BASE_S", 0.01)
+    monkeypatch.setattr(module, "BACKOFF_CAP_S", 0.02)
     harness = Harness(tmp_path)
     yield harness
     harness.supervisor.kill(harness.supervisor.names())
@@ -158,7 +157,7 @@ def test_a_broker_that_somebody_else_drained_is_started_again(harness: Harness) 
 def test_an_actor_that_ended_is_started_again_unless_the_run_ends(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 1)
+    monkeypatch.setattr(module, "MAX_FAILURES", 1)
     monkeypatch.setattr(module, "STOPPED_S", 1e6)
     harness.supervisor.start(python("", clean_exit=CleanExit.STOPPED))
     harness.until(lambda: not harness.is_running())
@@ -200,7 +199,7 @@ def kill_when_ready(harness: Harness, *, after_progress: bool) -> None:
 def test_a_kill_of_a_service_that_helped_the_run_on_is_not_counted(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)
+    monkeypatch.setattr(module, "MAX_FAILURES", 2)
     harness.supervisor.start(python(SERVES))
     for _ in range(3):
         kill_when_ready(harness, after_progress=True)
@@ -232,7 +231,7 @@ def hang(harness: Harness, *, after_progress: bool = False) -> None:
 @pytest.fixture
 def two_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two deaths in a row end the run, and what is red is killed soon."""
-    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)
+    monkeypatch.setattr(module, "MAX_FAILURES", 2)
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.1)
 
 
@@ -349,7 +348,7 @@ def is_alive(pid: int) -> bool:
 def test_a_service_that_waited_in_vain_is_not_made_to_wait_again(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised_service, "HEALTHY_S", 0.0)
+    monkeypatch.setattr(module, "HEALTHY_S", 0.0)
     harness.supervisor.start(python("raise SystemExit('redis did not answer for 60 s')"))
     with pytest.raises(GaveUp, match="redis did not answer for 60 s"):
         harness.until(lambda: False)
@@ -395,8 +394,8 @@ def test_a_service_that_stands_still_again_and_again_ends_the_run(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.0)
-    monkeypatch.setattr(supervised_service, "HEALTHY_S", 0.0)
-    monkeypatch.setattr(supervised_service, "MAX_FAILURES", 2)
+    monkeypatch.setattr(module, "HEALTHY_S", 0.0)
+    monkeypatch.setattr(module, "MAX_FAILURES", 2)
     code = (
         "import os, pathlib, threading; from penstock.runtime.health import Health, announce, serve_http\n"
         "health = Health('worker'); health.set_ready(True)\n"

@@ -18,7 +18,7 @@ import pytest
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE, MAX_BYTES
 from penstock.config.settings import ConfigurationError
 from penstock.launch.cli.app import ui
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from tests.support.run.left_run import SECRET, make_run

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from penstock.launch.run.supervised_service import penstock
+from penstock.launch.run.supervisor import penstock
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.workloads.rlhf import commands
 from penstock.workloads.rlhf.sentiment import Sentiment
