@@ -35,9 +35,9 @@ from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.protocol.limits import MIB
-from penstock.workloads.language.loading import quieten
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from penstock.workloads.language.pretraining.tiny_models import SPECIAL, build_tokenizer, save
+from penstock.workloads.language.settings import quieten
 
 ME: Final = (sys.executable, "-m", "benchmarks.language")
 WAYS: Final = ("bare-lora", "lora", "bare-full", "full")

@@ -34,10 +34,10 @@ TORCH_FREE = (
     "penstock.workloads.plugin.fragments",
     "penstock.workloads.rlhf.commands",
     "penstock.workloads.thoughts",
-    "penstock.workloads.thoughts.commands.thought_commands",
+    "penstock.workloads.thoughts.thought_commands",
     "penstock.workloads.thoughts.tasks",
     "penstock.workloads.thoughts.environment",
-    "penstock.workloads.thoughts.settings",
+    "penstock.workloads.thoughts.environment",
 )
 
 

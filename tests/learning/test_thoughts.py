@@ -29,10 +29,10 @@ from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url
 from penstock.training import lay_over
-from penstock.workloads.thoughts.commands.thought_check import check_run
 from penstock.workloads.thoughts.environment import Layout
 from penstock.workloads.thoughts.model import ThinkingModel
-from penstock.workloads.thoughts.start.warm_start import load_transformer
+from penstock.workloads.thoughts.start import load_transformer
+from penstock.workloads.thoughts.study import check_run
 from penstock.workloads.thoughts.tasks import Example, draw_tests, open_task
 from penstock.workloads.thoughts.validation import probe
 from tests.support.run.serving_run import serving

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.cache_utils import Cache, DynamicLayer
 
-from penstock.workloads.language.loading import device_of
 from penstock.workloads.language.tokenizer import Tokenizer
 
 
@@ -274,6 +273,11 @@ class CachedGeneration:
             len(log_probs), generator=self._random, dtype=torch.float64, device=log_probs.device
         )
         return draw(log_probs, uniform)
+
+
+def device_of(name: str) -> str:
+    """Return a device as torch names it. name: that of one, or "auto": a GPU where there is one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def make_backend(policy: Any, tokenizer: Tokenizer, device: str) -> CachedGeneration:

@@ -30,8 +30,7 @@ from penstock.policy.tokens import TokenOutputs, TokenRows
 from penstock.policy.weights import load_into
 from penstock.protocol.spaces import Discrete, Space
 from penstock.protocol.tensor import Array
-from penstock.workloads.language.loading import LOADING, place_of, reading
-from penstock.workloads.language.settings import told_as, validated
+from penstock.workloads.language.settings import LOADING, place_of, reading, told_as, validated
 
 
 class LanguageSection(Section):

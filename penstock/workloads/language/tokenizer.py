@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.loading import place_of, reading
 from penstock.workloads.language.prompt import Prompt, plain
+from penstock.workloads.language.settings import place_of, reading
 
 Tokenizer = Any
 """transformers.PreTrainedTokenizerBase, which comes without types."""

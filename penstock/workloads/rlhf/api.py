@@ -26,8 +26,7 @@ from penstock.training import Job, estimate, lay_over, start
 from penstock.training import TrainingConfig as RunConfig
 from penstock.training import TrainingResult as RunResult
 from penstock.workloads.language.feedback import BadRows, Source, scale_of
-from penstock.workloads.language.reward.network import Collate, Item
-from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.reward.reward_model import Collate, Item, RewardModel
 from penstock.workloads.language.reward.training import Order, read_data, train
 from penstock.workloads.language.settings import RewardTraining, training_settings
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer

@@ -62,8 +62,8 @@ def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
 def _policy(settings: Settings, run_dir: Path) -> Path | None:
     """The folder of the final policy, written if it is not there; None where the run has none."""
     from penstock.policy.weights import load_into  # noqa: PLC0415 - loads torch, as what follows
-    from penstock.workloads.language.loading import quieten  # noqa: PLC0415
     from penstock.workloads.language.policy import build  # noqa: PLC0415
+    from penstock.workloads.language.settings import quieten  # noqa: PLC0415
     from penstock.workloads.plugin.serving import read_final  # noqa: PLC0415
 
     try:

@@ -259,8 +259,8 @@ def serve(
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         with needs_rlhf():
-            from penstock.workloads.language.loading import quieten
             from penstock.workloads.language.reward.reward_service import main
+            from penstock.workloads.language.settings import quieten
 
             quieten()
             return main(lifecycle, settings, folder=model, base=base, device=device, listen=listen)
@@ -309,11 +309,11 @@ def train_model(
     from penstock.runtime.retry import Interrupted
 
     with needs_rlhf():
+        from penstock.workloads.language.cached_generation import device_of
         from penstock.workloads.language.feedback import Source, scale_of
-        from penstock.workloads.language.loading import device_of, quieten
         from penstock.workloads.language.reward.heads import parse_heads, parse_weights
         from penstock.workloads.language.reward.training import Order, train
-        from penstock.workloads.language.settings import training_settings
+        from penstock.workloads.language.settings import quieten, training_settings
     quieten()
     measured, named = scale_of(scale, "--"), parse_columns(columns or ())
     order = Order(
@@ -411,9 +411,9 @@ def score(
     from penstock.config.service_settings import service_settings
 
     with needs_rlhf():
-        from penstock.workloads.language.loading import quieten
-        from penstock.workloads.language.reward.opening import open_source
+        from penstock.workloads.language.reward.reward_model import open_source
         from penstock.workloads.language.reward.reward_source import RewardError
+        from penstock.workloads.language.settings import quieten
     quieten()
     with _lines_to(output, file) as out:
         settings = service_settings(config, tuple(assignments or ()))

@@ -7,8 +7,7 @@ from pydantic import Field
 from penstock.config.sections import Fraction, Positive, PositiveReal, Section
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.protocol.spaces import Discrete, Space
-from penstock.workloads.language.loading import place_of, reading
-from penstock.workloads.language.settings import kwargs_settings
+from penstock.workloads.language.settings import kwargs_settings, place_of, reading
 
 
 class Language(Section):

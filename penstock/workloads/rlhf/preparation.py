@@ -21,13 +21,12 @@ from penstock.config.workload import Services
 from penstock.registry.weight_files import replace_file
 from penstock.workloads.language.feedback import BadRows, Scored, Source, read, rows_of, scale_of
 from penstock.workloads.language.guard import read_guard_files
-from penstock.workloads.language.loading import quieten, whole_folder
 from penstock.workloads.language.pretraining.conversation_files import (
     Conversation,
     packaged_conversations,
     read_conversations,
 )
-from penstock.workloads.language.settings import training_settings
+from penstock.workloads.language.settings import quieten, training_settings, whole_folder
 from penstock.workloads.rlhf.environment import Language, language
 
 if TYPE_CHECKING:
@@ -297,8 +296,7 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
 
 
 def _train(order: "Order", progress: Progress) -> float:
-    from penstock.workloads.language.reward.fitting import StepWatch  # noqa: PLC0415
-    from penstock.workloads.language.reward.training import train  # noqa: PLC0415 - loads torch
+    from penstock.workloads.language.reward.training import StepWatch, train  # noqa: PLC0415 - loads torch
 
     watch = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S)
     train(order, progress.stop, [watch])
@@ -326,8 +324,8 @@ def made_for_chat(
 
 
 def _base(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
-    from penstock.workloads.language.pretraining.supervised_base import (  # noqa: PLC0415 - loads torch
-        pretrain,
+    from penstock.workloads.language.pretraining.tiny_models import (  # noqa: PLC0415 - loads torch
+        pretrain_base,
         pretraining_settings,
     )
 
@@ -339,7 +337,7 @@ def _base(section: Language, folder: Path, seed: int, progress: Progress) -> Pat
             raise ConfigurationError(f"environment.kwargs.base_training.{error}") from error
         progress.say(f"preparing: a small model learns {_name(section)}, in {folder}")
         with whole_folder(folder) as temporary:
-            result = pretrain(_files(section), temporary, settings, stop=progress.stop)
+            result = pretrain_base(_files(section), temporary, settings, stop=progress.stop)
         progress.say(f"the model has learned {result['conversations']} conversations{_measured(result)}")
     return folder.absolute()
 

@@ -31,9 +31,8 @@ from penstock.runtime.health import Health
 from penstock.workloads.language.cached_generation import CachedGeneration, Generated, make_backend
 from penstock.workloads.language.conversation import Column, ColumnFragments, SampledTurn
 from penstock.workloads.language.feedback import BadRows, made_of, place_of, present, rows_of
-from penstock.workloads.language.loading import quieten
 from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
-from penstock.workloads.language.reward.opening import open_source
+from penstock.workloads.language.reward.reward_model import open_source
 from penstock.workloads.language.reward.reward_source import (
     BadReward,
     BadSample,
@@ -43,6 +42,7 @@ from penstock.workloads.language.reward.reward_source import (
     ScoredBy,
     Unavailable,
 )
+from penstock.workloads.language.settings import quieten
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run

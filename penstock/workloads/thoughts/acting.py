@@ -18,7 +18,7 @@ from penstock.protocol.messages import Episode
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime.health import Health
 from penstock.workloads.language.conversation import Column, ColumnFragments, SampledTurn
-from penstock.workloads.language.loading import quieten
+from penstock.workloads.language.settings import quieten
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, Played, Playing, Run
 from penstock.workloads.plugin.fragments import HeaderFields

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM
 from penstock.launch.run.supervisor import penstock
 from penstock.workloads.chat.people import REFERENCE, USUAL, draw_prompt, population, read_profile
 from penstock.workloads.language.cached_generation import CachedGeneration
-from penstock.workloads.language.loading import check_adapter
 from penstock.workloads.language.prompt import Message, plain
+from penstock.workloads.language.settings import check_adapter
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer, pad
 from tests.support.chat.ceilings import tilted
 from tests.support.chat.opinions import FEATURES, comparison, opinions, profile_chances

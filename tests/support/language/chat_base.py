@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.workloads.chat.people import WORDS, draw_prompt, draw_response
-from penstock.workloads.language.loading import quieten
 from penstock.workloads.language.pretraining import tiny_models
+from penstock.workloads.language.settings import quieten
 
 
 def make_chat_base(folder: Path, *, steps: int = 50, texts: int = 512) -> Path:

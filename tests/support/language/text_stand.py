@@ -38,7 +38,7 @@ from penstock.workloads.language.serving.text_answerer import (
     ThinkingForm,
     no_show,
 )
-from penstock.workloads.language.serving.text_service import TextService
+from penstock.workloads.language.serving.text_server import TextService
 from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
 from tests.support.language.chat_words import chat_tokenizer
 

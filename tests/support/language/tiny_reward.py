@@ -6,14 +6,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from penstock.workloads.language.loading import quieten
 from penstock.workloads.language.pretraining import tiny_models
-from penstock.workloads.language.reward import network as networks
 from penstock.workloads.language.reward import reward_model
-from penstock.workloads.language.reward.network import Network
-from penstock.workloads.language.reward.reward_model import Card
+from penstock.workloads.language.reward import reward_model as networks
+from penstock.workloads.language.reward.reward_model import Card, Network
 from penstock.workloads.language.reward.reward_source import Sample
-from penstock.workloads.language.settings import RewardTraining
+from penstock.workloads.language.settings import RewardTraining, quieten
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.rlhf.sentiment import WORDS, Sentiment
 

@@ -14,12 +14,11 @@ from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.workloads.language.conversation import Column, SampledTurn, column_tensors
 from penstock.workloads.language.policy import LanguagePolicy
-from penstock.workloads.thoughts.algorithm.reinforce import ThoughtReinforce
-from penstock.workloads.thoughts.environment import Layout
+from penstock.workloads.thoughts.environment import Layout, ThoughtReinforceSection
 from penstock.workloads.thoughts.model import ThinkingModel
 from penstock.workloads.thoughts.model import build as build_policy
-from penstock.workloads.thoughts.settings import ThoughtReinforceSection
-from penstock.workloads.thoughts.start.warm_start import build_transformer, save_transformer
+from penstock.workloads.thoughts.reinforce import ThoughtReinforce
+from penstock.workloads.thoughts.start import build_transformer, save_transformer
 from penstock.workloads.thoughts.tasks import Rings, draw_mixed
 
 TASK: Final = Rings(6, 3)

@@ -22,8 +22,8 @@ def main(
     as_json: bool,
 ) -> int:
     try:
-        from penstock.workloads.language.loading import quieten
-        from penstock.workloads.language.pretraining.supervised_base import pretrain, pretraining_settings
+        from penstock.workloads.language.pretraining.tiny_models import pretrain_base, pretraining_settings
+        from penstock.workloads.language.settings import quieten
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{error.name} is not installed: a chat needs pip install 'penstock-rl[rlhf]'"
@@ -31,7 +31,7 @@ def main(
     quieten()
     settings = pretraining_settings(assignments)
     try:
-        result = pretrain(files, out, settings, model=model, stop=lifecycle.draining)
+        result = pretrain_base(files, out, settings, model=model, stop=lifecycle.draining)
     except Interrupted:
         sys.stderr.write(f"interrupted: nothing was written to {out}; start again\n")
         return EXIT_OK

@@ -91,9 +91,9 @@ def _judge(judge: Path | None, base: str | None, rows: Sequence[dict[str, Any]])
     """Return what a model says of the rows' responses; there is nothing for those that it cannot read."""
     if judge is None:
         return None
-    from penstock.workloads.language.loading import quieten
     from penstock.workloads.language.reward.reward_model import HeadsModel
     from penstock.workloads.language.reward.reward_source import BadSample, Sample
+    from penstock.workloads.language.settings import quieten
 
     quieten()
     model = HeadsModel.load(judge, base=base)

@@ -13,7 +13,7 @@ from penstock.workloads.chat.tasks.candidate_task import PEOPLE, REWARDS, taste_
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.reward.opening import open_source
+from penstock.workloads.language.reward.reward_model import open_source
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.tokenizer import Tokenizer, load_tokenizer
 

@@ -10,20 +10,26 @@ repository is run.
 
 import hashlib
 import json
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
-from peft import PeftConfig, PeftModel
-from transformers import AutoConfig
+from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
+from torch import Tensor, tensor
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.language.loading import check_adapter
+from penstock.rpc.address import is_local as is_local_address
+from penstock.rpc.auth import Credentials
+from penstock.workloads.language.cached_generation import device_of
+from penstock.workloads.language.feedback import BadRows, Example, Judged, Preference, Scored
 from penstock.workloads.language.prompt import Prompt
 from penstock.workloads.language.reward.heads import (
     PREFERRED,
@@ -35,17 +41,193 @@ from penstock.workloads.language.reward.heads import (
     split_opinions,
     to_opinions,
 )
-from penstock.workloads.language.reward.network import Network, classifier, encode, output_rows, score_rows
+from penstock.workloads.language.reward.reward_client import DEADLINE_S, PLAINTEXT, HttpRewards, RewardClient
 from penstock.workloads.language.reward.reward_source import (
     BadReward,
     BadSample,
+    CallableRewards,
     Rewards,
+    RewardSource,
     Sample,
     ScoredBy,
     checked,
 )
-from penstock.workloads.language.settings import RewardTraining, told_as
-from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
+from penstock.workloads.language.settings import (
+    LOADING,
+    RewardTraining,
+    check_adapter,
+    place_of,
+    reading,
+    told_as,
+)
+from penstock.workloads.language.tokenizer import Encoder, load_tokenizer, pad
+
+BATCH_TOKENS: Final = 16_384
+"""Most token places, padding too, of one forward pass: bounds its memory."""
+
+HEADS: Final = ("score", "classifier")
+"""What transformers calls the head of a model for classification."""
+
+Network = Any
+"""A transformers.PreTrainedModel or peft.PeftModel, which come without types."""
+
+
+def build(base: str, settings: RewardTraining, pad_id: int, *, outputs: int = 1) -> Network:
+    """A network with a new head in float32, with a new adapter for LoRA. outputs: numbers of the head."""
+    torch.manual_seed(settings.seed)
+    network = classifier(base, num_labels=outputs, pad_token_id=pad_id, problem_type="regression")
+    if not settings.lora:
+        return network
+    heads = [name for name in HEADS if hasattr(network, name)]
+    if not heads:
+        raise ConfigurationError(
+            f"model={base}: {type(network).__name__} has none of the heads {', '.join(HEADS)}"
+        )
+    return get_peft_model(
+        network,
+        LoraConfig(
+            task_type=TaskType.SEQ_CLS,
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            lora_dropout=settings.dropout,
+            target_modules="all-linear",
+            modules_to_save=heads,
+        ),
+    )
+
+
+def classifier(base: str, **said: Any) -> Network:
+    place = place_of("model", base)
+    with reading("model", base, "cannot be read as a model for classification"), LOADING:
+        return AutoModelForSequenceClassification.from_pretrained(
+            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **said
+        )
+
+
+def max_tokens_of(network: Network, wanted: int) -> int:
+    known = getattr(network.config.get_text_config(), "max_position_embeddings", None)
+    return wanted if not known else min(wanted, known)
+
+
+def score_rows(
+    network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
+) -> list[float]:
+    """Scores of rows of token ids in their order: the first number of the head."""
+    return [given[0] for given in output_rows(network, rows, batch_tokens)]
+
+
+def output_rows(
+    network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
+) -> list[list[float]]:
+    """All numbers of the head for rows of token ids in their order, in batches of rows of similar length."""
+    training = network.training
+    network.eval()
+    outputs: list[list[float]] = [[] for _ in rows]
+    by_length = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    try:
+        with torch.inference_mode():
+            for batch in _batches(by_length, rows, batch_tokens):
+                ids, mask = pad(
+                    [rows[index] for index in batch], network.config.get_text_config().pad_token_id
+                )
+                logits = network(
+                    input_ids=ids.to(network.device), attention_mask=mask.to(network.device)
+                ).logits
+                for index, given in zip(batch, logits.float().cpu().tolist(), strict=True):
+                    outputs[index] = given
+    finally:
+        network.train(training)
+    return outputs
+
+
+def _batches(order: Sequence[int], rows: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
+    """Consecutive parts of `order` whose padded size stays below the limit; a longer row is a batch alone."""
+    batches: list[list[int]] = []
+    for index in order:
+        # Sorted by length: the newest row is the longest of its batch.
+        if batches and (len(batches[-1]) + 1) * len(rows[index]) <= batch_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+# ---- Examples as token ids, and batches of them: scored rows, then chosen ones, then rejected ones.
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An example to learn from.
+
+    rows: its one row of token ids, or (chosen, rejected). target: the score of one row, or the shares of K
+    heads, NaN where unrated.
+    """
+
+    example: Example
+    rows: tuple[list[int], ...]
+    target: float | tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Encoded examples. cut: prompts that lost their beginning. other_key: rows that rate something else."""
+
+    train: list[Item]
+    validation: list[Item]
+    bad: BadRows
+    cut: int
+    other_key: int
+
+
+def encode(
+    examples: Sequence[Example], encoder: Encoder, bad: BadRows, heads: Sequence[Head] = ()
+) -> list[Item]:
+    """Items of the examples that fit, in order; the others are counted in `bad`."""
+    items = []
+    for example in examples:
+        try:
+            items.append(_item(example, encoder, heads))
+        except ValueError as error:
+            bad.add(example.where, str(error))
+    return items
+
+
+def _item(example: Example, encoder: Encoder, heads: Sequence[Head]) -> Item:
+    prompt = encoder.prompt_ids(example.prompt)
+    texts = (example.chosen, example.rejected) if isinstance(example, Preference) else (example.response,)
+    rows = tuple(encoder.join(prompt, encoder.response_ids(one)) for one in texts)
+    match example:
+        case Scored():
+            return Item(example, rows, example.score)
+        case Judged():
+            return Item(example, rows, tuple(example.shares.get(head.name, math.nan) for head in heads))
+        case Preference():
+            return Item(example, rows, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """Makes a batch: `input_ids`, `attention_mask` int64 [S + 2P, T], `targets` float32 [S], or [S, K]."""
+
+    pad_id: int
+
+    def __call__(self, items: Sequence[Item]) -> dict[str, Tensor]:
+        scored, pairs = sides_of(items)
+        rows = [item.rows[0] for item in (*scored, *pairs)] + [item.rows[1] for item in pairs]
+        ids, mask = pad(rows, self.pad_id)
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "targets": tensor([item.target for item in scored]).float(),
+        }
+
+
+def sides_of(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+    return (
+        [item for item in items if item.target is not None],
+        [item for item in items if item.target is None],
+    )
+
 
 CARD: Final = "reward.json"
 HEADS_CARD: Final = "heads.json"
@@ -293,7 +475,7 @@ class HeadsModel(SavedModel):
         rows: new ones together with earlier ones that it is to remember; what is left out is forgotten.
         Raises ValueError where no row can be used, Interrupted once `stop` is set.
         """
-        from penstock.workloads.language.reward.fitting import checks_of, fit  # noqa: PLC0415 - a Trainer
+        from penstock.workloads.language.reward.training import checks_of, fit  # noqa: PLC0415 - a Trainer
 
         chosen = settings or RewardTraining.model_validate(self.card.trained["settings"])
         found = to_opinions(((f"row {number}", row) for number, row in enumerate(rows, 1)), self.card.heads)
@@ -312,7 +494,7 @@ class HeadsModel(SavedModel):
 
     def measured(self, place: str, part: str | None = None) -> HeadsMeasures:
         """Return the measures over all feedback of a place; raises ConfigurationError."""
-        from penstock.workloads.language.reward.fitting import judge  # noqa: PLC0415 - a Trainer
+        from penstock.workloads.language.reward.training import judge  # noqa: PLC0415 - a Trainer
 
         found = read_opinions(place, self.card.heads, part)
         items = encode(found.examples, self.encoder, found.bad, self.card.heads)
@@ -356,3 +538,65 @@ class HeadsModel(SavedModel):
                 return one
         names = ", ".join(one.name for one in self.card.heads)
         raise ValueError(f"feedback[{name!r}]: there is no such head; this model has {names}")
+
+
+# ---- The source of rewards that a text names: an address, an endpoint, a function, or a model's folder.
+
+
+def open_source(
+    text: str,
+    *,
+    is_local: bool,
+    credentials: Credentials = PLAINTEXT,
+    base: str | None = None,
+    device: str = "cpu",
+    deadline_s: float = DEADLINE_S,
+    headers: Mapping[str, str] | None = None,
+) -> RewardSource:
+    """Return the source that a text names.
+
+    is_local: the text is of this machine's configuration, not from the wire. base, device: of a folder's
+    model. deadline_s: of a call to a service or endpoint. headers: for an HTTP endpoint. Raises
+    ConfigurationError for what names none, a function from the wire, or headers that would leave this machine
+    in plain words.
+    """
+    if text.startswith(("http://", "https://")):
+        if headers and text.startswith("http://") and not credentials.insecure:
+            _check_plain(text)
+        return HttpRewards(text, deadline_s=deadline_s, headers=headers)
+    if text.startswith(("grpc://", "unix:")):
+        with told_as(f"reward={text!r}", ValueError):
+            address = text.removeprefix("grpc://")
+            return RewardClient(address, credentials=credentials, deadline_s=deadline_s)
+    if Path(text).is_dir():
+        return load_model(Path(text), base=base, device=device)
+    if ":" in text and "/" not in text:
+        if not is_local:
+            raise ConfigurationError(
+                f"reward={text!r}: a function is imported only where this machine's own configuration names "
+                "it"
+            )
+        return CallableRewards(text)
+    raise ConfigurationError(
+        f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or "
+        "module:function"
+    )
+
+
+def load_model(folder: Path, *, base: str | None, device: str) -> SavedModel:
+    """Return the reward model in a folder, of one score or of several heads.
+
+    base: where its base model lies now, where it has moved. device: as torch names it, or "auto". Raises
+    ConfigurationError for a folder that holds none.
+    """
+    kind = HeadsModel if (folder / HEADS_CARD).exists() else RewardModel
+    return kind.load(folder, base=base, device=device_of(device))
+
+
+def _check_plain(url: str) -> None:
+    host = urlsplit(url).hostname or ""
+    if not is_local_address(f"[{host}]:80" if ":" in host else f"{host}:80"):
+        raise ConfigurationError(
+            f"reward={url!r}: security.http_headers_file would cross the network in plain words; use "
+            "https://, or say --set security.insecure=true"
+        )

@@ -32,8 +32,7 @@ from penstock.runtime.metrics import EVENT_LOOP, LATENCY_S, declare, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import reward_pb2 as pb
 from penstock.v1.reward_pb2_grpc import add_RewardServiceServicer_to_server
-from penstock.workloads.language.reward.opening import load_model
-from penstock.workloads.language.reward.reward_model import HeadsModel, SavedModel
+from penstock.workloads.language.reward.reward_model import HeadsModel, SavedModel, load_model
 from penstock.workloads.language.reward.reward_source import (
     MAX_REWARD_SAMPLES,
     BadReward,

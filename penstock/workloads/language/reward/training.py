@@ -7,53 +7,367 @@ one score has written a checkpoint by then, from which `resume` goes on as if no
 import hashlib
 import json
 import logging
+import math
 import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import numpy as np
 import torch
-from transformers import TrainerCallback
+from torch import Tensor, tensor
+from torch.nn import functional
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainingArguments,
+)
 from transformers.trainer_utils import get_last_checkpoint
 
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.language.feedback import Judged, Source, read, split, summary
 from penstock.workloads.language.reward import reward_model
-from penstock.workloads.language.reward.fitting import (
-    Fitted,
-    RewardTrainer,
-    best_step,
-    checks_of,
-    fit,
-    in_full_precision,
-)
 from penstock.workloads.language.reward.heads import (
     PREFERRED,
+    Array,
+    Calibration,
     Head,
+    HeadsMeasures,
+    Measures,
+    calibrate,
+    measure,
+    measure_heads,
     read_opinions,
     reward_weights,
     split_opinions,
 )
-from penstock.workloads.language.reward.network import (
+from penstock.workloads.language.reward.reward_model import (
+    CARD,
+    HEADS_CARD,
+    Card,
+    Collate,
     Data,
+    HeadsCard,
+    HeadsModel,
     Item,
     Network,
     build,
     encode,
     max_tokens_of,
+    output_rows,
     score_rows,
     sides_of,
 )
-from penstock.workloads.language.reward.reward_model import CARD, HEADS_CARD, Card, HeadsCard, HeadsModel
 from penstock.workloads.language.reward.reward_source import ScoredBy
 from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
 
+CHECKED: Final = 4
+"""Rows whose scores a saved model holds, to be checked when it is loaded."""
+RATING_WEIGHT: Final = 4.0
+"""The slope of (σ(z) − t)² is at most a quarter of the cross-entropy's: this makes them comparable."""
 log = logging.getLogger(__name__)
+
+
+class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes without types
+    """transformers' Trainer with the losses of a reward model, of one score where it has no heads."""
+
+    control: Any
+    loss_is_scaled_for_ga = True
+    """`compute_loss` divides by the examples of the whole batch: the Trainer only adds micro-batches up."""
+
+    def __init__(
+        self,
+        network: Network,
+        train: list[Item],
+        validation: list[Item],
+        settings: RewardTraining,
+        *,
+        heads: Sequence[Head] = (),
+        checkpoints: Path,
+        device: str | None,
+        stop: threading.Event,
+    ) -> None:
+        """device: "cpu", or a GPU where there is one. stop: ends the training behind the step under way."""
+        super().__init__(
+            model=network,
+            args=_arguments(settings, checkpoints, device, validates=bool(validation)),
+            data_collator=Collate(network.config.get_text_config().pad_token_id),
+            train_dataset=train,
+            eval_dataset=validation or None,
+            callbacks=[_Drain(stop), _Progress()],
+        )
+        self.remove_callback(PrinterCallback)
+        if settings.patience and validation:
+            self.add_callback(EarlyStoppingCallback(settings.patience))
+        self.control: TrainerControl  # made by the Trainer
+        self._heads, self._centring, self._validation = heads, settings.centring, validation
+        self.measures = Measures()
+
+    def compute_loss(
+        self,
+        model: Network,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """A micro-batch's share of the mean over its batch, which may be smaller at an epoch's end."""
+        found = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        logits, targets, here = found.logits.float(), inputs["targets"], _examples(inputs)
+        if self._heads:
+            rated = len(targets)
+            pairs = logits[rated:, -1].reshape(2, -1).T
+            loss = heads_loss(logits[:rated, :-1], targets, self._heads, pairs, self._centring) * here
+        else:
+            loss = loss_of(logits[:, 0], targets, self._centring).sum()
+        return loss / (here if num_items_in_batch is None else num_items_in_batch)
+
+    def get_batch_samples(self, *arguments: Any) -> tuple[list[dict[str, Tensor]], int]:
+        parts, _ = super().get_batch_samples(*arguments)
+        return parts, sum(_examples(part) for part in parts)
+
+    def evaluate(self, *_arguments: Any, **_named: Any) -> dict[str, float]:
+        found: dict[str, Any] = {}
+        if self._heads:
+            found["loss"] = heads_validation_loss(self.model, self._validation, self._heads)
+        else:
+            scores = score_items(self.model, self._validation)
+            self.measures = measure([item.example for item in self._validation], scores)
+            found = {"loss": validation_loss(self._validation, scores), **asdict(self.measures)}
+        metrics = {f"eval_{name}": value for name, value in found.items() if value is not None}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def _examples(inputs: dict[str, Tensor]) -> int:
+    """S + P of S + 2P rows."""
+    return (len(inputs["input_ids"]) + len(inputs["targets"])) // 2
+
+
+def loss_of(scores: Tensor, targets: Tensor, centring: float) -> Tensor:
+    """Loss of each example, [S + P], from the scores of a batch, [S + 2P], as `Collate` orders them."""
+    scored = (scores[: len(targets)] - targets) ** 2
+    chosen, rejected = scores[len(targets) :].chunk(2) if len(scores) > len(targets) else (scores[:0],) * 2
+    pairs = functional.softplus(rejected - chosen) + centring * (chosen + rejected) ** 2
+    return torch.cat([scored, pairs])
+
+
+def validation_loss(items: Sequence[Item], scores: Sequence[tuple[float, ...]]) -> float:
+    """Mean loss without the centring, which says nothing of how good a model is."""
+    losses = [
+        (given[0] - item.target) ** 2
+        if isinstance(item.target, float)
+        else float(np.logaddexp(0.0, given[1] - given[0]))
+        for item, given in zip(items, scores, strict=True)
+    ]
+    return sum(losses) / len(losses)
+
+
+def score_items(network: Network, items: Sequence[Item]) -> list[tuple[float, ...]]:
+    given = iter(score_rows(network, [row for item in items for row in item.rows]))
+    return [tuple(next(given) for _ in item.rows) for item in items]
+
+
+def heads_loss(
+    logits: Tensor, targets: Tensor, heads: Sequence[Head], pairs: Tensor, centring: float
+) -> Tensor:
+    """Return the loss of a batch, where most people rate some things only.
+
+    logits: [S, K] of S rated responses. targets: 0 to 1, NaN where unrated, [S, K].
+    pairs: logits of the comparing head, (chosen, rejected), [P, 2].
+    """
+    total = logits.sum() * 0.0  # of a batch without any rating too
+    if len(logits):
+        is_choice = tensor([one.is_choice for one in heads], device=logits.device)
+        given = ~targets.isnan()
+        known = torch.where(given, targets, torch.zeros_like(targets))
+        choice = functional.binary_cross_entropy_with_logits(logits, known, reduction="none")
+        rating = RATING_WEIGHT * (logits.sigmoid() - known) ** 2
+        each = torch.where(is_choice, choice, rating) * given
+        total = total + (each.sum(0) / given.sum(0).clamp(min=1)).sum()
+    if len(pairs):
+        chosen, rejected = pairs.unbind(1)
+        apart = functional.softplus(rejected - chosen) + centring * (chosen + rejected) ** 2
+        total = total + apart.mean()
+    return total
+
+
+def heads_validation_loss(network: Network, items: Sequence[Item], heads: Sequence[Head]) -> float:
+    """Return the loss without the centring, which says nothing of how good a model is."""
+    logits, targets, margins = _outputs(network, items, len(heads))
+    pairs = torch.stack([torch.from_numpy(margins), torch.zeros(len(margins))], 1)
+    return float(heads_loss(torch.from_numpy(logits), torch.from_numpy(targets), heads, pairs, 0.0))
+
+
+def judge(
+    network: Network, validation: Sequence[Item], heads: Sequence[Head]
+) -> tuple[dict[str, Calibration], HeadsMeasures]:
+    """Return what calibrates the heads, and measures of the calibrated heads, by what was not trained on."""
+    logits, targets, margins = _outputs(network, validation, len(heads))
+    calibrations = {one.name: calibrate(logits[:, k], targets[:, k]) for k, one in enumerate(heads)}
+    shares = np.stack([calibrations[one.name].share(logits[:, k]) for k, one in enumerate(heads)], 1)
+    measures = measure_heads([one.name for one in heads], shares, targets, margins)
+    return {**calibrations, PREFERRED: Calibration()}, measures
+
+
+def _outputs(network: Network, items: Sequence[Item], heads: int) -> tuple[Array, Array, Array]:
+    """Return the heads' numbers and targets, [S, K], and of each pair the better minus the worse, [P]."""
+    rated, pairs = sides_of(items)
+    rows = [row for item in (*rated, *pairs) for row in item.rows]
+    found = np.array(output_rows(network, rows)).reshape(len(rows), heads + 1)
+    compared = found[len(rated) :, -1].reshape(-1, 2)
+    targets = np.array([item.target for item in rated], np.float64).reshape(len(rated), heads)
+    return found[: len(rated), :-1], targets, compared[:, 0] - compared[:, 1]
+
+
+def _arguments(
+    settings: RewardTraining, checkpoints: Path, device: str | None, *, validates: bool
+) -> TrainingArguments:
+    micro = settings.micro_batch or settings.batch
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    return TrainingArguments(
+        output_dir=str(checkpoints),
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=settings.batch // micro,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.schedule,
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_gradient_norm,
+        bf16=on_gpu and torch.cuda.is_bf16_supported(),
+        use_cpu=not on_gpu,
+        activation_checkpointing=settings.gradient_checkpointing,
+        eval_strategy="epoch" if validates else "no",
+        save_strategy="epoch",
+        save_total_limit=2,
+        load_best_model_at_end=validates,
+        metric_for_best_model="eval_loss" if validates else None,
+        greater_is_better=False if validates else None,
+        logging_steps=0.05,
+        disable_tqdm=True,
+        report_to="none",
+        remove_unused_columns=False,
+        dataloader_pin_memory=on_gpu,
+        seed=settings.seed,
+        data_seed=settings.seed,
+    )
+
+
+class _Drain(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
+    """Ends the training behind the step under way, with a checkpoint."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_others: Any) -> None:
+        if self._stop.is_set() and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True
+
+
+class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, Any], **_others: Any) -> None:
+        if "train_runtime" in logs:
+            return
+        what = "validated" if any(name.startswith("eval_") for name in logs) else "training"
+        fields = {name.removeprefix("eval_"): value for name, value in logs.items()}
+        log.info(what, extra={"step": f"{state.global_step}/{state.max_steps}", **fields})
+
+
+class StepWatch(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
+    """Notes when steps end; ends the training after `most`, or after `within_s` and at `least` so many."""
+
+    def __init__(self, most: int, *, least: int, within_s: float) -> None:
+        self._most, self._least, self._within_s = most, least, within_s
+        self.at_s: list[float] = []
+        self.steps = 0
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_others: Any) -> None:
+        self.steps = state.max_steps
+
+    def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_others: Any) -> None:
+        if not self.at_s:
+            self.at_s.append(time.monotonic())
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_others: Any) -> None:
+        self.at_s.append(time.monotonic())
+        is_late = state.global_step >= self._least and self.at_s[-1] - self.at_s[0] >= self._within_s
+        if is_late or state.global_step >= self._most:
+            control.should_training_stop = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What the training of heads came to. history: the validation losses. best_epoch: counted from 1."""
+
+    calibrations: dict[str, Calibration]
+    measures: HeadsMeasures
+    history: list[dict[str, Any]]
+    best_epoch: int
+
+
+def fit(
+    network: Network,
+    train_items: list[Item],
+    validation: list[Item],
+    heads: Sequence[Head],
+    settings: RewardTraining,
+    stop: threading.Event | None = None,
+    *,
+    device: str | None = None,
+) -> Fitted:
+    """Train heads where they are, and calibrate them; without a validation side the last weights are kept."""
+    stop = stop or threading.Event()
+    if stop.is_set():
+        raise Interrupted
+    with TemporaryDirectory() as folder:
+        trainer = RewardTrainer(
+            network, train_items, validation, settings,
+            heads=heads, checkpoints=Path(folder), device=device, stop=stop,
+        )  # fmt: skip
+        trainer.train()
+    if stop.is_set():
+        raise Interrupted
+    in_full_precision(trainer)
+    network.eval()
+    state = trainer.state
+    history = [
+        {"step": one["step"], "validation_loss": one["eval_loss"]}
+        for one in state.log_history
+        if "eval_loss" in one
+    ]
+    best = [place for place, one in enumerate(history, 1) if one["step"] == best_step(state)]
+    calibrations, measures = judge(network, validation, heads)
+    return Fitted(calibrations, measures, history, best[0] if best else math.ceil(state.epoch))
+
+
+def in_full_precision(trainer: Any) -> None:
+    """Undo the wrapping of mixed precision, with which scores to check would be others."""
+    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+
+
+def best_step(state: Any) -> int:
+    best = state.best_model_checkpoint
+    return int(Path(best).name.rpartition("-")[2]) if best else int(state.global_step)
+
+
+def checks_of(
+    network: Network, items: Sequence[Item]
+) -> tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]:
+    """Return the first rows of examples with what a network gives for them."""
+    rows = [item.rows[0] for item in items[:CHECKED]]
+    given = output_rows(network, rows)
+    return tuple((tuple(ids), tuple(one)) for ids, one in zip(rows, given, strict=True))
+
 
 RESULTS: Final = "training_results.json"
 PLAN: Final = "plan.json"

@@ -1,23 +1,44 @@
-"""One server of text, put together; needs a running event loop."""
+"""A server of text: TextService on gRPC, and all that stands behind it, put together."""
 
 import asyncio
+import json
+import math
 import threading
-from collections.abc import Collection
-from typing import Final
+from collections.abc import AsyncIterator, Collection
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any, Final
 
 import grpc
 import torch
 
+from penstock.client.http_calls import HttpRequest
 from penstock.config.settings import ServingSection, Settings
+from penstock.protocol.limits import KIB
+from penstock.protocol.refusal import Refused, invalid
 from penstock.protocol.specification import RunSpecification
-from penstock.rpc.auth import Calls
+from penstock.registry.routing import Arm, labels
+from penstock.rpc.auth import CLIENT, Calls
+from penstock.runtime import metrics
 from penstock.runtime.compute_threads import ComputeThread
 from penstock.runtime.exit import Fatal
+from penstock.v1 import policy_pb2
+from penstock.v1 import text_pb2 as pb
+from penstock.v1.text_pb2_grpc import add_TextServiceServicer_to_server
+from penstock.workloads.language.cached_generation import device_of
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.engine import OWN, EngineTolerance, open_engine
-from penstock.workloads.language.loading import device_of, quieten
 from penstock.workloads.language.policy import LanguagePolicy
-from penstock.workloads.language.serving.chat_api import ChatListener
+from penstock.workloads.language.prompt import Message, ToolCall
+from penstock.workloads.language.serving.asks import (
+    Ask,
+    TextAnswer,
+    TextReply,
+    Thought,
+    check_counts,
+    checked_tool,
+)
+from penstock.workloads.language.serving.chat_api import ChatApi, ChatListener
 from penstock.workloads.language.serving.conversations import ColumnExperience, Conversations, Limits
 from penstock.workloads.language.serving.text_answerer import (
     AdapterVersions,
@@ -25,9 +46,9 @@ from penstock.workloads.language.serving.text_answerer import (
     TextAnswerer,
     Thinker,
     ThinkingForm,
+    no_show,
 )
-from penstock.workloads.language.serving.text_service import CALLS, NAME, TextService
-from penstock.workloads.language.settings import told_as
+from penstock.workloads.language.settings import quieten, told_as
 from penstock.workloads.language.tokenizer import Tokenizer
 from penstock.workloads.plugin.acting import Run
 from penstock.workloads.plugin.fragments import learner_reward
@@ -35,15 +56,290 @@ from penstock.workloads.plugin.serving import (
     BackgroundTasks,
     CanaryMonitor,
     Episodes,
+    LoadedVersions,
+    RequestErrors,
     RunFollower,
     Source,
     Weights,
+    check_count,
     check_range,
     check_window,
     make_traffic,
     no_weights,
     withdrawing,
 )
+
+NAME: Final = "penstock.v1.TextService"
+CALLS: Final[Calls] = {
+    f"/{NAME}/{one.name}": CLIENT for one in pb.DESCRIPTOR.services_by_name["TextService"].methods
+}
+"""Which party may call what."""
+_CHUNK_BYTES: Final = 256 * KIB
+
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+_ARMS: Final = {
+    Arm.LATEST: policy_pb2.ARM_LATEST,
+    Arm.ACTIVE: policy_pb2.ARM_ACTIVE,
+    Arm.CANARY: policy_pb2.ARM_CANARY,
+    Arm.PINNED: policy_pb2.ARM_PINNED,
+}
+_ARM_OF: Final[dict[int, Arm]] = {number: arm for arm, number in _ARMS.items()}
+_PLAIN: Final = (
+    *("request_id", "conversation_id", "client_key", "version", "max_tokens", "not_learned", "regenerate"),
+    *("begins_with", "presence_penalty", "frequency_penalty", "show_thought"),
+)
+"""Fields of a request that `Ask` has by the same name."""
+_OPTIONAL: Final[tuple[Any, ...]] = ("temperature", "top_p", "seed", "thought_tokens")
+"""Those for which `Ask` has what an absent one means."""
+_ENDINGS: Final = (policy_pb2.ENDING_TERMINATED, policy_pb2.ENDING_TRUNCATED, policy_pb2.ENDING_ABANDONED)
+
+
+class TextService:
+    """The calls of text.proto; one event loop uses it."""
+
+    def __init__(
+        self, run: str, section: ServingSection, conversations: Conversations, versions: LoadedVersions
+    ) -> None:
+        self._run, self._section = run, section
+        self._conversations, self._versions = conversations, versions
+        self._request_errors = RequestErrors()
+        self.chat_api = ChatApi(run, section.policy, conversations, versions, self._request_errors)
+        self._loop = asyncio.get_running_loop()
+
+    def add_to(self, server: "grpc.aio.Server") -> None:
+        methods: Any = SimpleNamespace(
+            Generate=self.generate,
+            GenerateStream=self.generate_stream,
+            StartConversation=self.start,
+            Reward=self.reward,
+            EndConversation=self.end,
+            Describe=self.describe,
+            Http=self.http,
+        )
+        add_TextServiceServicer_to_server(methods, server)
+
+    async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateReply:
+        metrics.POLICY_CALLS.labels("generate").inc()
+        try:
+            self._check(request.policy)
+            reply = await self._conversations.generate(self._ask(request), self._until_s(context), no_show)
+        except Refused as error:
+            return pb.GenerateReply(
+                refusal=self._request_errors.refused(request, error), request_id=request.request_id
+            )
+        return _to_proto(request, reply)
+
+    async def generate_stream(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateChunk]:
+        """See text.proto. Ends, with the answers that it has begun, when its caller goes away."""
+        metrics.POLICY_CALLS.labels("generate_stream").inc()
+        try:
+            self._check(request.policy)
+            parts = self._conversations.stream(self._ask(request), self._until_s(context))
+            async with aclosing(parts):
+                async for part in parts:
+                    if isinstance(part, TextReply):
+                        yield pb.GenerateChunk(reply=_to_proto(request, part))
+                    else:
+                        yield pb.GenerateChunk(index=part[0], text=part[1])
+        except Refused as error:
+            refusal = self._request_errors.refused(request, error)
+            yield pb.GenerateChunk(reply=pb.GenerateReply(refusal=refusal, request_id=request.request_id))
+
+    async def http(self, request: pb.HttpRequest, context: Context) -> AsyncIterator[pb.HttpChunk]:
+        asked = HttpRequest(
+            method=request.method,
+            path=request.path,
+            headers=request.headers,
+            body=request.body,
+            request_id=request.request_id,
+            agent=request.agent,
+            others=tuple(request.others),
+        )
+        reply = await self.chat_api.answer(asked, self._until_s(context))
+        yield pb.HttpChunk(status=reply.status, headers=reply.headers)
+        async with aclosing(reply.parts):
+            async for part in reply.parts:
+                for begin in range(0, len(part), _CHUNK_BYTES):
+                    yield pb.HttpChunk(body=part[begin : begin + _CHUNK_BYTES])
+
+    async def start(
+        self, request: pb.StartConversationRequest, _context: Context
+    ) -> pb.StartConversationReply:
+        metrics.POLICY_CALLS.labels("start_conversation").inc()
+        try:
+            self._check(request.policy)
+            episode = self._conversations.start(
+                request.client_key,
+                request.request_id,
+                not_learned=request.not_learned,
+                arm=_arm(request.arm),
+                must_exist=request.must_exist,
+                opinions=request.opinions,
+            )
+        except Refused as error:
+            return pb.StartConversationReply(refusal=self._request_errors.refused(request, error))
+        return pb.StartConversationReply(
+            conversation_id=episode.id, arm=_ARMS[episode.arm], learned=episode.learned
+        )
+
+    async def reward(self, request: pb.TurnRewardsRequest, _context: Context) -> pb.TurnRewardsReply:
+        metrics.POLICY_CALLS.labels("reward").inc()
+        try:
+            check_count(len(request.rewards))
+            rewards = [(one.turn if one.HasField("turn") else None, one.amount) for one in request.rewards]
+            late = await self._conversations.reward(
+                request.conversation_id, request.request_id, rewards, asked=request.asked
+            )
+        except Refused as error:
+            return pb.TurnRewardsReply(refusal=self._request_errors.refused(request, error))
+        return pb.TurnRewardsReply(late=late)
+
+    async def end(self, request: pb.EndConversationRequest, _context: Context) -> pb.EndConversationReply:
+        metrics.POLICY_CALLS.labels("end_conversation").inc()
+        try:
+            if request.ending not in _ENDINGS:
+                raise invalid(f"ending={request.ending}: say TERMINATED, TRUNCATED or ABANDONED")
+            total, turns = self._conversations.end(
+                request.conversation_id,
+                request.request_id,
+                terminated=request.ending == policy_pb2.ENDING_TERMINATED,
+                abandoned=request.ending == policy_pb2.ENDING_ABANDONED,
+                reward=request.reward if request.HasField("reward") else None,
+            )
+        except Refused as error:
+            return pb.EndConversationReply(refusal=self._request_errors.refused(request, error))
+        return pb.EndConversationReply(total_return=total, turns=turns)
+
+    async def describe(self, request: pb.DescribeTextRequest, _context: Context) -> pb.DescribeTextReply:
+        metrics.POLICY_CALLS.labels("describe").inc()
+        try:
+            self._check(request.policy)
+        except Refused as error:
+            return pb.DescribeTextReply(refusal=self._request_errors.refused(request, error))
+        section, limits = self._section, self._conversations.limits
+        return pb.DescribeTextReply(
+            run=self._run,
+            policy=section.policy,
+            versions=[
+                policy_pb2.ServedVersion(
+                    version=version,
+                    update=loaded.update,
+                    sha256=loaded.sha256,
+                    arms=[_ARMS[arm] for arm in arms],
+                )
+                for version, (loaded, arms) in self._versions.served().items()
+            ],
+            max_tokens=limits.most_tokens,
+            answer_tokens=limits.answer_tokens,
+            max_conversations=section.max_episodes,
+            reward_window_ms=round(section.reward_window_s * 1000),
+            conversation_timeout_ms=round(section.episode_timeout_s * 1000),
+            server=self._conversations.episodes.server,
+            learns=self._conversations.learns,
+            labels={} if self._versions.arms is None else labels(self._versions.arms),
+            thought_tokens=limits.thought_tokens,
+        )
+
+    def _ask(self, request: pb.GenerateRequest) -> Ask:
+        # Each message, and each call, takes a token at least.
+        check_counts(
+            self._conversations.limits.most_tokens,
+            messages=len(request.messages),
+            calls=sum(len(message.tool_calls) for message in request.messages),
+            tools=len(request.tools),
+            characters=sum(map(len, request.tools)),
+            stops=len(request.stop),
+            biased=len(request.logit_bias),
+        )
+        return _ask(request)
+
+    def _check(self, policy: str) -> None:
+        if policy not in ("", self._section.policy):
+            raise invalid(f"policy={policy[:80]!r}: this server has {self._section.policy!r}")
+
+    def _until_s(self, context: Context) -> float:
+        left_s = context.time_remaining()
+        return math.inf if left_s is None else self._loop.time() + left_s
+
+
+def _ask(request: pb.GenerateRequest) -> Ask:
+    """What a request asks for; raises Refused for tools that do not parse and an arm that there is not."""
+    said = {name: getattr(request, name) for name in _PLAIN}
+    said |= {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
+    return Ask(
+        messages=tuple(map(_message, request.messages)),
+        tools=tuple(_tool(index, text) for index, text in enumerate(request.tools)),
+        arm=_arm(request.arm),
+        stop=tuple(request.stop),
+        count=request.count or 1,
+        logit_bias=dict(request.logit_bias),
+        **said,
+    )
+
+
+def _message(message: pb.TextMessage) -> Message:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return Message(message.role, message.content, calls, message.tool_call_id)
+
+
+def _tool(index: int, text: str) -> dict[str, Any]:
+    try:
+        tool = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"tools[{index}]: is no JSON: {error}") from error
+    return checked_tool(index, tool)
+
+
+def _arm(number: int) -> Arm | None:
+    if number == policy_pb2.ARM_UNSPECIFIED:
+        return None
+    if number not in _ARM_OF:
+        raise invalid(f"arm={number}: use one of {sorted(_ARM_OF)}")
+    return _ARM_OF[number]
+
+
+def _to_proto(request: pb.GenerateRequest, reply: TextReply) -> pb.GenerateReply:
+    return pb.GenerateReply(
+        request_id=request.request_id,
+        answers=[_answer(one.told()) for one in reply.answers],
+        version=reply.version,
+        arm=_ARMS[reply.arm],
+        fallback=policy_pb2.FALLBACK_ADAPTER_OFF if reply.is_fallback else policy_pb2.FALLBACK_UNSPECIFIED,
+        conversation_id=reply.conversation_id,
+        turn=reply.turn,
+        learned=not reply.unlearned,
+        unlearned=reply.unlearned,
+        prompt_tokens=reply.prompt_tokens,
+    )
+
+
+def _answer(answer: TextAnswer) -> pb.TextAnswer:
+    message = answer.message
+    calls = [pb.ToolCall(id=one.id, name=one.name, arguments=one.arguments) for one in message.tool_calls]
+    return pb.TextAnswer(
+        message=pb.TextMessage(role=message.role, content=message.content, tool_calls=calls),
+        finish=pb.Finish.Value(f"FINISH_{answer.finish.upper()}"),
+        thought=None if answer.thought is None else _thought(answer.thought),
+        token_ids=answer.ids,
+        log_prob=answer.log_prob,
+        tokens=answer.tokens,
+    )
+
+
+def _thought(thought: Thought) -> pb.Thought:
+    return pb.Thought(
+        tokens=thought.tokens,
+        milliseconds=thought.milliseconds,
+        is_cut=thought.is_cut,
+        text=thought.text or "",
+        token_ids=thought.ids,
+    )
+
+
+# ---- One server of text, put together; needs a running event loop.
 
 MAX_ROWS: Final = 32
 """Answers that grow at once."""

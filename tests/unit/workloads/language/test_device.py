@@ -6,7 +6,7 @@ pytest.importorskip("transformers", reason="language models need the extra rlhf"
 
 import torch
 
-from penstock.workloads.language.loading import device_of
+from penstock.workloads.language.cached_generation import device_of
 
 
 def test_what_is_named_is_taken_and_auto_is_what_there_is() -> None:

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from penstock.workloads.language.loading import place_of
 from penstock.workloads.language.policy import LanguageSection, make_network
 from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.settings import place_of
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.rlhf.environment import spaces
 from tests.support.language.tiny_reward import make_reward_model

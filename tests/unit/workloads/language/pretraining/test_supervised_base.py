@@ -14,7 +14,7 @@ from penstock.runtime.retry import Interrupted
 from penstock.workloads.chat.commands.pretrain_command import main
 from penstock.workloads.chat.people import draw_prompt, draw_response
 from penstock.workloads.chat.tasks.chat_environment import ChatEnvironment
-from penstock.workloads.language.pretraining.supervised_base import RESULT, pretrain, pretraining_settings
+from penstock.workloads.language.pretraining.tiny_models import RESULT, pretrain_base, pretraining_settings
 from tests.support.language.thread_watch import ThreadWatch, two_threads
 
 SETTINGS = ("epochs=12", "max_tokens=48", "hidden=32", "layers=1", "learning_rate=1e-2")
@@ -64,7 +64,7 @@ def test_an_environment_speaks_with_its_tokenizer(base: Path) -> None:
 def test_a_model_that_is_there_is_trained_further(base: Path, file: Path) -> None:
     before = (base / "model.safetensors").read_bytes()
     settings = pretraining_settings(["epochs=1", "max_tokens=48", "learning_rate=1e-4"])
-    told = pretrain([file], file.parent / "further", settings, model=str(base))
+    told = pretrain_base([file], file.parent / "further", settings, model=str(base))
     known = json.loads((base / RESULT).read_text())
     assert told["loss_before"] == pytest.approx(known["loss"], abs=1e-3)
     assert (base / "model.safetensors").read_bytes() == before
@@ -76,7 +76,7 @@ def test_a_small_model_of_its_own_is_trained_in_one_thread(
 ) -> None:
     watch, settings = ThreadWatch(), pretraining_settings([*SETTINGS, "epochs=0.1"])
     with two_threads():
-        pretrain([file], tmp_path / "base", settings, model=None if is_small else str(base), stop=watch)
+        pretrain_base([file], tmp_path / "base", settings, model=None if is_small else str(base), stop=watch)
         assert watch.threads == {threads}
         assert torch.get_num_threads() == 2
 
@@ -86,18 +86,18 @@ def test_what_cannot_be_used_is_refused_by_name(base: Path, file: Path) -> None:
     long = file.parent / "long.jsonl"
     long.write_text(json.dumps({"prompt": "how", "response": "the " * 20}) + "\n")
     with pytest.raises(ConfigurationError, match="holds a model already"):
-        pretrain([file], base, settings)
+        pretrain_base([file], base, settings)
     for text, said in (("epochs=0", "epochs=0"), ("hidden=30", "hidden=30: must be a multiple of 4")):
         with pytest.raises(ConfigurationError, match=said):
             pretraining_settings([text])
     with pytest.raises(ConfigurationError, match="there is no such folder"):
-        pretrain([file], file.parent / "never", settings, model="./nowhere")
+        pretrain_base([file], file.parent / "never", settings, model="./nowhere")
     with pytest.raises(
         ConfigurationError, match="no conversation is left to train on, or to hold out; give more"
     ):
-        pretrain([long], file.parent / "never", pretraining_settings(["max_tokens=8"]))
+        pretrain_base([long], file.parent / "never", pretraining_settings(["max_tokens=8"]))
     stop = threading.Event()
     stop.set()
     with pytest.raises(Interrupted):
-        pretrain([file], file.parent / "stopped", settings, stop=stop)
+        pretrain_base([file], file.parent / "stopped", settings, stop=stop)
     assert not (file.parent / "stopped").exists()

@@ -3,7 +3,7 @@
 from penstock.workloads.chat.tasks.chat_environment import people_tokenizer
 from penstock.workloads.language.feedback import BadRows
 from penstock.workloads.language.pretraining.conversation_files import Conversation
-from penstock.workloads.language.pretraining.supervised_base import supervised_rows
+from penstock.workloads.language.pretraining.tiny_models import supervised_rows
 from penstock.workloads.language.prompt import Message
 
 TOKENIZER = people_tokenizer()

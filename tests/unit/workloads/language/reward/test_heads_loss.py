@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from penstock.workloads.language.reward.fitting import RATING_WEIGHT, heads_loss
 from penstock.workloads.language.reward.heads import parse_heads
+from penstock.workloads.language.reward.training import RATING_WEIGHT, heads_loss
 
 NAN = float("nan")
 HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])

@@ -13,8 +13,7 @@ from penstock.runtime.retry import Interrupted
 from penstock.workloads.chat.people import population
 from penstock.workloads.language.feedback import Source, parse_scale
 from penstock.workloads.language.reward.heads import parse_heads
-from penstock.workloads.language.reward.opening import open_source
-from penstock.workloads.language.reward.reward_model import HEADS_CARD, HeadsModel
+from penstock.workloads.language.reward.reward_model import HEADS_CARD, HeadsModel, open_source
 from penstock.workloads.language.reward.reward_source import BadSample, Sample
 from penstock.workloads.language.reward.training import Order, train
 from penstock.workloads.language.settings import RewardTraining

@@ -14,10 +14,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language.pretraining import tiny_models
-from penstock.workloads.language.reward import network as networks
 from penstock.workloads.language.reward import reward_model
-from penstock.workloads.language.reward.network import Network
-from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.reward import reward_model as networks
+from penstock.workloads.language.reward.reward_model import Network, RewardModel
 from penstock.workloads.language.reward.reward_source import (
     BadSample,
     Sample,

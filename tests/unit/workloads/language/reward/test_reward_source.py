@@ -15,8 +15,8 @@ import pytest
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language.prompt import Message, Prompt
 from penstock.workloads.language.reward import reward_client
-from penstock.workloads.language.reward.opening import open_source
 from penstock.workloads.language.reward.reward_client import HttpRewards, RewardClient
+from penstock.workloads.language.reward.reward_model import open_source
 from penstock.workloads.language.reward.reward_source import (
     BadReward,
     BadSample,

@@ -17,11 +17,10 @@ from transformers import TrainerCallback
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.language.feedback import Source, parse_scale
-from penstock.workloads.language.reward import fitting
-from penstock.workloads.language.reward.fitting import loss_of
+from penstock.workloads.language.reward import training as fitting
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.reward.reward_source import Sample
-from penstock.workloads.language.reward.training import Order, train
+from penstock.workloads.language.reward.training import Order, loss_of, train
 from penstock.workloads.language.settings import RewardTraining, training_settings
 from penstock.workloads.rlhf.sentiment import Sentiment
 from tests.support.language.known_sentiment import pairs as pairs_of

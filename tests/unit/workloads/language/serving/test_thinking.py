@@ -18,7 +18,7 @@ from penstock.workloads.language.guard import Guard, Rule
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.asks import Ask, TextReply, Thought
 from penstock.workloads.language.serving.text_answerer import AnswerGuard, no_show
-from penstock.workloads.language.serving.text_service import TextService
+from penstock.workloads.language.serving.text_server import TextService
 from tests.support.language.text_stand import FAR, TOKENIZER, WORDS, TextStand, adapter, running, user
 from tests.support.language.thinking_stand import BEHIND, MOST, THOUGHT, WITHOUT, form_of, ids, make_thinker
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.workloads.thoughts.algorithm.reinforce import ThoughtAdam
+from penstock.workloads.thoughts.reinforce import ThoughtAdam
 
 
 def stepped(optimiser: ThoughtAdam, network: nn.Module, rows: torch.Tensor, count: int) -> None:

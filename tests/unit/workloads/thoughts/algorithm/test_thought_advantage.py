@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.workloads.thoughts.algorithm import advantage as advantages
+from penstock.workloads.thoughts import reinforce as advantages
 
 GROUP = torch.tensor([0, 0, 1, 1, 1])
 ROW = torch.tensor([0, 0, 1, 2, 3, 3, 4])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.workloads.thoughts.algorithm.advantage import ThoughtBaseline, pooled
+from penstock.workloads.thoughts.reinforce import ThoughtBaseline, pooled
 
 
 def test_a_pooled_state_knows_nothing_of_later_tokens() -> None:

@@ -12,7 +12,7 @@ from penstock.config.service_settings import over_defaults
 from penstock.learner.ranks.group import RankGroup
 from penstock.training import lay_over
 from penstock.workloads.thoughts import WORKLOAD
-from penstock.workloads.thoughts.algorithm.reinforce import make_thought_model
+from penstock.workloads.thoughts.reinforce import make_thought_model
 from tests.support.thoughts.small_thoughts import small_base
 
 RECIPE: Final = Path(__file__).resolve().parents[5] / "penstock" / "recipes" / "thoughts-tiny.toml"

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from penstock.learner.batch import Batch
-from penstock.workloads.thoughts.algorithm.reinforce import ThoughtReinforce
+from penstock.workloads.thoughts.environment import ThoughtReinforceSection
 from penstock.workloads.thoughts.model import head_of
-from penstock.workloads.thoughts.settings import ThoughtReinforceSection
+from penstock.workloads.thoughts.reinforce import ThoughtReinforce
 from penstock.workloads.thoughts.tasks import Continuation, Rings
 from tests.support.thoughts.small_thoughts import (
     LAYOUT,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.workloads.language.conversation import Column
-from penstock.workloads.thoughts.algorithm.rows import read_rows, with_thoughts, without_thoughts
+from penstock.workloads.thoughts.rows import read_rows, with_thoughts, without_thoughts
 from tests.support.thoughts.small_thoughts import (
     LAYOUT,
     small_base,

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.workloads.thoughts.algorithm.reinforce import ThoughtValidation
-from penstock.workloads.thoughts.settings import ThoughtReinforceSection
-from penstock.workloads.thoughts.start.warm_start import load_transformer
+from penstock.workloads.thoughts.environment import ThoughtReinforceSection
+from penstock.workloads.thoughts.reinforce import ThoughtValidation
+from penstock.workloads.thoughts.start import load_transformer
 from penstock.workloads.thoughts.validation import probe
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base
 

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from penstock.training import TrainingConfig
-from penstock.workloads.thoughts.commands import study as module
-from penstock.workloads.thoughts.commands.study import (
+from penstock.workloads.thoughts import study as module
+from penstock.workloads.thoughts.study import (
     NAMES,
     Condition,
     Study,

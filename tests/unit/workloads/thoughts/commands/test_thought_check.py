@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.thoughts.commands.thought_check import check_run, start_of
 from penstock.workloads.thoughts.environment import Thoughts
-from penstock.workloads.thoughts.start.thoughts_start import START_MODEL
+from penstock.workloads.thoughts.start import START_MODEL
+from penstock.workloads.thoughts.study import check_run, start_of
 
 
 @pytest.mark.parametrize("name", ["missing", "."])

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.workloads.thoughts.commands.thought_commands import thought_commands
 from penstock.workloads.thoughts.tasks import Example, Rings
+from penstock.workloads.thoughts.thought_commands import thought_commands
 
 
 class Interrupted(Rings):

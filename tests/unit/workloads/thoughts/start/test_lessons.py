@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.thoughts.environment import Layout
-from penstock.workloads.thoughts.start.warm_start import Lesson, Lessons
+from penstock.workloads.thoughts.start import Lesson, Lessons
 from penstock.workloads.thoughts.tasks import Continuation, Example
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK
 

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, PolicySection, Progress, Settings
-from penstock.workloads.thoughts.settings import ThoughtReinforceSection
-from penstock.workloads.thoughts.start.thoughts_start import START_MODEL, check_lengths, prepare
+from penstock.workloads.thoughts.environment import ThoughtReinforceSection
+from penstock.workloads.thoughts.start import START_MODEL, check_lengths, prepare
 from penstock.workloads.thoughts.tasks import Rings
 from tests.support.thoughts.small_thoughts import small_base
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.config.settings import ConfigurationError
-from penstock.workloads.thoughts.start.warm_start import build_transformer, load_transformer, save_transformer
+from penstock.workloads.thoughts.start import build_transformer, load_transformer, save_transformer
 from tests.support.thoughts.small_thoughts import LAYOUT
 
 

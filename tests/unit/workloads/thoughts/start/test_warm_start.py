@@ -8,7 +8,7 @@ import pytest
 from penstock.config.settings import ConfigurationError, Progress
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.thoughts.environment import Layout, Thoughts
-from penstock.workloads.thoughts.start.warm_start import (
+from penstock.workloads.thoughts.start import (
     Lesson,
     Lessons,
     Teacher,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.thoughts.model import ThinkingModel
-from penstock.workloads.thoughts.start.warm_start import load_transformer
+from penstock.workloads.thoughts.start import load_transformer
 from penstock.workloads.thoughts.tasks import Continuation, Example, Rings, draw_tests
 from penstock.workloads.thoughts.validation import Probed, probe
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base

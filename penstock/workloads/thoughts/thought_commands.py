@@ -49,7 +49,7 @@ def study(
     """
 
     def body() -> int:
-        from penstock.workloads.thoughts.commands.study import main, make_study
+        from penstock.workloads.thoughts.study import main, make_study
 
         return main(
             make_study(
@@ -74,7 +74,7 @@ def check(
     """Say whether the answers of a run come from its thoughts; exit 1 for theatre."""
 
     def body() -> int:
-        from penstock.workloads.thoughts.commands.thought_check import check_run
+        from penstock.workloads.thoughts.study import check_run
 
         found = check_run(run, questions=questions, deterministic=deterministic, trust=trust)
         text = json.dumps(found.json()) if as_json else "\n".join(found.words())

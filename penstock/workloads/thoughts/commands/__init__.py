@@ -1,1 +1,0 @@
-"""`penstock thoughts`: conditions side by side, and the validation of what a run has learned."""
