@@ -19,7 +19,7 @@ WORKLOAD = Workload(
     defaults="penstock.workloads.chat:for_environment",
     acting="penstock.policy.acting_build:build_acting",
     site="penstock.workloads.chat.http.chat_routes:site",
-    commands={"chat": "penstock.workloads.chat.commands.chat_commands:chat_commands"},
+    commands={"chat": "penstock.workloads.chat.commands:chat_commands"},
 )
 
 _CANDIDATES: Final[dict[str, Any]] = {

@@ -6,15 +6,19 @@ Newer is said by the `number` of a registry, where every row has its own, since 
 `at_s`, in seconds, and a row without one is as old as its place among the others.
 """
 
+import json
 import math
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.chat.people import THUMB
+from penstock.workloads.language.feedback import BadRows, rows_of
 from penstock.workloads.language.prompt import identity, parse_prompt
 
 # ---- How much of one person counts, and why a row does not.
@@ -249,3 +253,133 @@ def _time(row: Row, place: int) -> float:
         return float(place)
     # NaN is neither older nor newer than anything, and whole numbers of JSON have no end.
     return float(at_s) if abs(at_s) <= sys.float_info.max else float(place)
+
+
+# ---- `penstock chat ratings`: rows read, filtered, written, and what is told of them.
+
+SHOWN: Final = 20
+"""Most people who are named in the summary; JSON has all."""
+
+
+def write_believed(
+    file: str,
+    output: Path,
+    rules: RatingRules,
+    *,
+    part: str | None,
+    deleted: Path | None,
+    judge: Path | None,
+    base: str | None,
+    as_json: bool,
+) -> list[str]:
+    """Write the rows of a place that count, and return what is told of it, line by line."""
+    rows, bad = _read(file, part)
+    found = filter_ratings(rows, rules, deleted=_names(deleted), expected=_judge(judge, base, rows))
+    written = b"".join(_line(row) for row in found.kept)  # before the file is touched, which may be the input
+    try:
+        output.write_bytes(written)
+    except OSError as error:
+        raise ConfigurationError(f"--output {output}: {error.strerror}") from error
+    told = _told(found, len(rows), bad)
+    return [json.dumps(told)] if as_json else _lines(told, output)
+
+
+def _read(place: str, part: str | None) -> tuple[list[dict[str, Any]], BadRows]:
+    rows, bad = [], BadRows()
+    for where, row in rows_of(place, part):
+        if isinstance(row, ValueError):
+            bad.add(where, str(row))
+        elif why := _why_no_rating(row):
+            bad.add(where, why)
+        else:
+            rows.append(dict(row))
+    if not rows:
+        raise ConfigurationError("\n".join([f"feedback={place}: no row can be used", *bad.lines()]))
+    return rows, bad
+
+
+def _why_no_rating(row: Mapping[str, Any]) -> str:
+    """Return what a row lacks to be a rating, "" where it is one."""
+    if row.get("prompt") is None:
+        return "prompt: is missing"
+    wanted = ("chosen", "rejected") if row.get("chosen") is not None else ("response",)
+    for name in wanted:
+        if not isinstance(row.get(name), str):
+            return f"{name}={row.get(name)!r:.80}: must be a text"
+    if wanted == ("response",) and not isinstance(row.get("score"), bool | int | float):
+        return f"score={row.get('score')!r:.80}: must be a number, true or false"
+    return ""
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    """Return a row as a line. Half a character, which JSON can say and UTF-8 cannot, stays an escape."""
+    try:
+        return f"{json.dumps(dict(row), ensure_ascii=False)}\n".encode()
+    except UnicodeEncodeError:
+        return f"{json.dumps(dict(row))}\n".encode()
+
+
+def _names(file: Path | None) -> frozenset[str]:
+    if file is None:
+        return frozenset()
+    try:
+        return frozenset(line.strip() for line in file.read_text().splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--deleted {file}: cannot be read: {error}") from error
+
+
+def _judge(judge: Path | None, base: str | None, rows: Sequence[dict[str, Any]]) -> Expected | None:
+    """Return what a model says of the rows' responses; there is nothing for those that it cannot read."""
+    if judge is None:
+        return None
+    from penstock.workloads.language.reward.reward_model import HeadsModel  # noqa: PLC0415 - with torch
+    from penstock.workloads.language.reward.reward_source import BadSample, Sample  # noqa: PLC0415 - with torch
+    from penstock.workloads.language.settings import quieten  # noqa: PLC0415 - with torch
+
+    quieten()
+    model = HeadsModel.load(judge, base=base)
+    if THUMB not in [one.name for one in model.card.heads]:
+        raise ConfigurationError(f"--judge {judge}: has no head {THUMB!r}")
+    known: dict[int, float] = {}
+    for row in rows:
+        if row.get("key") == THUMB and isinstance(row.get("response"), str):
+            try:
+                sample = Sample(prompt=parse_prompt(row.get("prompt")), response=row["response"])
+                [said] = model.judge([sample])
+            except (BadSample, ValueError):
+                continue  # a training from the row says what is wrong with it
+            known[id(row)] = said.shares[THUMB]
+    return lambda row: known.get(id(row))
+
+
+def _told(found: Filtered, count: int, bad: BadRows) -> dict[str, Any]:
+    return {
+        "rows": count,
+        "kept": len(found.kept),
+        "dropped": {reason.value: number for reason, number in sorted(found.dropped.items())},
+        "raters": {
+            rater: {reason.value: number for reason, number in sorted(reasons.items())}
+            for rater, reasons in sorted(found.raters.items())
+        },
+        "evidence": {rater: round(one, 2) for rater, one in sorted(found.evidence.items())},
+        "unnamed": found.unnamed,
+        "bad": bad.count,
+        "unreadable": bad.lines(),
+    }
+
+
+def _lines(told: dict[str, Any], output: Path) -> list[str]:
+    dropped = ", ".join(f"{number} {reason}" for reason, number in told["dropped"].items()) or "none"
+    people = [
+        f"  {rater}: " + ", ".join(f"{number} {reason}" for reason, number in reasons.items())
+        for rater, reasons in told["raters"].items()
+    ]
+    rest = len(people) - SHOWN
+    return [
+        f"{output}: {told['kept']} of {told['rows']} rows count; dropped: {dropped}",
+        *people[:SHOWN],
+        *([f"  … and {rest} more people; --json names all"] if rest > 0 else []),
+        f"{told['unnamed']} rows name no rater: nothing is known of who sent them",
+        *([f"{told['bad']} rows are no ratings:"] if told["bad"] else []),
+        *told["unreadable"],
+    ]

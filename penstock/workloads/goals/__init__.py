@@ -23,8 +23,8 @@ WORKLOAD = Workload(
     rehearse="penstock.workloads.goals.live_host:rehearse",
     http="penstock.workloads.goals.http.goals_service:service",
     commands={
-        "inject": "penstock.workloads.goals.commands.inject_command:inject",
-        "traces": "penstock.workloads.goals.commands.trace_commands:trace_commands",
+        "inject": "penstock.workloads.goals.commands:inject",
+        "traces": "penstock.workloads.goals.commands:trace_commands",
     },
 )
 

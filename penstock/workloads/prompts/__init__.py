@@ -16,7 +16,7 @@ WORKLOAD = Workload(
     defaults="penstock.workloads.prompts:for_environment",
     acting="penstock.policy.acting_build:build_acting",
     site="penstock.workloads.prompts.http.prompt_routes:site",
-    commands={"prompts": "penstock.workloads.prompts.commands.prompt_commands:prompt_commands"},
+    commands={"prompts": "penstock.workloads.prompts.commands:prompt_commands"},
     places=("reward_source", "embedding_url", "embedding_key_file"),
 )
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.gateway.routes.feedback_routes import MAX_ROWS
 from penstock.gateway.store.tables import Role
-from penstock.workloads.goals.traces.log_evaluation import read_late
+from penstock.workloads.goals.log_evaluation import read_late
 from penstock.workloads.language.feedback import Preference, Scored, Source, parse_scale, read
 from tests.support.gateway.small_gateway import SmallGateway
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.gateway.store.tables import Role
 from penstock.workloads.goals.http.goals_service import service
-from penstock.workloads.goals.injector.injection_journal import VETOES, last_switch
+from penstock.workloads.goals.injection_journal import VETOES, last_switch
 from tests.support.gateway.injector_files import goal, write_goals
 from tests.support.gateway.small_gateway import SmallGateway
 

@@ -11,7 +11,7 @@ from penstock.gateway.frame.route_access import ACCESS, PROJECT_HEADER, Access, 
 from penstock.gateway.store.tables import Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.workloads.goals.http.goals_service import service as goals
-from penstock.workloads.goals.injector.injection_journal import INJECTIONS
+from penstock.workloads.goals.injection_journal import INJECTIONS
 from penstock.workloads.rlhf.policy_service import service as policies
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway

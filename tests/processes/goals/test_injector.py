@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
-from penstock.workloads.goals.injector.injection_journal import FEEDBACK, INJECTIONS, veto
+from penstock.workloads.goals.injection_journal import FEEDBACK, INJECTIONS, veto
 from tests.support.run.broker_process import eventually
 from tests.support.run.serving_run import serving
 from tests.support.serving.goals_run import done, goals_file, goals_run, injector_words, lines

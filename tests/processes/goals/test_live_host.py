@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from penstock.workloads.goals.injector.injection_journal import FEEDBACK, INJECTIONS
+from penstock.workloads.goals.injection_journal import FEEDBACK, INJECTIONS
 from tests.support.run.training import OFTEN, PATIENCE_S, Training, trainings
 from tests.support.serving.goals_run import done, goals_file, injector_words, lines
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.workloads.chat.people import REFERENCE, Reference, Taste
-from penstock.workloads.chat.tasks.candidate_task import CANDIDATES
+from penstock.workloads.chat.tasks import CANDIDATES
 from tests.support.chat.opinions import (
     CRITERIA,
     FEATURES,

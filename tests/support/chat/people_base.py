@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.workloads.chat.chat_environment import people_tokenizer
 from penstock.workloads.chat.people import ChatUser, draw_response, population
-from penstock.workloads.chat.tasks.chat_environment import people_tokenizer
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message, Prompt
 from penstock.workloads.language.settings import quieten

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.workloads.goals.injector.injection_journal import INJECTIONS
+from penstock.workloads.goals.injection_journal import INJECTIONS
 
 
 def goal(name: str, *, injected: bool = False, held: str = "") -> dict[str, Any]:

@@ -37,7 +37,7 @@ from penstock.gateway.sites.site import (
 from penstock.registry.ratings import RatedConversation, Tally
 from penstock.registry.records import Event, PolicyVersion, RegistryError, Unavailable, UnknownVersion
 from penstock.registry.registry import Registry
-from penstock.workloads.chat.commands.loop_commands import check_options
+from penstock.workloads.chat.commands import check_options
 from penstock.workloads.chat.http import chat_bodies as bodies
 from penstock.workloads.chat.http.chat_api import ACCOUNT, ChatApi, TalkCounts, VersionCounts, person_of
 from penstock.workloads.chat.loop import loop_state

@@ -32,8 +32,8 @@ from penstock.gateway.frame.route_access import (
     state_folder,
 )
 from penstock.gateway.routes.console_routes import Page, file_answer
-from penstock.workloads.goals.injector.injection_journal import INJECTIONS, TooLate, UnknownGoal, switch, veto
-from penstock.workloads.goals.injector.injector_view import summary_of, view_of
+from penstock.workloads.goals.injection_journal import INJECTIONS, TooLate, UnknownGoal, switch, veto
+from penstock.workloads.goals.injector_view import summary_of, view_of
 
 # ---- Answers about injectors, as the document describes them.
 

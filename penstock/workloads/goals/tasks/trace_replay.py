@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.goals.off_policy import ridge
-from penstock.workloads.goals.traces.trace_index import (
+from penstock.workloads.goals.trace_index import (
     Encoding,
     Log,
     Result,

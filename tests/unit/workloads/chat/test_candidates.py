@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.workloads.chat.people import CHANGED, USUAL, read_profile
-from penstock.workloads.chat.tasks.candidate_task import CANDIDATES, PROMPTS, liked, questions
+from penstock.workloads.chat.tasks import CANDIDATES, PROMPTS, liked, questions
 from tests.support.chat.ceilings import best_policy, total_variation
 
 

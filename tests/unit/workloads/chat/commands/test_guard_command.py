@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.commands.guard_command import check, train
+from penstock.workloads.chat.commands import check, train
 
 
 def test_a_classifier_is_trained_and_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.commands.ratings_command import main
+from penstock.workloads.chat.commands import ratings
 
 
 def run(folder: Path, *, as_json: bool = False, **said: Any) -> int:
@@ -16,7 +16,7 @@ def run(folder: Path, *, as_json: bool = False, **said: Any) -> int:
         "file": str(folder / "said.jsonl"), "output": folder / "kept.jsonl", "part": None, "deleted": None,
         "daily_cap": 200, "false_alarms": 0.01, "judge": None, "base": None,
     }  # fmt: skip
-    return main(**known | said, as_json=as_json)
+    return int(ratings(**known | said, as_json=as_json))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock.workloads.chat.commands.loop_commands import loop_commands
+from penstock.workloads.chat.commands import loop_commands
 from penstock.workloads.chat.loop.loop_state import (
     LoopOrder,
     LoopState,

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.commands.loop_commands import loop_commands
+from penstock.workloads.chat.commands import loop_commands
 from penstock.workloads.chat.loop.loop_state import (
     MOST_CHANGES,
     LoopOrder,

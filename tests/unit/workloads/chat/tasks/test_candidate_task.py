@@ -7,7 +7,7 @@ from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.people import CHANGED, USUAL
-from penstock.workloads.chat.tasks.candidate_task import CANDIDATES, liked, questions
+from penstock.workloads.chat.tasks import CANDIDATES, liked, questions
 
 
 @pytest.mark.parametrize("reward", ["chance", "thumb"])

@@ -6,8 +6,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.chat.chat_environment import ChatEnvironment, people_tokenizer
 from penstock.workloads.chat.people import USUAL, read_profile
-from penstock.workloads.chat.tasks.chat_environment import ChatEnvironment, people_tokenizer
 from penstock.workloads.language.pretraining.tiny_models import build_tokenizer
 from tests.support.chat.opinions import FEATURES, PROFILES
 

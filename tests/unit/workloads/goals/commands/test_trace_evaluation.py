@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.registry.registry import Registry
-from penstock.workloads.goals.commands.trace_commands import trace_commands
+from penstock.workloads.goals.commands import trace_commands
 from tests.support.experience.bandit_log import line, written
 from tests.support.oracles import off_policy_truth as truth
 from tests.support.storage.ready_tables import with_registry

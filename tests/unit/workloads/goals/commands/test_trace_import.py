@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.learner.feed.recorded_feed import Recording
-from penstock.workloads.goals.commands.trace_commands import trace_commands
+from penstock.workloads.goals.commands import trace_commands
 from tests.support.experience.bandit_log import bandit_log
 from tests.support.oracles import off_policy_truth as truth
 
@@ -60,9 +60,9 @@ def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
 def test_a_log_that_no_environment_holds_is_recorded_whole_and_measured_by_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.goals.traces.trace_index.MOST_LINES", COUNT // 2)
-    monkeypatch.setattr("penstock.workloads.goals.traces.trace_index.MOST_HELD", 100)
-    monkeypatch.setattr("penstock.workloads.goals.commands.trace_import.MOST_HELD", 100)
+    monkeypatch.setattr("penstock.workloads.goals.trace_index.MOST_LINES", COUNT // 2)
+    monkeypatch.setattr("penstock.workloads.goals.trace_index.MOST_HELD", 100)
+    monkeypatch.setattr("penstock.workloads.goals.trace_import.MOST_HELD", 100)
     account, rows = imported(bandit_log(tmp_path, 0, COUNT), tmp_path / "out")
     assert (account["episodes"], account["measured_by"], len(rows["action"])) == (COUNT, 100, COUNT)
     told = tomllib.loads((tmp_path / "out" / "run.toml").read_text())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.injector.injection_journal import SWITCHES, AutoSwitch, last_switch, switch
+from penstock.workloads.goals.injection_journal import SWITCHES, AutoSwitch, last_switch, switch
 
 
 @pytest.mark.parametrize("default", [False, True])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.workloads.goals.injector.injector import NEWEST, drifted
+from penstock.workloads.goals.injector import NEWEST, drifted
 
 
 def seen(rates: list[tuple[float, int, int]], seed: int = 0) -> tuple[list[bool], list[int]]:

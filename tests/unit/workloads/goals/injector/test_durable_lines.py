@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.injector.injection_journal import DurableLines, read_lines
+from penstock.workloads.goals.injection_journal import DurableLines, read_lines
 
 
 def test_a_line_that_was_cut_anywhere_is_gone_and_the_next_is_whole(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from penstock.workloads.goals.injector.injector import NOTHING, Gate
+from penstock.workloads.goals.injector import NOTHING, Gate
 
 ACTIONS: Final = 5
 DRAWS: Final = 100_000

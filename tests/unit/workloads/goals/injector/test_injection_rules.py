@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from penstock.workloads.goals.injector.injection_journal import InjectionRules, QuietHours
+from penstock.workloads.goals.injection_journal import InjectionRules, QuietHours
 
 
 def at(hour: int, minute: int) -> float:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.workloads.goals.injector.injection_journal import (
+from penstock.workloads.goals.injection_journal import (
     FEEDBACK,
     INJECTIONS,
     PULSE,
@@ -18,7 +18,7 @@ from penstock.workloads.goals.injector.injection_journal import (
     switch,
     veto,
 )
-from penstock.workloads.goals.injector.injector_view import view_of
+from penstock.workloads.goals.injector_view import view_of
 
 NOW: Final = 1_790_000_000.0
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from penstock.workloads.goals.injector.success_probability import LAST, fit_success, reliability
+from penstock.workloads.goals.injection_journal import LAST, fit_success, reliability
 
 
 def outcomes(count: int, seed: int = 0) -> tuple[list[float], list[bool]]:

@@ -15,8 +15,8 @@ from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.publish.final_policy import FinalPolicy, write_final, write_specification
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
-from penstock.workloads.goals.commands.trace_commands import trace_commands
-from penstock.workloads.goals.traces.log_evaluation import collected, learned
+from penstock.workloads.goals.commands import trace_commands
+from penstock.workloads.goals.log_evaluation import collected, learned
 from tests.support.experience.bandit_log import line, written
 from tests.support.oracles import off_policy_truth as truth
 

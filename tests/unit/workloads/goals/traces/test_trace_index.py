@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.traces import trace_index
-from penstock.workloads.goals.traces.trace_index import (
+from penstock.workloads.goals import trace_index
+from penstock.workloads.goals.trace_index import (
     MOST_LINE_BYTES,
     Trace,
     TraceIndex,
@@ -92,7 +92,7 @@ def test_a_sample_has_whole_episodes_of_all_of_the_log(
     path = written(tmp_path, *(row(f"e{number}", step) for number in range(10) for step in range(2)))
     with TraceIndex.of(path) as index:
         assert write_sample(index, tmp_path / "all.jsonl") == 10
-        monkeypatch.setattr("penstock.workloads.goals.traces.trace_index.MOST_HELD", 8)
+        monkeypatch.setattr("penstock.workloads.goals.trace_index.MOST_HELD", 8)
         assert write_sample(index, tmp_path / "some.jsonl") == 4
     assert (tmp_path / "all.jsonl").read_bytes() == path.read_bytes()
     with TraceIndex.of(tmp_path / "some.jsonl") as sample:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.workloads.goals.traces.trace_index import MOST_LINE_BYTES, BadLine, parse
+from penstock.workloads.goals.trace_index import MOST_LINE_BYTES, BadLine, parse
 
 
 def line(**changes: Any) -> bytes:

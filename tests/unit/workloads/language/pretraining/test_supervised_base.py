@@ -11,9 +11,9 @@ import torch
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.chat.commands.pretrain_command import main
+from penstock.workloads.chat.chat_environment import ChatEnvironment
+from penstock.workloads.chat.commands import train_base
 from penstock.workloads.chat.people import draw_prompt, draw_response
-from penstock.workloads.chat.tasks.chat_environment import ChatEnvironment
 from penstock.workloads.language.pretraining.tiny_models import RESULT, pretrain_base, pretraining_settings
 from tests.support.language.thread_watch import ThreadWatch, two_threads
 
@@ -42,7 +42,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def base(file: Path) -> Path:
     """What the command writes."""
     out = file.parent / "base"
-    assert main(Lifecycle("pretrain"), [file], out, model=None, assignments=SETTINGS, as_json=False) == 0
+    assert (
+        train_base(Lifecycle("pretrain"), [file], out, model=None, assignments=SETTINGS, as_json=False) == 0
+    )
     return out
 
 

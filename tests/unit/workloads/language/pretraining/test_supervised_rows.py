@@ -1,6 +1,6 @@
 """What of a conversation is learned."""
 
-from penstock.workloads.chat.tasks.chat_environment import people_tokenizer
+from penstock.workloads.chat.chat_environment import people_tokenizer
 from penstock.workloads.language.feedback import BadRows
 from penstock.workloads.language.pretraining.conversation_files import Conversation
 from penstock.workloads.language.pretraining.tiny_models import supervised_rows

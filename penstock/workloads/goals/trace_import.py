@@ -21,8 +21,8 @@ from penstock.config.service_settings import over_defaults
 from penstock.config.workload import find
 from penstock.protocol.messages import Publication
 from penstock.runtime.exit import EXIT_OK
-from penstock.workloads.goals.commands.trace_evaluation import reward_weights
-from penstock.workloads.goals.traces.trace_index import (
+from penstock.workloads.goals.log_evaluation import reward_weights
+from penstock.workloads.goals.trace_index import (
     MOST_HELD,
     Encoding,
     RewardWeights,

@@ -35,8 +35,8 @@ class MiniLM:
 
     def __init__(self, threads: int = 1) -> None:
         folder = _folder()
-        import torch
-        from transformers import AutoModel, AutoTokenizer
+        import torch  # noqa: PLC0415 - a process of its own has it
+        from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
 
         torch.set_num_threads(threads)
         self._torch = torch

@@ -30,7 +30,7 @@ def embeddings(
     """Serve embeddings of MiniLM (extra `data`) at /v1/embeddings, in OpenAI's form."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.workloads.prompts.commands.embedding_server import main
+        from penstock.workloads.prompts.embedding_server import main
 
         return main(lifecycle, listen=listen, threads=settings.actor.threads)
 

@@ -8,8 +8,10 @@ there. No goal is carried out twice. What was not done as the gate decided (auto
 daily limit, a veto) is told as a step without a probability, from which no on-policy algorithm learns.
 """
 
+import json
 import logging
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,10 +26,15 @@ from penstock.client import PolicyClient, PolicyError
 from penstock.client.errors import EpisodeElsewhere, EpisodeUnknown, InvalidRequest, NotAllowed
 from penstock.client.synchronous import Episode
 from penstock.config.configuration_error import ConfigurationError
+from penstock.config.credentials import credentials
+from penstock.config.settings import Settings
 from penstock.protocol.spaces import Box, Discrete
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.runtime.failpoint import failpoint
-from penstock.workloads.goals.host import GoalReward, History, Outcome
-from penstock.workloads.goals.injector.injection_journal import (
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.workloads.goals.commands import InjectOptions
+from penstock.workloads.goals.host import GoalReward, History, Outcome, SimulatedHost
+from penstock.workloads.goals.injection_journal import (
     INTERRUPTED,
     VETO,
     AutoSwitch,
@@ -37,10 +44,12 @@ from penstock.workloads.goals.injector.injection_journal import (
     InjectionJournal,
     InjectionRules,
     Pulse,
+    QuietHours,
+    fit_success,
     goal_id,
+    last_switch,
 )
-from penstock.workloads.goals.injector.success_probability import fit_success
-from penstock.workloads.goals.live_host import Executor
+from penstock.workloads.goals.live_host import Commands, Executor, read_commands
 
 # ---- The policy server as an injector uses it: what it would do, what was done instead, what that earned.
 # Each decision asks twice. The first Act has no episode: it draws an action and tells the probabilities of
@@ -472,3 +481,70 @@ class Injector:
             self.policy.end(observation)
         except PolicyError as error:
             log.warning("the episode was given up", extra={"error": str(error)})
+
+
+# ---- `penstock inject`: the parts of an injector from its options, and its life as a process.
+
+
+def work(asked: InjectOptions, lifecycle: Lifecycle, settings: Settings, *, as_json: bool) -> int:
+    """Inject until the process is to end, and print what was done; returns 1 where it has stopped itself."""
+    executor, safe = _executor_of(asked)
+    gate = Gate(threshold=asked.threshold, explore=asked.explore, safe=safe)
+    try:
+        rules = InjectionRules(
+            interval_s=asked.interval, daily_limit=asked.daily_limit, veto_s=asked.veto_s,
+            quiet=tuple(map(QuietHours.parse, asked.quiet)),
+        )  # fmt: skip
+    except ValueError as error:
+        raise ConfigurationError(f"--quiet: {error}") from error
+    try:
+        client = PolicyClient(asked.server, credentials=credentials(settings.security), policy=asked.policy)
+    except ValueError as error:
+        raise ConfigurationError(f"--server {asked.server}: {error}") from error
+    with (
+        client,
+        InjectionJournal.held(asked.folder) as journal,
+        lifecycle.calling_on_drain(client.close),
+    ):
+        _tell_switch(asked)
+        injector = Injector(
+            policy=AskedPolicy(client, asked.client_key, executor.goals), executor=executor, journal=journal,
+            switch=AutoSwitch(asked.folder, default=asked.auto), gate=gate, rules=rules,
+            random=np.random.default_rng(asked.seed), pause=lifecycle.draining.wait,
+            draining=lifecycle.draining.is_set, drift_since=journal.start_again(allowed=asked.resume),
+        )  # fmt: skip
+        injector.recover()
+        code = EXIT_OK
+        try:
+            injector.run(asked.steps)
+        except Drifted as error:
+            sys.stderr.write(
+                f"injecting has stopped: {error}; look with --explain, then start with --resume\n"
+            )
+            code = EXIT_FAILED
+    counts = dict(injector.counts)
+    text = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing was done"
+    sys.stdout.write((json.dumps(counts) if as_json else text) + "\n")
+    return code
+
+
+def _executor_of(asked: InjectOptions) -> tuple[Executor, tuple[bool, ...]]:
+    """Return what carries goals out, and which actions may be tried below the threshold."""
+    if (asked.goals is None) == (asked.simulated is None):
+        raise ConfigurationError("--goals FILE or --simulated SEED: name one of them")
+    if asked.goals is not None:
+        file = read_commands(asked.goals)
+        return Commands(file, acts=True), (False, *(one.safe for one in file.goal))
+    host = SimulatedHost()
+    host.reset(asked.simulated or 0)
+    return host, (False, *(True for _ in host.goals))
+
+
+def _tell_switch(asked: InjectOptions) -> None:
+    """Say where the switch of the folder counts more than the option."""
+    found = last_switch(asked.folder)
+    if found is not None and found.on != asked.auto:
+        sys.stderr.write(
+            f"auto is {'on' if found.on else 'off'} in {asked.folder}, as it was switched; --switch changes "
+            "that\n"
+        )

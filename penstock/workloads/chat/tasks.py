@@ -1,4 +1,4 @@
-"""`Candidates-v0`: which of eight responses to a prompt somebody likes."""
+"""The environments of the workload by their names, and `Candidates-v0`: which of eight responses is liked."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +19,9 @@ from penstock.workloads.chat.people import (
     population,
     read_profile,
 )
+
+gymnasium.register("Chat-v0", "penstock.workloads.chat.chat_environment:ChatEnvironment")
+gymnasium.register("Candidates-v0", f"{__name__}:CandidateTask")
 
 TASTES: Final[dict[str, Taste]] = {"usual": USUAL, "changed": CHANGED}
 """What people may like, by the name that a run says."""

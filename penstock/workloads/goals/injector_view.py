@@ -1,5 +1,7 @@
 """What the folder of an injector says: on the command line, and on the page."""
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -9,7 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.injector.injection_journal import (
+from penstock.runtime.exit import EXIT_OK
+from penstock.workloads.goals.commands import InjectOptions
+from penstock.workloads.goals.injection_journal import (
+    LAST,
     Beat,
     Feedback,
     Injection,
@@ -18,10 +23,12 @@ from penstock.workloads.goals.injector.injection_journal import (
     last_beat,
     last_switch,
     newest,
+    reliability,
     stopped_by,
+    switch,
     told_of,
+    veto,
 )
-from penstock.workloads.goals.injector.success_probability import LAST, reliability
 
 # ---- Why nothing was injected, or what became of what was: from an injector's folder alone.
 
@@ -35,6 +42,24 @@ _REMEDIES: Final = {
     "veto": "an operator forbade them",
     "the injector ends": "it was asked to end while they could still be vetoed",
 }
+
+
+OPERATOR: Final = "operator"
+"""Who uses the command line, in the files of a folder."""
+
+
+def once(asked: InjectOptions, *, as_json: bool) -> int:
+    """Switch carrying out, else forbid a goal, else print the outcomes of a folder's goals."""
+    if asked.switch is not None:
+        if asked.switch not in ("on", "off"):
+            raise ConfigurationError(f"--switch {asked.switch}: say on or off")
+        switch(asked.folder, on=asked.switch == "on", by=OPERATOR)
+    elif asked.veto is not None:
+        veto(asked.folder, asked.veto, OPERATOR)
+    else:
+        told = explain(asked.folder)
+        sys.stdout.write((json.dumps(told) if as_json else as_text(told)) + "\n")
+    return EXIT_OK
 
 
 def explain(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.people import WORDS, ChatUser, population, read_profile
-from penstock.workloads.chat.tasks.candidate_task import PEOPLE, REWARDS, taste_of
+from penstock.workloads.chat.tasks import PEOPLE, REWARDS, taste_of
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message

@@ -1,1 +1,0 @@
-"""`penstock chat`: what the workload adds to the command line."""

@@ -1,1 +1,0 @@
-"""The commands that the workload adds to `penstock`; each imports what it needs when it runs."""

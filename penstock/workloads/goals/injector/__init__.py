@@ -1,1 +1,0 @@
-"""Proposing goals to a live system. Torch-free: it asks a policy server."""

@@ -1,1 +1,0 @@
-"""`penstock prompts`: embeddings of a model, served from a process of its own."""
