@@ -3,23 +3,23 @@
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
-from penstock.config.flags import Flag
+import typer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOptions:
     """Options of a learner that goes on with a run; all but `resume` count with `resume` only."""
 
-    resume: Annotated[bool, Flag(name="--resume", help="Go on with a run from its newest checkpoint.")] = (
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = (
         False
     )
     allow_loss: Annotated[
-        bool, Flag(name="--allow-loss", help="With --resume: fall back behind what the log still holds.")
+        bool, typer.Option("--allow-loss", help="With --resume: fall back behind what the log still holds.")
     ] = False
     best: Annotated[
         bool,
-        Flag(
-            name="--best/--newest",
+        typer.Option(
+            "--best/--newest",
             help="With --resume: go back to the checkpoint of the best evaluation (learner.keep_best); what "
             "the log no longer holds is given up, so --allow-loss is needed as a rule.",
         ),
@@ -28,3 +28,16 @@ class ResumeOptions:
     def after_a_crash(self) -> Self:
         """Return the options with which the same learner is started again: it goes on from where it was."""
         return replace(self, resume=True, best=False)
+
+    def words(self, over: Self) -> tuple[str, ...]:
+        """Return the words of a command line that, behind those of `over`, make these options of them.
+
+        None but `best` is taken back.
+        """
+        said = {
+            "--resume": self.resume > over.resume,
+            "--allow-loss": self.allow_loss > over.allow_loss,
+            "--best": self.best > over.best,
+            "--newest": self.best < over.best,
+        }
+        return tuple(word for word, is_needed in said.items() if is_needed)

@@ -14,7 +14,6 @@ import typer
 from typer.models import ArgumentInfo
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.flags import Flag
 from penstock.runtime.exit import EXIT_FAILED, EXIT_USAGE, Fatal
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Configured:
     @property
     def said(self) -> tuple[str, ...]:
         """All that was assigned: `SECTION.KEY=VALUE` over the configuration."""
-        return assigned(self.assignments, insecure=self.insecure)
+        return (*(self.assignments or ()), *(["security.insecure=true"] if self.insecure else []))
 
 
 def finite(number: float | None) -> float | None:
@@ -61,10 +60,6 @@ def finite(number: float | None) -> float | None:
     if number is not None and not math.isfinite(number):
         raise typer.BadParameter(f"{number}: write a finite number")
     return number
-
-
-def assigned(assignments: list[str] | None, *, insecure: bool) -> tuple[str, ...]:
-    return (*(assignments or ()), *(["security.insecure=true"] if insecure else []))
 
 
 def in_foreground(
@@ -95,7 +90,7 @@ def in_foreground(
     keep_private()
     if endpoints is not None:
         os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
-    said = assigned(assignments, insecure=insecure)
+    said = Configured(assignments=assignments, insecure=insecure).said
 
     def serve(lifecycle: "Lifecycle") -> int:
         _check_endpoints(endpoints)
@@ -150,7 +145,7 @@ def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Cal
 def unfolded(function: Command) -> Command:
     """Give a function, for each parameter that is a dataclass, the options that its fields declare.
 
-    A field has a `Flag` or an option of Typer, or is such a dataclass. One whose default is () may be
+    A field has an option or an argument of Typer, or is such a dataclass. One whose default is () may be
     repeated. Arguments of the command line come first, those of fields before the function's own.
     """
     own = inspect.signature(function, eval_str=True).parameters
@@ -160,7 +155,10 @@ def unfolded(function: Command) -> Command:
         for name, one in own.items()
         for part in (_parts(kinds[name]) if name in kinds else [one])
     ]
-    parameters.sort(key=lambda one: 1 + (one.name in own) if _is_argument(one) else 3)
+    is_argument = {
+        one.name: any(isinstance(note, ArgumentInfo) for note in _notes(one.annotation)) for one in parameters
+    }
+    parameters.sort(key=lambda one: 1 + (one.name in own) if is_argument[one.name] else 3)
 
     @functools.wraps(function)
     def called(**said: Any) -> Any:
@@ -186,23 +184,12 @@ def _parts(kind: Any) -> Iterator[inspect.Parameter]:
             yield from _parts(hint)
             continue
         default = inspect.Parameter.empty if field.default is MISSING else field.default
-        (said,), value = _notes(hint), hint.__origin__
-        note = _of_typer(said) if isinstance(said, Flag) else said
+        (note,), value = _notes(hint), hint.__origin__
         if default == ():
             default, value = None, list[get_args(value)[0]] | None  # type: ignore[misc]
         yield inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value, note]
         )
-
-
-def _is_argument(one: inspect.Parameter) -> bool:
-    return any(isinstance(note, ArgumentInfo) for note in _notes(one.annotation))
-
-
-def _of_typer(flag: Flag) -> Any:
-    if not flag.name:
-        return typer.Argument(metavar=flag.metavar, help=flag.help)
-    return typer.Option(flag.name, metavar=flag.metavar, help=flag.help, min=flag.least)
 
 
 def _taken(kind: Any, said: dict[str, Any]) -> Any:
@@ -225,13 +212,7 @@ def finish(body: Callable[[], int]) -> None:
     """Run a command and leave with its exit code; 2 for a ConfigurationError, 1 for Fatal."""
     try:
         code = body()
-    except ConfigurationError as error:
-        code = _fail(error, EXIT_USAGE)
-    except Fatal as error:
-        code = _fail(error, EXIT_FAILED)
+    except (ConfigurationError, Fatal) as error:
+        sys.stderr.write(f"{error}\n")
+        code = EXIT_FAILED if isinstance(error, Fatal) else EXIT_USAGE
     raise typer.Exit(code)
-
-
-def _fail(error: Exception, code: int) -> int:
-    sys.stderr.write(f"{error}\n")
-    return code

@@ -227,8 +227,7 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         for name in ("role", "address"):
-            value = getattr(self, name)
-            if not isinstance(value, str):
+            if not isinstance(value := getattr(self, name), str):
                 raise TypeError(f"{name}={value!r}: must be a text")
         for name, most in (("pid", _MAX_PID), ("metrics_port", _MAX_PORT), ("server_pid", _MAX_PID)):
             value = getattr(self, name)

@@ -170,7 +170,9 @@ class Lifecycle:
                     self._on_signals(data)
                 elif not data:
                     selector.unregister(key.fd)
-                    _end_after(LIFELINE_GRACE_S)
+                    timer = threading.Timer(LIFELINE_GRACE_S, os._exit, (EXIT_FAILED,))
+                    timer.daemon = True
+                    timer.start()
                     self.drain("the launcher is gone")
 
     def _on_signals(self, numbers: bytes) -> None:
@@ -244,12 +246,6 @@ def _last_line(text: str, code: int) -> int:
         sys.stderr.write(text.rstrip("\n") + "\n")
         sys.stderr.flush()
     return code
-
-
-def _end_after(seconds: float) -> None:
-    timer = threading.Timer(seconds, os._exit, (EXIT_FAILED,))
-    timer.daemon = True
-    timer.start()
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

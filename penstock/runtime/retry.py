@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -78,7 +79,9 @@ async def retry_async(
             delay = pause(error)
             if delay is None:
                 raise
-        await _wait_async(stop, delay)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await stop.wait()
     raise Interrupted
 
 
@@ -101,11 +104,3 @@ def _pause(
         return delay
 
     return pause
-
-
-async def _wait_async(stop: asyncio.Event, delay_s: float) -> None:
-    try:
-        async with asyncio.timeout(delay_s):
-            await stop.wait()
-    except TimeoutError:
-        return

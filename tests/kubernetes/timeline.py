@@ -18,7 +18,7 @@ from tests.kubernetes.installation import Installation
 _PROGRAM: Final = """
 import json, time
 from pathlib import Path
-from penstock.launch.inspection.watch import ask
+from penstock.launch.inspection.flow import ask
 from penstock import Credentials
 from penstock.runtime.lifecycle import Fatal
 

@@ -168,9 +168,9 @@ def evaluate(
     as_json: AsJson = False,
 ) -> int:
     """Play the final policy of a run on separate environments."""
-    from penstock.launch.commands.evaluate import main
+    from penstock.launch.commands.play import evaluate
 
-    return main(run, play, as_json=as_json)
+    return evaluate(run, play, as_json=as_json)
 
 
 @command(app)
@@ -191,9 +191,11 @@ def record(
 
     For what a learner consumes: learner.record.
     """
-    from penstock.launch.commands.record import main
+    from penstock.launch.commands.play import record_final
 
-    return main(run, out, steps=steps, seed=seed, deterministic=deterministic, trust=trust, as_json=as_json)
+    return record_final(
+        run, out, steps=steps, seed=seed, deterministic=deterministic, trust=trust, as_json=as_json
+    )
 
 
 @command(app)

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from penstock.config.run_folder import make_private
 from penstock.config.settings import ConfigurationError
 from penstock.launch.commands.request import Order
 from penstock.protocol.limits import check_id
@@ -64,24 +65,20 @@ def main(order: Order) -> int:
         )
     if order.users is not None:
         order.users.read_text()  # before anything is written
-    _make_folder(order.folder)
+    make_private(order.folder)
     authority = authority_of(order.folder)
     for name, identity in identities(order):
         issue(authority, order, name, identity)
     issue(authority, order, "redis", None)
     _write_tokens(order)
-    _write_passwords(order)
+    for name in order.passwords:
+        path = order.folder / f"{name}.password"
+        if not path.exists():  # a database was told it when it was made
+            _write(path, f"{secrets.token_urlsafe(_SECRET_BYTES)}\n".encode(), secret=True)
     if order.users is not None:
         _write_users(order.folder, order.users)
     print(f"{order.folder}: {', '.join(sorted(path.name for path in order.folder.iterdir()))}")
     return EXIT_OK
-
-
-def _make_folder(folder: Path) -> None:
-    """For this user alone, unless it is somebody else's, such as the root of a mounted volume."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if folder.stat().st_uid == os.geteuid():
-        folder.chmod(0o700)
 
 
 def identities(order: Order) -> Iterator[tuple[str, Identity]]:
@@ -99,7 +96,10 @@ def issue(authority: Authority, order: Order, name: str, identity: Identity | No
     serves = identity is None or identity.party is Party.BROKER or name == SERVER
     builder = _builder(name, authority.certificate.subject, key, timedelta(days=order.days))
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_purposes(serves=serves), critical=False)
+    # An actor's certificate passes for no server, on any host. Redis is asked by its own probes.
+    server = [ExtendedKeyUsageOID.SERVER_AUTH] if serves else []
+    purposes = x509.ExtendedKeyUsage([*server, ExtendedKeyUsageOID.CLIENT_AUTH])
+    builder = builder.add_extension(purposes, critical=False)
     names = _alternative_names(order.hosts if serves else None, identity)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     certificate = builder.sign(authority.key, hashes.SHA256())
@@ -115,12 +115,6 @@ def _alternative_names(hosts: Sequence[str] | None, identity: Identity | None) -
         except ValueError:
             names.append(x509.DNSName(host))
     return [*names, *([x509.UniformResourceIdentifier(str(identity))] if identity else [])]
-
-
-def _purposes(*, serves: bool) -> x509.ExtendedKeyUsage:
-    """An actor's certificate passes for no server, on any host. Redis is asked by its own probes."""
-    server = [ExtendedKeyUsageOID.SERVER_AUTH] if serves else []
-    return x509.ExtendedKeyUsage([*server, ExtendedKeyUsageOID.CLIENT_AUTH])
 
 
 def authority_of(folder: Path) -> Authority:
@@ -181,14 +175,6 @@ def _write_tokens(order: Order) -> None:
             lines.append(line(identity, token))
     kept = f"{_BEFORE}{before}" if before else ""
     _write(known, f"{''.join(lines)}{kept}".encode(), secret=True)
-
-
-def _write_passwords(order: Order) -> None:
-    """NAME.password, unless it is there: a database was told it when it was made."""
-    for name in order.passwords:
-        path = order.folder / f"{name}.password"
-        if not path.exists():
-            _write(path, f"{secrets.token_urlsafe(_SECRET_BYTES)}\n".encode(), secret=True)
 
 
 def _write_users(folder: Path, template: Path) -> None:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import socket
 import sys
@@ -35,13 +36,14 @@ def main(endpoints: Sequence[str] = ()) -> int:
     asked: list[tuple[str, Callable[[], str]]] = [
         ("model", partial(check_endpoint, one)) for one in endpoints
     ]
-    results = [_run(name, check) for name, check in (*CHECKS, *asked)]
-    return EXIT_OK if all(results) else EXIT_FAILED
-
-
-def check_python() -> str:
-    """Check which Python runs; installing refuses one that is too old."""
-    return ".".join(map(str, sys.version_info[:3]))
+    code = EXIT_OK
+    for name, check in (*CHECKS, *asked):
+        try:
+            said = f"ok   {name:<9} {check()}"
+        except Unfit as error:
+            said, code = f"FAIL {name:<9} {error}", EXIT_FAILED
+        sys.stdout.write(f"{said}\n")
+    return code
 
 
 def check_packages() -> str:
@@ -126,19 +128,10 @@ def check_endpoint(url: str) -> str:
 
 
 CHECKS: tuple[tuple[str, Callable[[], str]], ...] = (
-    ("python", check_python),
+    ("python", platform.python_version),
     ("packages", check_packages),
     ("torch", check_torch),
     ("redis", check_redis),
     ("sockets", check_sockets),
     ("disk", check_disk),
 )
-
-
-def _run(name: str, check: Callable[[], str]) -> bool:
-    try:
-        text, good = check(), True
-    except Unfit as error:
-        text, good = str(error), False
-    sys.stdout.write(f"{'ok  ' if good else 'FAIL'} {name:<9} {text}\n")
-    return good

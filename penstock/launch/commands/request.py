@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.config.flags import Flag
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.protocol.limits import MAX_NUMBER
 from penstock.runtime.foreground import RepeatedAssignments, Trust, finite
@@ -19,43 +18,45 @@ class Request:
 
     what: Annotated[
         str | None,
-        Flag(metavar="[ENV_OR_CONFIG]", help="Gymnasium id, .toml file, or with --resume a run's folder."),
+        typer.Argument(
+            metavar="[ENV_OR_CONFIG]", help="Gymnasium id, .toml file, or with --resume a run's folder."
+        ),
     ] = None
     actors: Annotated[
-        int | None, Flag(name="--actors", least=0, help="Rollout workers; 0: only clients of --serve act.")
+        int | None, typer.Option("--actors", min=0, help="Rollout workers; 0: only clients of --serve act.")
     ] = None
     ranks: Annotated[
-        int | None, Flag(name="--ranks", least=1, help="Learner processes that share each update.")
+        int | None, typer.Option("--ranks", min=1, help="Learner processes that share each update.")
     ] = None
-    seed: Annotated[int | None, Flag(name="--seed", least=0, help="Seed of the run.")] = None
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run.")] = None
     target_return: Annotated[
-        float | None, Flag(name="--target-return", help="Mean return that counts as solved.")
+        float | None, typer.Option("--target-return", help="Mean return that counts as solved.")
     ] = None
     total_steps: Annotated[
-        int | None, Flag(name="--total-steps", least=1, help="Environment steps at most.")
+        int | None, typer.Option("--total-steps", min=1, help="Environment steps at most.")
     ] = None
     episodes: Annotated[
-        int | None, Flag(name="--episodes", least=1, help="Training episodes at most, of all actors.")
+        int | None, typer.Option("--episodes", min=1, help="Training episodes at most, of all actors.")
     ] = None
     serve_at: Annotated[
         str | None,
-        Flag(name="--serve", metavar="ADDRESS", help="Answer clients here as well, and learn from them."),
+        typer.Option("--serve", metavar="ADDRESS", help="Answer clients here as well, and learn from them."),
     ] = None
-    run_dir: Annotated[Path | None, Flag(name="--run-dir", help="Folder of the run; default runs/NAME.")] = (
-        None
-    )
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="Folder of the run; default runs/NAME.")
+    ] = None
     resumption: ResumeOptions = field(default_factory=ResumeOptions)
     redis: Annotated[
-        str | None, Flag(name="--redis", metavar="URL", help="Use this Redis; default: start one.")
+        str | None, typer.Option("--redis", metavar="URL", help="Use this Redis; default: start one.")
     ] = None
     recording: Annotated[
         Path | None,
-        Flag(name="--from", metavar="RECORDING", help="Learn from a recording; there are no actors."),
+        typer.Option("--from", metavar="RECORDING", help="Learn from a recording; there are no actors."),
     ] = None
     trust: Annotated[
         bool,
-        Flag(
-            name="--trust",
+        typer.Option(
+            "--trust",
             help="With --resume: import what a folder names although it was not made here.",
         ),
     ] = False

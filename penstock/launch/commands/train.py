@@ -13,11 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from penstock.config.run_folder import held_folder
-from penstock.config.settings import Settings
 from penstock.config.workload import find, load
 from penstock.launch.inspection.live_view import WatchedStream, make_view
 from penstock.launch.run.fork_server import ForkServer
@@ -122,38 +120,37 @@ def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
     Raises ConfigurationError where that is unsuitable, Fatal where it does not answer within
     `broker.redis_wait_s`, Interrupted when the lifecycle drains first.
     """
-    if not plan.settings.broker.redis:
-        return RedisFacts(version="", durability=plan.settings.broker.durability)
-    logs.configure("launcher")
-    return asyncio.run(_examined(plan.settings, lifecycle))
-
-
-async def _examined(settings: Settings, lifecycle: Lifecycle) -> RedisFacts:
+    section = plan.settings.broker
+    if not section.redis:
+        return RedisFacts(version="", durability=section.durability)
     from penstock.broker.log import connection
     from penstock.broker.service.process import connect_inspector, wait_for_redis
+    from penstock.runtime.server_frame import setter
 
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    async def examined() -> RedisFacts:
+        stop, inspector = asyncio.Event(), connect_inspector(section.redis, plan.settings.security)
+        with lifecycle.calling_on_drain(setter(stop)):
+            try:
+                ask = partial(connection.examine, inspector, section.redis, section)
+                facts = await wait_for_redis(ask, section.redis, section.redis_wait_s, stop)
+            finally:
+                await inspector.aclose()
+        return RedisFacts(version=facts.version, durability=facts.durability.label)
 
-    def on_drain() -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
-
-    lifecycle.on_drain(on_drain)
-    section, url = settings.broker, settings.broker.redis
-    inspector = connect_inspector(url, settings.security)
-    try:
-        ask = partial(connection.examine, inspector, url, section)
-        facts = await wait_for_redis(ask, url, section.redis_wait_s, stop)
-    finally:
-        await inspector.aclose()
-    return RedisFacts(version=facts.version, durability=facts.durability.label)
+    logs.configure("launcher")
+    return asyncio.run(examined())
 
 
 def _conclude(plan: Plan, ending: Ending, learnt: dict[str, Any], *, as_json: bool) -> None:
+    from penstock.launch.commands.plot import draw
+
     summary = make_summary(plan, ending, learnt)
     write_summary(plan.run_dir, summary)
-    _write_artefacts(plan, summary)
-    _draw_curve(plan.run_dir)
+    workload = find(plan.settings.workload)
+    if workload.artefacts:
+        load(workload.artefacts)(plan.settings, plan.run_dir, summary)
+    if (plan.run_dir / "metrics.jsonl").exists():
+        draw([plan.run_dir], plan.run_dir / "learning-curve.png")
     summary["disk_bytes"] = sum(sizes(plan.run_dir).values())
     write_summary(plan.run_dir, summary)
     lines: Sequence[str] = [json.dumps(summary, indent=2)] if as_json else summary_lines(summary)
@@ -165,16 +162,3 @@ def tell(lines: Sequence[str]) -> None:
     stream = WatchedStream(sys.stdout)
     stream.write("\n".join(lines) + "\n")
     stream.flush()
-
-
-def _write_artefacts(plan: Plan, summary: dict[str, Any]) -> None:
-    workload = find(plan.settings.workload)
-    if workload.artefacts:
-        load(workload.artefacts)(plan.settings, plan.run_dir, summary)
-
-
-def _draw_curve(run_dir: Path) -> None:
-    from penstock.launch.commands.plot import draw
-
-    if (run_dir / "metrics.jsonl").exists():
-        draw([run_dir], run_dir / "learning-curve.png")

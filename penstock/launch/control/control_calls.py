@@ -32,6 +32,11 @@ TELL_S: Final = 5.0
 _PASSING: Final = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 """A broker is away, or Redis: the command may have been noted, and asking again is safe."""
 
+_REQUESTS: Final[dict[str, Callable[..., Any]]] = {
+    "Checkpoint": pb.ControlRequest,
+    "Restore": pb.RestoreRequest,
+    "Flush": pb.FlushRequest,
+}
 Ask = Callable[[], pb.Command]
 """Asks for the same command once more."""
 
@@ -78,75 +83,52 @@ class ControlCalls:
     def wanted(self, call: str, reason: str) -> tuple[str, int]:
         """Make Pause, Resume or Stop; returns the state that is wanted now, and its revision."""
         request = pb.ControlRequest(reason=reason)
-        reply = self._called(lambda: getattr(self._stub, call)(request, timeout=CALL_DEADLINE_S))
+        reply = self.called(lambda: getattr(self._stub, call)(request, timeout=CALL_DEADLINE_S))
         return RunState(reply.desired).label, reply.revision
 
-    def asked(self, ask: Ask) -> pb.Command:
-        return self._called(ask)
-
-    def checkpoint(self, name: str, request_id: str, reason: str) -> Ask:
-        """Return the call that asks for it; name: "" for none."""
-        request = pb.ControlRequest(name=name, request_id=request_id, reason=reason)
-        return lambda: self._stub.Checkpoint(request, timeout=CALL_DEADLINE_S).command
-
-    def restore(self, name: str, request_id: str, reason: str) -> Ask:
-        request = pb.RestoreRequest(name=name, request_id=request_id, reason=reason)
-        return lambda: self._stub.Restore(request, timeout=CALL_DEADLINE_S).command
-
-    def flush(self, min_steps: int, request_id: str, reason: str) -> Ask:
-        request = pb.FlushRequest(min_steps=min_steps, request_id=request_id, reason=reason)
-        return lambda: self._stub.Flush(request, timeout=CALL_DEADLINE_S).command
+    def command(self, call: str, **fields: Any) -> Ask:
+        """Return the call Checkpoint, Restore or Flush, which asks for a command; fields: of its request."""
+        request = _REQUESTS[call](**fields)
+        return lambda: getattr(self._stub, call)(request, timeout=CALL_DEADLINE_S).command
 
     def await_answer(self, ask: Ask, timeout_s: float, *, as_json: bool) -> int:
         """Ask until the learner has answered; prints the answer and returns the exit code.
 
         Raises Fatal where it has not within `timeout_s`; 0: print the command as it is.
         """
-        command = self._called(ask)
+        command = self.called(ask)
         began = told = time.monotonic()
         pause = threading.Event()
         while command.state == pb.COMMAND_STATE_PENDING and timeout_s:
             now = time.monotonic()
             if now - began > timeout_s:
-                raise Fatal(_late(command, timeout_s))
+                raise Fatal(
+                    f"{command.action} {command.number}: not answered within {timeout_s:g} s, and still "
+                    "asked for; is the learner running, or the run paused with a flush that waits? The same "
+                    f"command with --request-id {command.request_id} looks again"
+                )
             if now - told > TELL_S:
                 told = now
                 sys.stderr.write(f"waiting for the learner ({now - began:.0f} s)\n")
             pause.wait(ASK_S)
-            command = self._asked_again(ask, command)
+            command = self.called(ask, passing=command)
         _say(json.dumps(command_json(command)) if as_json else _line(command))
         return EXIT_FAILED if command.state == pb.COMMAND_STATE_REFUSED else EXIT_OK
 
-    def _asked_again(self, ask: Ask, before: pb.Command) -> pb.Command:
-        try:
-            return ask()
-        except grpc.RpcError as error:
-            if error.code() in _PASSING:
-                return before
-            raise self._failure(error) from error
-
-    def _called(self, call: Callable[[], T]) -> T:
+    def called(self, call: Callable[[], T], passing: T | None = None) -> T:
+        """Return what a call does; `passing`, where it is given, while the broker or Redis is away."""
         try:
             return call()
         except grpc.RpcError as error:
-            raise self._failure(error) from error
-
-    def _failure(self, error: grpc.RpcError) -> Exception:
-        match error.code():
-            case grpc.StatusCode.INVALID_ARGUMENT:
-                return ConfigurationError(error.details())
-            case grpc.StatusCode.FAILED_PRECONDITION:
-                return Fatal(f"the broker refuses it: {error.details()}")
-            case _:
-                return NoAnswer(f"broker at {self._address}: {error.details()}; is the run still going?")
-
-
-def _late(command: pb.Command, timeout_s: float) -> str:
-    return (
-        f"{command.action} {command.number}: not answered within {timeout_s:g} s, and still asked for; is "
-        "the learner running, or the run paused with a flush that waits? The same command with "
-        f"--request-id {command.request_id} looks again"
-    )
+            if passing is not None and error.code() in _PASSING:
+                return passing
+            match error.code():
+                case grpc.StatusCode.INVALID_ARGUMENT:
+                    raise ConfigurationError(error.details()) from error
+                case grpc.StatusCode.FAILED_PRECONDITION:
+                    raise Fatal(f"the broker refuses it: {error.details()}") from error
+            text = f"broker at {self._address}: {error.details()}; is the run still going?"
+            raise NoAnswer(text) from error
 
 
 def _line(command: pb.Command) -> str:

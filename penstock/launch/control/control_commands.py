@@ -63,10 +63,11 @@ class Command:
     ] = None
     call: Call
 
-    def ask(self, action: str, what: str | int) -> int:
+    def ask(self, call: str, **about: str | int) -> int:
         """Make a command of what it is about; return the exit code when it is answered."""
+        request_id = self.request_id or secrets.token_hex(8)
         with self.call.opened() as calls:
-            ask = getattr(calls, action)(what, self.request_id or secrets.token_hex(8), self.call.reason)
+            ask = calls.command(call, request_id=request_id, reason=self.call.reason, **about)
             return calls.await_answer(ask, self.timeout, as_json=self.call.as_json)
 
 
@@ -106,7 +107,7 @@ def checkpoint(
     asked: Command,
 ) -> int:
     """Make a checkpoint now; one with a name stays until its folder is removed."""
-    return asked.ask("checkpoint", name or "")
+    return asked.ask("Checkpoint", name=name or "")
 
 
 @command(control_commands)
@@ -114,7 +115,7 @@ def restore(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a checkpoint.")], asked: Command
 ) -> int:
     """Go back to model, optimiser and normalisers of a named checkpoint; all that counts goes on."""
-    return asked.ask("restore", name)
+    return asked.ask("Restore", name=name)
 
 
 @command(control_commands)
@@ -129,4 +130,4 @@ def flush(
     asked: Command,
 ) -> int:
     """Have the learner take what is pending as its next batch, though it is smaller than a batch."""
-    return asked.ask("flush", min_steps)
+    return asked.ask("Flush", min_steps=min_steps)

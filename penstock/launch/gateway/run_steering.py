@@ -9,15 +9,27 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import NoPlainFile
 from penstock.gateway.jobs import job_records
 from penstock.gateway.jobs.job_records import Action, CannotSteer, Order, VersionFile
-from penstock.launch.control.control_calls import Ask, ControlCalls, command_json, opened_for
+from penstock.launch.control.control_calls import command_json, opened_for
 from penstock.launch.policy.policy_commands import Wish
-from penstock.launch.policy.policy_steering import rolled_back, wished
-from penstock.launch.policy.policy_view import RegistryPolicy, find_place, opened, traffic_json, version_json
+from penstock.launch.policy.policy_versions import (
+    RegistryPolicy,
+    find_place,
+    opened,
+    rolled_back,
+    traffic_json,
+    version_json,
+    wished,
+)
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import open_kept
 from penstock.runtime.exit import Fatal, NoAnswer
 
+_COMMANDS: Mapping[Action, str] = {
+    Action.CHECKPOINT: "Checkpoint",
+    Action.RESTORE: "Restore",
+    Action.FLUSH: "Flush",
+}
 _STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
 
 
@@ -41,7 +53,11 @@ class RunSteering:
             if order.action in _STATES:
                 state, revision = calls.wanted(_STATES[order.action], order.reason)
                 return {"desired": state, "revision": revision}
-            return command_json(calls.asked(_command(calls, order)))
+            about = {"min_steps": order.min_steps} if order.action is Action.FLUSH else {"name": order.name}
+            ask = calls.command(
+                _COMMANDS[order.action], request_id=order.request_id, reason=order.reason, **about
+            )
+            return command_json(calls.called(ask))
 
     def versions(self, job: str) -> Mapping[str, Any]:
         """Return the registered versions of the policy that a run trains, and its traffic."""
@@ -86,7 +102,7 @@ class RunSteering:
             place = self._place(self._run(job))
             with opened(place) as registry:
                 number = None if version is None else _number(registry, place, version)
-            return rolled_back(place, number, reason, by=by).content
+            return rolled_back(place, number, reason, by=by)[0]
 
     def set_traffic(self, job: str, *, reason: str, by: str, **change: Any) -> Mapping[str, Any]:
         with _told():
@@ -108,15 +124,6 @@ class PodSteering(RunSteering):
             f"{order.action}: the run of this job goes on in a pod of its own, which takes no orders; "
             "its job may be cancelled, and its versions promoted and rolled back"
         )
-
-
-def _command(calls: ControlCalls, order: Order) -> Ask:
-    made: dict[Action, Callable[[], Ask]] = {
-        Action.CHECKPOINT: lambda: calls.checkpoint(order.name, order.request_id, order.reason),
-        Action.RESTORE: lambda: calls.restore(order.name, order.request_id, order.reason),
-        Action.FLUSH: lambda: calls.flush(order.min_steps, order.request_id, order.reason),
-    }
-    return made[order.action]()
 
 
 def _number(registry: Registry, place: RegistryPolicy, version: int | str) -> int:

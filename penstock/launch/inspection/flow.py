@@ -5,13 +5,34 @@ observation on. A wait that has not ended is in no counter yet: an actor that ma
 another fragment has waited all the time, and so has a learner that made no update while an actor may go on.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from penstock.launch.inspection.processes import Observation, ProcessSnapshot
+import grpc
+
+from penstock.config.credentials import credentials
+from penstock.config.service_settings import calling_security
+from penstock.config.settings import ConfigurationError
+from penstock.launch.inspection.processes import (
+    Observation,
+    ProcessSnapshot,
+    broker_of,
+    observe,
+    read_endpoints,
+)
+from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.protocol.messages import Role, RunState
+from penstock.rpc.auth import Credentials
+from penstock.rpc.channel import open_channel
+from penstock.runtime.exit import Fatal
+from penstock.v1 import control_pb2, control_pb2_grpc
 
 # ---- The stage of a run that limits its pace: one pure judgement of measured figures.
 
@@ -101,25 +122,20 @@ def _of_standstill(figures: Figures) -> Verdict | None:
 
 
 def _of_waiting(figures: Figures) -> Verdict:
-    learner, credit, acks = (
-        figures.learner_wait_share or 0.0,
-        figures.credit_wait_share or 0.0,
-        figures.ack_wait_share or 0.0,
-    )
     measured = _shares(figures)
     if not measured:
         return Verdict(Bound.UNKNOWN, "nothing has been measured yet")
-    return Verdict(_who(learner, credit, acks), ", ".join(measured))
-
-
-def _who(learner: float, credit: float, acks: float) -> Bound:
+    learner, credit = figures.learner_wait_share or 0.0, figures.credit_wait_share or 0.0
+    acks = figures.ack_wait_share or 0.0
     if acks >= WAITS and acks >= credit:
-        return Bound.BROKER
-    if max(learner, credit) < WAITS:
-        return Bound.BALANCED
-    if min(learner, credit) >= WAITS and max(learner, credit) < _CLEARLY * min(learner, credit):
-        return Bound.PACING
-    return Bound.ACTOR if learner > credit else Bound.LEARNER
+        bound = Bound.BROKER
+    elif max(learner, credit) < WAITS:
+        bound = Bound.BALANCED
+    elif min(learner, credit) >= WAITS and max(learner, credit) < _CLEARLY * min(learner, credit):
+        bound = Bound.PACING
+    else:
+        bound = Bound.ACTOR if learner > credit else Bound.LEARNER
+    return Verdict(bound, ", ".join(measured))
 
 
 def _standing(figures: Figures) -> list[str]:
@@ -149,31 +165,8 @@ def _shares(figures: Figures) -> list[str]:
 _ROLLOUT: Final = Role.ROLLOUT.label
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """Rates per second, times in seconds, both over `window_s`; the log as it is now. None: not measured."""
-
-    window_s: float
-    environment_steps: float | None = None
-    episodes: float | None = None
-    fragments_sent: float | None = None
-    bytes_sent: float | None = None
-    ack_s: float | None = None
-    fragments_appended: float | None = None
-    bytes_appended: float | None = None
-    append_s: float | None = None
-    answers: float | None = None
-    log_entries: int | None = None
-    log_bytes: int | None = None
-    waiting_fragments: int | None = None
-    outstanding_steps: int | None = None
-    budget_steps: int | None = None
-    trained_steps: float | None = None
-    updates: float | None = None
-    staleness: float | None = None
-    versions: float | None = None
-    apply_s: float | None = None
-    version: int | None = None
+Flow = Mapping[str, Any]
+"""Rates per second, times in seconds, both over `window_s`; the log as it is now. None: not measured."""
 
 
 class Change:
@@ -211,72 +204,59 @@ class Change:
 def flow_between(before: Observation, after: Observation) -> Flow:
     actors, brokers = Change(before, after, "actor", "server"), Change(before, after, "broker")
     learners, status = Change(before, after, "learner"), after.status
-    return Flow(
-        window_s=after.at_s - before.at_s,
-        environment_steps=actors.rate("environment_steps_total"),
-        episodes=actors.rate("episodes_total", evaluation="no"),
-        fragments_sent=actors.rate("fragments_acked_total"),
-        bytes_sent=actors.rate("fragment_sent_bytes_total"),
-        ack_s=actors.mean("ack_latency_seconds"),
-        fragments_appended=brokers.rate("fragments_appended_total"),
-        bytes_appended=brokers.rate("fragment_appended_bytes_total"),
-        append_s=brokers.mean("append_seconds"),
-        answers=Change(before, after, "server").rate("policy_answers_total"),
-        log_entries=status.log_entries if status else None,
-        log_bytes=status.log_bytes if status else None,
-        waiting_fragments=status.log_head - status.settled if status else None,
-        outstanding_steps=status.outstanding_steps if status else None,
-        budget_steps=status.budget_steps if status else None,
-        trained_steps=learners.rate("trained_steps_total"),
-        updates=learners.rate("updates_total"),
-        staleness=learners.mean("staleness_updates"),
-        versions=learners.rate("update_seconds_count", phase="publish"),
-        apply_s=actors.mean("weight_apply_seconds"),
-        version=status.latest.version if status else None,
-    )
+    return {
+        "window_s": after.at_s - before.at_s,
+        "environment_steps": actors.rate("environment_steps_total"),
+        "episodes": actors.rate("episodes_total", evaluation="no"),
+        "fragments_sent": actors.rate("fragments_acked_total"),
+        "bytes_sent": actors.rate("fragment_sent_bytes_total"),
+        "ack_s": actors.mean("ack_latency_seconds"),
+        "fragments_appended": brokers.rate("fragments_appended_total"),
+        "bytes_appended": brokers.rate("fragment_appended_bytes_total"),
+        "append_s": brokers.mean("append_seconds"),
+        "answers": Change(before, after, "server").rate("policy_answers_total"),
+        "log_entries": status.log_entries if status else None,
+        "log_bytes": status.log_bytes if status else None,
+        "waiting_fragments": status.log_head - status.settled if status else None,
+        "outstanding_steps": status.outstanding_steps if status else None,
+        "budget_steps": status.budget_steps if status else None,
+        "trained_steps": learners.rate("trained_steps_total"),
+        "updates": learners.rate("updates_total"),
+        "staleness": learners.mean("staleness_updates"),
+        "versions": learners.rate("update_seconds_count", phase="publish"),
+        "apply_s": actors.mean("weight_apply_seconds"),
+        "version": status.latest.version if status else None,
+    }
 
 
 def figures_between(before: Observation, after: Observation) -> Figures:
     """Return the figures for the judgement of the bottleneck; of one observation alone, only the problems."""
-    names = starved(after)
+    rollouts = [row for row in after.status.sessions if row.role == _ROLLOUT] if after.status else []
+    starved = {row.actor_id for row in rollouts if row.sequence >= row.begin_through}
     since = after.learnt.update_at if after.learnt else None
-    standing = Figures(
+    actors = after.of_role("actor")
+    figures = Figures(
         halted=_halted(after),
         broker_problem=_problem(after, "broker", "redis") or after.silence,
         learner_problem=_problem(after, "learner"),
-        actor_problem=_actor_problem(after),
-        actors=len(after.of_role("actor")) or len(rollout_actors(after)),
-        starved=len(names),
+        # Only when no working actor is left: the others' share is measured.
+        actor_problem=_problem(after, "actor") if all(one.problem for one in actors) else "",
+        actors=len(actors) or len({row.actor_id for row in rollouts}),
+        starved=len(starved),
         since_update_s=max(0.0, after.wall_s - since) if since is not None else None,
     )
-    return _measured(standing, before, after, names) if after.at_s > before.at_s else standing
-
-
-def _measured(standing: Figures, before: Observation, after: Observation, names: frozenset[str]) -> Figures:
+    if after.at_s <= before.at_s:
+        return figures
     learner = Change(before, after, "learner")
     rise = learner.rise("updates_total")
     updates = round(rise) if rise is not None else _updates_written(before, after)
     return replace(
-        standing,
+        figures,
         updates=updates,
-        learner_wait_share=_learner_wait_share(learner, updates, is_fed=not names),
-        credit_wait_share=_wait_share(before, after, names, "leave"),
-        ack_wait_share=_wait_share(before, after, frozenset(), "outbox"),
+        learner_wait_share=_learner_wait_share(learner, updates, is_fed=not starved),
+        credit_wait_share=_wait_share(before, after, starved, "leave"),
+        ack_wait_share=_wait_share(before, after, set(), "outbox"),
         ack_s=Change(before, after, "actor", "server").mean("ack_latency_seconds"),
-    )
-
-
-def rollout_actors(observation: Observation) -> frozenset[str]:
-    """Return the ids of the actors with an open session that generate experience at their own pace."""
-    rows = observation.status.sessions if observation.status else ()
-    return frozenset(row.actor_id for row in rows if row.role == _ROLLOUT)
-
-
-def starved(observation: Observation) -> frozenset[str]:
-    """Return those of them that have used all their credit."""
-    rows = observation.status.sessions if observation.status else ()
-    return frozenset(
-        row.actor_id for row in rows if row.role == _ROLLOUT and row.sequence >= row.begin_through
     )
 
 
@@ -296,12 +276,6 @@ def _problem(after: Observation, *roles: str) -> str:
     return "; ".join(found)
 
 
-def _actor_problem(after: Observation) -> str:
-    """Return a problem only when no working actor is left: the others' share is measured."""
-    actors = after.of_role("actor")
-    return _problem(after, "actor") if actors and all(snapshot.problem for snapshot in actors) else ""
-
-
 def _updates_written(before: Observation, after: Observation) -> int | None:
     """Return the updates by the learner's lines, where its port is silent."""
     if before.learnt is None or after.learnt is None:
@@ -319,7 +293,7 @@ def _learner_wait_share(learner: Change, updates: int | None, *, is_fed: bool) -
     return waited / (waited + computed)
 
 
-def _wait_share(before: Observation, after: Observation, names: frozenset[str], cause: str) -> float | None:
+def _wait_share(before: Observation, after: Observation, names: set[str], cause: str) -> float | None:
     """Return the mean over the actors of the share of the window that each waited for `cause`."""
     shares = []
     for then, now in Change(before, after, "actor").pairs:
@@ -338,3 +312,177 @@ def _rise(then: ProcessSnapshot, now: ProcessSnapshot, name: str, **labels: str)
 def _sum(values: Iterable[float]) -> float | None:
     found = list(values)
     return sum(found) if found else None
+
+
+# ---- The one call behind `penstock status`: ask a broker for the status of its run.
+
+
+def ask(
+    address: str, credentials: Credentials, *, timeout_s: float = CALL_DEADLINE_S
+) -> control_pb2.StatusReply:
+    """Return the broker's reply; raises Fatal without one, ConfigurationError for a bad address."""
+    try:
+        with open_channel(address, credentials) as channel:
+            stub = control_pb2_grpc.ControlServiceStub(channel)
+            return stub.Status(control_pb2.StatusRequest(), timeout=timeout_s)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    except grpc.RpcError as error:
+        raise Fatal(
+            f"broker at {address} does not answer: {error.details()}; is the run still going?"
+        ) from error
+
+
+# ---- A line per role of a run: number of processes, rates, lag, weight version, health.
+
+_ORDER: Final = ("actor", "server", "evaluator", "broker", "redis", "learner", "launcher")
+_SESSION_ROLES: Final = {"actor": "rollout", "server": "server", "evaluator": "evaluation"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRow:
+    """Texts for people. healthy, of: processes that are healthy, and all. problems: which are not and why."""
+
+    role: str
+    healthy: int
+    of: int
+    rate: str
+    lag: str
+    version: str
+    restarts: int
+    problems: tuple[str, ...] = ()
+
+
+def role_rows(now: Observation, flow: Flow) -> list[RoleRow]:
+    found = {snapshot.role for snapshot in now.sights}
+    return [_row(role, now, flow) for role in _ORDER if role in found]
+
+
+def _row(role: str, now: Observation, flow: Flow) -> RoleRow:
+    sights = now.of_role(role)
+    return RoleRow(
+        role=role,
+        healthy=sum(not snapshot.problem for snapshot in sights),
+        of=len(sights),
+        rate=_RATES[role](flow) if role in _RATES else "",
+        lag=_LAGS[role](flow) if role in _LAGS else _versions_behind(role, now),
+        version=_version(role, now),
+        restarts=round(sum(one.total("restarts_total", role=role) or 0.0 for one in now.of_role("launcher"))),
+        problems=tuple(f"{snapshot.name} {snapshot.problem}" for snapshot in sights if snapshot.problem),
+    )
+
+
+def _per_second(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:,.0f} {unit}/s" if value >= 10 else f"{value:,.1f} {unit}/s"
+
+
+def _milliseconds(value: float | None, what: str) -> str:
+    return "" if value is None else f"{what} {1000 * value:,.1f} ms"
+
+
+_RATES: Final[dict[str, Callable[[Flow], str]]] = {
+    "actor": lambda flow: _per_second(flow["environment_steps"], "steps"),
+    "server": lambda flow: _per_second(flow["answers"], "answers"),
+    "broker": lambda flow: _per_second(flow["fragments_appended"], "fragments"),
+    "learner": lambda flow: _per_second(flow["updates"], "updates"),
+}
+_LAGS: Final[dict[str, Callable[[Flow], str]]] = {
+    "broker": lambda flow: _milliseconds(flow["append_s"], "append"),
+    "learner": lambda flow: "" if flow["staleness"] is None else f"staleness {flow['staleness']:.1f} updates",
+}
+
+
+def _applied(role: str, now: Observation) -> list[int]:
+    wanted = _SESSION_ROLES.get(role)
+    rows = now.status.sessions if now.status else ()
+    return [row.applied_version for row in rows if row.role == wanted and row.applied_version]
+
+
+def _version(role: str, now: Observation) -> str:
+    if role in ("broker", "learner"):
+        return str(now.status.latest.version) if now.status else ""
+    applied = _applied(role, now)
+    if not applied:
+        return ""
+    return f"{min(applied)}" if min(applied) == max(applied) else f"{min(applied)} to {max(applied)}"
+
+
+def _versions_behind(role: str, now: Observation) -> str:
+    """An evaluator plays the version that it was asked for, and lags behind none."""
+    applied = _applied(role, now) if role != "evaluator" else []
+    if not applied or now.status is None:
+        return ""
+    worst = max(0, now.status.latest.version - min(applied))
+    return f"{worst} version{'' if worst == 1 else 's'} behind"
+
+
+WINDOW_S: Final = 5.0
+"""Seconds over which rates and shares are means."""
+MIN_INTERVAL_S: Final = 0.5
+_FORGOTTEN_S: Final = 2 * WINDOW_S
+"""Seconds of pause after which earlier observations are dropped."""
+_DEADLINE_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """An observation and its interpretation. Rates in `flow` are None in the first look."""
+
+    now: Observation
+    flow: Flow
+    verdict: Verdict
+    rows: list[RoleRow]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "bottleneck": asdict(self.verdict),
+            "roles": [asdict(row) for row in self.rows],
+            "flow": self.flow,
+        }
+
+
+class Watch:
+    """Observes the run of a folder repeatedly: the newest look is compared with one from seconds before.
+
+    Safe to use from several threads; callers share a look that is younger than `MIN_INTERVAL_S`.
+    """
+
+    def __init__(self, run_dir: Path, config: Path | None = None, assignments: tuple[str, ...] = ()) -> None:
+        """config, assignments: they name the credentials; default: the run's own."""
+        self._run_dir = run_dir
+        self._security = calling_security(run_dir, config, assignments)
+        self._seen: deque[Observation] = deque()
+        self._lock = threading.Lock()
+
+    def look(self) -> RunSnapshot:
+        with self._lock:
+            age_s = time.monotonic() - self._seen[-1].at_s if self._seen else math.inf
+            if age_s > _FORGOTTEN_S:
+                self._seen.clear()
+            if age_s >= MIN_INTERVAL_S:
+                self._seen.append(observe(self._run_dir, self._status))
+            while len(self._seen) > 2 and self._seen[1].at_s <= self._seen[-1].at_s - WINDOW_S:
+                self._seen.popleft()
+            before, now = comparable(self._seen), self._seen[-1]
+        flow = flow_between(before, now)
+        return RunSnapshot(
+            now=now, flow=flow, verdict=judge(figures_between(before, now)), rows=role_rows(now, flow)
+        )
+
+    def _status(self) -> control_pb2.StatusReply:
+        """Return the reply of the run's broker; raises Fatal when it has none yet or does not answer."""
+        address = broker_of(read_endpoints(self._run_dir))
+        if not address:
+            raise Fatal("no broker has come up yet")
+        return ask(address, credentials(self._security), timeout_s=_DEADLINE_S)
+
+
+def comparable(seen: Sequence[Observation]) -> Observation:
+    """Return the oldest observation with an answer of all who answer in the newest, else the oldest."""
+    answering = _answering(seen[-1])
+    whole = (one for one in seen if one is not seen[-1] and answering <= _answering(one))
+    return next(whole, seen[0])
+
+
+def _answering(observation: Observation) -> set[tuple[str, int]]:
+    return {(snapshot.name, snapshot.pid) for snapshot in observation.sights if snapshot.samples}

@@ -19,8 +19,8 @@ from rich.text import Text
 from penstock.config.credentials import credentials
 from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError
+from penstock.launch.inspection.flow import RunSnapshot, Watch, ask
 from penstock.launch.inspection.processes import ENDPOINTS_FILE, is_going_on
-from penstock.launch.inspection.watch import RunSnapshot, Watch, ask, watch_folder
 from penstock.protocol.messages import RunState
 from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.foreground import Configured
@@ -52,7 +52,7 @@ def main(
         return EXIT_OK
     folder = run or _newest_run()
     _check_going_on(folder)
-    watch = watch_folder(folder, configured.config, configured.said)
+    watch = Watch(folder, configured.config, configured.said)
     console = Console()
     if as_json or once or not console.is_terminal:
         look = _look_twice(watch)

@@ -14,7 +14,7 @@ from penstock.protocol.limits import MAX_NUMBER
 from penstock.runtime.foreground import AsJson, Trust, command, finite
 
 if TYPE_CHECKING:
-    from penstock.launch.policy.policy_view import RegistryPolicy
+    from penstock.launch.policy.policy_versions import RegistryPolicy
 
 policy_commands = typer.Typer(
     help="Versions that were registered: look, promote, roll back, export.", no_args_is_help=True
@@ -44,7 +44,7 @@ class Place:
     ] = None
 
     def found(self) -> "RegistryPolicy":
-        from penstock.launch.policy.policy_view import find_place
+        from penstock.launch.policy.policy_versions import find_place
 
         return find_place(self.run, self.registry, self.policy)
 
@@ -76,7 +76,7 @@ class Wish:
 @command(policy_commands, "list")
 def list_versions(place: Place, as_json: AsJson = False) -> int:
     """List the versions that were registered, oldest first."""
-    from penstock.launch.policy.policy_view import show_versions
+    from penstock.launch.policy.policy_versions import show_versions
 
     return show_versions(place.found(), as_json=as_json)
 
@@ -84,7 +84,7 @@ def list_versions(place: Place, as_json: AsJson = False) -> int:
 @command(policy_commands)
 def show(version: Version, place: Place, as_json: AsJson = False) -> int:
     """Show one version, and what was decided about it."""
-    from penstock.launch.policy.policy_view import show_version
+    from penstock.launch.policy.policy_versions import show_version
 
     return show_version(place.found(), version, as_json=as_json)
 
@@ -103,7 +103,7 @@ def promote(
     as_json: AsJson = False,
 ) -> int:
     """Make a version active, or the canary."""
-    from penstock.launch.policy.policy_steering import promote
+    from penstock.launch.policy.policy_versions import promote
 
     return promote(place.found(), version, to=to, canary_share=canary_share, reason=reason, as_json=as_json)
 
@@ -124,7 +124,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> int:
     """Withdraw the canary, or the active version for the one before it."""
-    from penstock.launch.policy.policy_steering import rollback
+    from penstock.launch.policy.policy_versions import rollback
 
     return rollback(place.found(), version, reason=reason, as_json=as_json)
 
@@ -132,7 +132,7 @@ def rollback(
 @command(policy_commands)
 def retire(version: Version, reason: Reason, place: Place, as_json: AsJson = False) -> int:
     """Release a version's weights: no client can be served it any more."""
-    from penstock.launch.policy.policy_steering import retire
+    from penstock.launch.policy.policy_versions import retire
 
     return retire(place.found(), version, reason=reason, as_json=as_json)
 
@@ -146,7 +146,7 @@ def traffic(
     as_json: AsJson = False,
 ) -> int:
     """Show which clients get which version, or change it."""
-    from penstock.launch.policy.policy_steering import traffic
+    from penstock.launch.policy.policy_versions import traffic
 
     return traffic(place.found(), wish, reason=reason, as_json=as_json)
 
@@ -166,6 +166,6 @@ def export(
     trust: Trust = False,
 ) -> int:
     """Write a version's weights, or the whole network, to a file."""
-    from penstock.launch.policy.policy_view import export
+    from penstock.launch.policy.policy_versions import export
 
     return export(place.found(), version, kind=kind, output=output, trust=trust)

@@ -293,16 +293,10 @@ def _await_clients_gone(path: Path, server: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + CLIENTS_LEAVE_S
     pause = threading.Event()
     while server.poll() is None and time.monotonic() < deadline:
-        if _clients(ask(path, b"INFO clients")) <= _LINGERING_CLIENTS:
+        clients = re.search(rb"connected_clients:(\d+)", ask(path, b"INFO clients"))
+        if clients is None or int(clients[1]) <= _LINGERING_CLIENTS:
             return
         pause.wait(0.05)
-
-
-def _clients(info: bytes) -> int:
-    for line in info.splitlines():
-        if line.startswith(b"connected_clients:"):
-            return int(line.partition(b":")[2])
-    return 0
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:

@@ -9,12 +9,13 @@ closes the lifeline and every service drains by itself.
 import json
 import logging
 import os
+import re
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config.settings import ConfigurationError, MetricsSection
+from penstock.config.settings import ConfigurationError
 from penstock.launch.inspection.curve import MetricsTail
 from penstock.launch.inspection.live_view import View
 from penstock.launch.run.fork_server import ForkServer
@@ -67,7 +68,11 @@ class Run:
         self._lifecycle = lifecycle
         self._view = view
         self._health = Health("launcher")
-        self._metrics_port = _serve_metrics(self._health, plan.settings.metrics)
+        try:
+            section = plan.settings.metrics
+            self._metrics_port = serve_http(self._health, section.host, section.port)[1]
+        except AddressInUse as error:
+            raise ConfigurationError(str(error)) from error
         # The write end stays open in this process alone: children drain when the kernel closes it.
         read_fd, self._lifeline = os.pipe()
         folder = Folder(logs=plan.run_dir / "logs", endpoints=plan.run_dir / "endpoints")
@@ -115,7 +120,18 @@ class Run:
 
     def accounts(self) -> list[Account]:
         """Return the services' accounts, with Redis under its server's own pid, and the launcher's."""
-        return [*map(self._with_server_pid, self._supervisor.accounts()), _own_account(self._fork_server)]
+        times, fork_server = os.times(), self._fork_server
+        own = Account(
+            name="launcher",
+            role="launcher",
+            pid=os.getpid(),
+            restarts=0,
+            cpu_seconds=times.user + times.system + fork_server.cpu_seconds,
+            memory=together([of_process(os.getpid()), fork_server.memory]),
+        )
+        servers = {name: one.server_pid for name, one in self._endpoints.items()}
+        services = [replace(one, pid=servers.get(one.name) or one.pid) for one in self._supervisor.accounts()]
+        return [*services, own]
 
     def _say(self, text: str) -> None:
         log.info("%s", text)
@@ -132,12 +148,19 @@ class Run:
             self._note_endpoints()
             progress = self._tail.poll()
             if progress is not None:
-                self._note_training()
-                self._note_steps(progress.env_steps)
+                if not self._is_training:  # experience has come since this launcher's start
+                    self._is_training = True
+                    take_configuration(self._plan)
+                    self._say("training")
+                # A learner that went back to its checkpoint has come further when it is beyond where it was.
+                if progress.env_steps > self._most_steps:
+                    self._most_steps = progress.env_steps
+                    self._supervisor.note_progress()
                 self._view.show(progress)
             elif time.monotonic() >= next_notice_s:
                 next_notice_s = time.monotonic() + NOTICE_INTERVAL_S
-                self._say_who_is_not_ready()
+                waiting = [f"{name} ({line})" if line else name for name, line in self._supervisor.unready()]
+                self._say(f"waiting for {', '.join(waiting) or 'the first experience'}")
             if time.monotonic() >= next_health_s:
                 next_health_s = time.monotonic() + HEALTH_INTERVAL_S
                 self._supervisor.check_health()
@@ -145,29 +168,12 @@ class Run:
             self._health.progress(SUPERVISION)
         return Outcome(code=EXIT_INTERRUPTED)
 
-    def _note_training(self) -> None:
-        """Experience has come since this launcher's start."""
-        if not self._is_training:
-            self._is_training = True
-            take_configuration(self._plan)
-            self._say("training")
-
-    def _note_steps(self, env_steps: int) -> None:
-        """A learner that went back to its checkpoint has come further when it is beyond where it was."""
-        if env_steps > self._most_steps:
-            self._most_steps = env_steps
-            self._supervisor.note_progress()
-
     def _learner_ended(self) -> Outcome:
         """EXIT_OK: it reached its target or all steps. EXIT_INTERRUPTED: an operator or a signal ended it."""
         if self.learnt.get("finished"):
             return Outcome(code=EXIT_OK)
         self._say("the learner was asked to end; `penstock train --resume` goes on from here")
         return Outcome(code=EXIT_INTERRUPTED)
-
-    def _say_who_is_not_ready(self) -> None:
-        waited_for = [f"{name} ({line})" if line else name for name, line in self._supervisor.unready()]
-        self._say(f"waiting for {', '.join(waited_for) or 'the first experience'}")
 
     def _drain(self) -> None:
         """Actors, policy server, learner, broker, Redis: within their bounds, then the hard way."""
@@ -198,14 +204,14 @@ class Run:
                 self._say(f"{name} is up (pid {found[name].server_pid or found[name].pid})")
         self._endpoints = found
         try:
-            self._write("endpoints.json", {name: asdict(one) for name, one in found.items()})
-            self._write("targets.json", self._targets())
+            for name, content in (
+                ("endpoints.json", {name: asdict(one) for name, one in found.items()}),
+                ("targets.json", self._targets()),
+            ):
+                replace_text(self._plan.run_dir / name, json.dumps(content, indent=2) + "\n")
         except OSError as error:
             # Services that cannot write end the run with the cause; these files alone do not.
             self._say(f"endpoints.json or targets.json is not up to date: {error.strerror}")
-
-    def _write(self, name: str, content: object) -> None:
-        replace_text(self._plan.run_dir / name, json.dumps(content, indent=2) + "\n")
 
     def _targets(self) -> list[dict[str, Any]]:
         """Return every metrics port by the service's name, as Prometheus reads it (`file_sd_configs`)."""
@@ -220,32 +226,6 @@ class Run:
     def _note_redis(self) -> None:
         if self._plan.settings.broker.redis:
             return  # examined before the start
-        for line in ask(self._sockets / "redis.sock", b"INFO server").splitlines():
-            if line.startswith(b"redis_version:"):
-                version = line.partition(b":")[2].decode().strip()
-                self.redis_facts = replace(self.redis_facts, version=version)
-
-    def _with_server_pid(self, account: Account) -> Account:
-        endpoint = self._endpoints.get(account.name)
-        if endpoint is None or endpoint.server_pid is None:
-            return account
-        return replace(account, pid=endpoint.server_pid)
-
-
-def _serve_metrics(health: Health, section: MetricsSection) -> int:
-    try:
-        return serve_http(health, section.host, section.port)[1]
-    except AddressInUse as error:
-        raise ConfigurationError(str(error)) from error
-
-
-def _own_account(fork_server: ForkServer) -> Account:
-    times = os.times()
-    return Account(
-        name="launcher",
-        role="launcher",
-        pid=os.getpid(),
-        restarts=0,
-        cpu_seconds=times.user + times.system + fork_server.cpu_seconds,
-        memory=together([of_process(os.getpid()), fork_server.memory]),
-    )
+        said = re.search(rb"redis_version:(\S+)", ask(self._sockets / "redis.sock", b"INFO server"))
+        if said:
+            self.redis_facts = replace(self.redis_facts, version=said[1].decode())

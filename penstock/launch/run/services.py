@@ -9,12 +9,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock.config.flags import words
 from penstock.config.settings import ENVIRONMENT_PREFIX, Settings
 from penstock.config.trusted import places_of
 from penstock.config.workload import Services, find, load
@@ -45,7 +44,10 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
     resumption = plan.resumption
     workload = find(plan.settings.workload)
     beside = load(workload.services)(plan.settings, sockets) if workload.services else Services()
-    acting = (*config, *_placing({**places_of(plan.settings), **beside.places}))
+    # As JSON: a text that looks like a number stays a text.
+    places = {**places_of(plan.settings), **beside.places}
+    placing = [("--set", f"actor.places.{key}={json.dumps(place)}") for key, place in places.items()]
+    acting = (*config, *(word for pair in placing for word in pair))
     actors = [
         _actor(f"actor-{index}", "rollout", broker, acting) for index in range(plan.settings.actor.count)
     ]
@@ -60,8 +62,8 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
         ServiceSpec(
             name="learner",
             role="learner",
-            command=penstock(*learner, *words(resumption, over=ResumeOptions())),
-            on_restart=words(resumption.after_a_crash(), over=resumption),
+            command=penstock(*learner, *resumption.words(over=ResumeOptions())),
+            on_restart=resumption.after_a_crash().words(over=resumption),
             clean_exit=CleanExit.DONE,
             stage=DrainStage.LEARNER,
         ),
@@ -73,12 +75,6 @@ def service_specs(plan: Plan, sockets: Path) -> list[ServiceSpec]:
         *([_server(plan, broker, config)] if plan.settings.serving.listen else []),
         *([_actor("evaluator", "evaluation", broker, acting)] if plan.settings.evaluation.episodes else []),
     ]
-
-
-def _placing(places: Mapping[str, str]) -> tuple[str, ...]:
-    """Tell actors of this machine of it, as JSON: a text that looks like a number stays a text."""
-    said = [("--set", f"actor.places.{key}={json.dumps(place)}") for key, place in places.items()]
-    return tuple(word for pair in said for word in pair)
 
 
 def _actor(name: str, role: str, broker: str, config: tuple[str, ...]) -> ServiceSpec:

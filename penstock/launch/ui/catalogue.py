@@ -10,9 +10,9 @@ from typing import Any, Final
 from penstock.config.run_folder import CONFIG_FILE, LOCK_FILE, read_whole
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.launch.inspection.curve import Curve, rates
+from penstock.launch.inspection.flow import Watch
 from penstock.launch.inspection.processes import ENDPOINTS_FILE, METRICS_FILE, is_going_on, read_learnt
-from penstock.launch.inspection.watch import Watch, watch_folder
-from penstock.launch.policy.policy_view import find_place, opened, traffic_json, version_json
+from penstock.launch.policy.policy_versions import find_place, opened, traffic_json, version_json
 from penstock.launch.run.summary import SUMMARY_FILE
 from penstock.runtime.exit import Fatal
 
@@ -130,7 +130,7 @@ class ShownRun:
 
     def _look(self) -> dict[str, Any]:
         with self._lock:
-            self._watch = self._watch or watch_folder(self.folder)
+            self._watch = self._watch or Watch(self.folder)
         return self._watch.look().as_json()
 
     def _facts_or_why(self, *, going_on: bool) -> RunFacts:

@@ -9,8 +9,7 @@ import redis
 
 from penstock.broker.log import keys
 from penstock.config.settings import Settings
-from penstock.launch.policy.policy_steering import rollback
-from penstock.launch.policy.policy_view import RegistryPolicy
+from penstock.launch.policy.policy_versions import RegistryPolicy, rollback
 from penstock.learner.publish import kept_versions
 from penstock.learner.publish.final_policy import read_final
 from penstock.learner.publish.kept_versions import MAX_WAITING

@@ -8,7 +8,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from penstock.config.flags import Flag, words
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.runtime.foreground import unfolded
 
@@ -17,8 +16,8 @@ from penstock.runtime.foreground import unfolded
 class Options:
     """An argument, a number with a bound, and options of another kind among them."""
 
-    what: Annotated[Path | None, Flag(metavar="[WHAT]", help="What.")] = None
-    count: Annotated[int | None, Flag(name="--count", least=1, help="How many.")] = None
+    what: Annotated[Path | None, typer.Argument(metavar="[WHAT]", help="What.")] = None
+    count: Annotated[int | None, typer.Option("--count", min=1, help="How many.")] = None
     resumption: ResumeOptions = field(default_factory=ResumeOptions)
     kept: int = 7
 
@@ -47,7 +46,7 @@ def test_a_command_gets_its_options_as_one_value() -> None:
 @pytest.mark.parametrize("best", [True, False])
 def test_a_child_reads_the_options_that_were_written_for_it(resume: bool, best: bool) -> None:
     options = ResumeOptions(resume=resume, allow_loss=best, best=best)
-    first = words(options, over=ResumeOptions())
+    first = options.words(over=ResumeOptions())
     assert taken(*first) == (0, [(Options(resumption=options), False)])
-    again = words(options.after_a_crash(), over=options)
+    again = options.after_a_crash().words(over=options)
     assert taken(*first, *again) == (0, [(Options(resumption=options.after_a_crash()), False)])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.actor.specification import run as actor_run
-from penstock.launch.commands.record import record
+from penstock.launch.commands.play import record
 from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan
 from penstock.learner.feed.recorded_feed import Recording

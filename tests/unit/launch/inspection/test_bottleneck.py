@@ -5,9 +5,16 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.launch.inspection.flow import Bound, Figures, figures_between, flow_between, judge
+from penstock.launch.inspection.flow import (
+    Bound,
+    Figures,
+    comparable,
+    figures_between,
+    flow_between,
+    judge,
+    role_rows,
+)
 from penstock.launch.inspection.processes import Learnt, Observation, ProcessSnapshot, Sample
-from penstock.launch.inspection.watch import comparable, role_rows
 from penstock.protocol.messages import RunState
 from penstock.v1 import control_pb2
 
@@ -148,9 +155,9 @@ def test_rates_are_differences_of_counters_by_time() -> None:
     before = seen(0, actor("actor-0", 0, 100, 0), actor("actor-1", 0, 0, 0), learner(0, 1, 0, 0))
     after = seen(2, actor("actor-0", 2, 300, 1), actor("actor-1", 2, 400, 2), learner(2, 5, 0.5, 1.5))
     flow = flow_between(before, after)
-    assert (flow.environment_steps, flow.trained_steps, flow.updates) == (300, 2048, 2)
-    assert flow.ack_s == pytest.approx(0.1)
-    assert (flow.waiting_fragments, flow.version) == (10, 5)
+    assert (flow["environment_steps"], flow["trained_steps"], flow["updates"]) == (300, 2048, 2)
+    assert flow["ack_s"] == pytest.approx(0.1)
+    assert (flow["waiting_fragments"], flow["version"]) == (10, 5)
     figures = figures_between(before, after)
     assert figures.learner_wait_share == 0.25
     assert figures.credit_wait_share == 0.75
@@ -169,7 +176,7 @@ def test_the_oldest_look_at_which_all_answered_is_compared_with() -> None:
 def test_an_actor_that_was_started_again_counts_from_its_second_look_on() -> None:
     before = seen(0, actor("actor-0", 0, 5000, 0), actor("actor-1", 0, 0, 0))
     after = seen(1, actor("actor-0", 1, 20, 0, pid=2), actor("actor-1", 1, 7, 0))
-    assert flow_between(before, after).environment_steps == 7
+    assert flow_between(before, after)["environment_steps"] == 7
 
 
 def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
@@ -183,7 +190,7 @@ def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
 def test_one_look_alone_measures_nothing() -> None:
     only = seen(3, actor("actor-0", 3, 100, 3), learner(3, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
     assert judge(figures_between(only, only)).line == "not measured: nothing has been measured yet"
-    assert flow_between(only, only).environment_steps is None
+    assert flow_between(only, only)["environment_steps"] is None
 
 
 def test_a_learner_that_was_stopped_is_named() -> None:

@@ -1,23 +1,31 @@
-"""`penstock record RUN`: the final policy of a run at play, as a recording; needs no broker.
+"""`penstock evaluate RUN` and `penstock record RUN`: the run's final policy at play, without a broker.
 
-Fragments are cut as a rollout worker cuts them and belong to no batch: a learner of the recording
+Uses only what the run left in `policies/`. Of an evaluation episode i is seeded with the first seed + i. In a
+recording fragments are cut as a rollout worker cuts them and belong to no batch: a learner of the recording
 makes its own. Whole fragments are written until there are as many steps as were asked for.
 """
 
 import json
 import statistics
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import learner_reward
+from penstock.actor.evaluation.evaluator import Runner
 from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
 from penstock.actor.rollout.generator import action_seed, environment_seeds
 from penstock.actor.specification import run as actor_run
-from penstock.actor.specification.run import Run
+from penstock.actor.specification.run import Run, evaluation_section
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, LearnerSection
+from penstock.config.workload import find, load
+from penstock.launch.commands.request import Play
+from penstock.launch.inspection.curve import shown
 from penstock.learner.feed.recording import RecordingWriter
 from penstock.learner.publish.final_policy import FinalPolicy, read_final
 from penstock.policy.acting.weight_blob import sha256
@@ -28,24 +36,69 @@ _RECORDER = "recorder"
 """In place of an actor's name, in the seeds."""
 
 
-def main(
+def _final(run: Path) -> FinalPolicy:
+    try:
+        return read_final(run)
+    except ValueError as error:
+        raise ConfigurationError(f"{run}: {error}") from error
+
+
+def _tell(account: dict[str, Any], text: str, *, as_json: bool) -> int:
+    sys.stdout.write((json.dumps(account) if as_json else text) + "\n")
+    return EXIT_OK
+
+
+def evaluate(run: Path, play: Play, *, as_json: bool) -> int:
+    """Evaluate and print. Raises ConfigurationError for a folder without a final policy.
+
+    What is printed are undiscounted returns of whole episodes; `std` over episodes.
+    """
+    final = _final(run)
+    local = local_settings(run, play.assignments, trust=play.trust)
+    count = play.episodes or evaluation_section(final.specification).episodes
+    if not count:
+        raise ConfigurationError("evaluation.episodes=0: the run is not evaluated; say --episodes N")
+    runner: Runner = load(find(final.specification.workload).runner)(final.specification, local, count)
+    seed = runner.evaluation.seed if play.seed is None else play.seed
+    runner.local.policy.load(final.blob)
+    try:
+        played = runner.play(
+            episodes=count, seed=seed, deterministic=not play.sampled, stop=threading.Event()
+        )
+    finally:
+        runner.close()
+    returns = np.array([episode.episode_return for episode in played or ()])
+    mean, std = float(returns.mean()), float(returns.std())
+    account = {
+        "mean": mean,
+        "std": std,
+        "episodes": len(returns),
+        "version": final.version,
+        "seed": seed,
+        "deterministic": not play.sampled,
+    }
+    how = "sampled" if play.sampled else "deterministic"
+    text = (
+        f"{shown(mean)} ± {shown(std, mean)} over {len(returns)} {how} episodes of version {final.version}, "
+        f"seeds from {seed}"
+    )
+    return _tell(account, text, as_json=as_json)
+
+
+def record_final(
     run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, trust: bool, as_json: bool
 ) -> int:
     """Record the final policy. Raises ConfigurationError for a run that goes on, or a taken folder."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: holds something already; name a new folder")
-    try:
-        final = read_final(run)
-    except ValueError as error:
-        raise ConfigurationError(f"{run}: {error}") from error
+    final = _final(run)
     made = actor_run.read(final.specification, local_settings(run, trust=trust).actor)
     account = record(made, final, out, steps=steps, seed=seed, deterministic=deterministic)
     text = (
         f"{out}: {account['steps']} steps of version {account['version']} in {account['fragments']} "
         f"fragments; {account['episodes']} episodes, mean return {account['mean_return']}"
     )
-    sys.stdout.write((json.dumps(account) if as_json else text) + "\n")
-    return EXIT_OK
+    return _tell(account, text, as_json=as_json)
 
 
 def record(

@@ -1,14 +1,21 @@
-"""Versions, events and traffic on the screen: plain columns, or JSON."""
+"""Versions, events and traffic of a registry: on the screen, as plain columns or JSON, steered and exported.
 
+A rollback is at once: the standby is active when this returns. Its content then gets a number of its own:
+from the learner of the run where one lives, which alone draws numbers; here where none does (the lock in
+`policies/` tells), LEAP above every number registered, so that none that the run has used is used again.
+"""
+
+import contextlib
 import getpass
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.config.configuration_error import how_to_install
 from penstock.config.credentials import registry_with_password
@@ -16,17 +23,27 @@ from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.config.trusted import check_places
+from penstock.launch.policy.policy_commands import Wish
+from penstock.protocol.limits import MAX_NUMBER
 from penstock.registry.records import (
     MAX_EVENTS,
     Conflict,
     Event,
     PolicyVersion,
     RegistryError,
+    Status,
     Traffic,
     Unavailable,
 )
 from penstock.registry.registry import Registry
-from penstock.registry.weight_files import read_kept, read_specification, registry_url
+from penstock.registry.weight_files import (
+    forget_kept,
+    hold,
+    read_kept,
+    read_specification,
+    registry_url,
+    write_kept,
+)
 from penstock.runtime.exit import EXIT_OK, Fatal, NoAnswer
 from penstock.runtime.output_file import check_output, output_file
 
@@ -101,12 +118,8 @@ _HEADINGS = ("version", "status", "origin", "update", "evaluation", "parent", "r
 def show_versions(place: RegistryPolicy, *, as_json: bool) -> int:
     with opened(place) as registry:
         versions, traffic = registry.list(place.policy), registry.traffic(place.policy)
-    if as_json:
-        content = {"versions": [version_json(one) for one in versions], "traffic": traffic_json(traffic)}
-        say([json.dumps(content, indent=2)])
-    else:
-        say([*table([_HEADINGS, *map(_row, versions)]), traffic_line(traffic)])
-    return EXIT_OK
+    content = {"versions": [version_json(one) for one in versions], "traffic": traffic_json(traffic)}
+    return _told(content, *table([_HEADINGS, *map(_row, versions)]), traffic_line(traffic), as_json=as_json)
 
 
 def show_version(place: RegistryPolicy, version: int, *, as_json: bool) -> int:
@@ -115,17 +128,13 @@ def show_version(place: RegistryPolicy, version: int, *, as_json: bool) -> int:
         found = registry.get(place.policy, version)
         events = [one for one in registry.events(place.policy, MAX_EVENTS) if one.version == version][::-1]
     weights = _weights(place, found)
-    if as_json:
-        content = version_json(found) | {"weights": weights, "events": [_event_json(one) for one in events]}
-        say([json.dumps(content, indent=2)])
-    else:
-        fields = [(name, _text(value)) for name, value in version_json(found).items()]
-        lines = [
-            f"{one.time:%Y-%m-%d %H:%M:%S}  {one.action.value}  {one.by}  {_one_line(one.reason)}"
-            for one in events
-        ]
-        say([*table([*fields, ("weights", weights)]), *lines])
-    return EXIT_OK
+    content = version_json(found) | {"weights": weights, "events": [_event_json(one) for one in events]}
+    fields = [(name, _text(value)) for name, value in version_json(found).items()]
+    lines = [
+        f"{one.time:%Y-%m-%d %H:%M:%S}  {one.action.value}  {one.by}  {_one_line(one.reason)}"
+        for one in events
+    ]
+    return _told(content, *table([*fields, ("weights", weights)]), *lines, as_json=as_json)
 
 
 def version_line(version: PolicyVersion) -> str:
@@ -167,8 +176,9 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def say(lines: Sequence[str]) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
+def _told(content: dict[str, Any], *lines: str, as_json: bool) -> int:
+    sys.stdout.write((json.dumps(content, indent=2) if as_json else "\n".join(lines)) + "\n")
+    return EXIT_OK
 
 
 def _row(version: PolicyVersion) -> tuple[str, ...]:
@@ -209,6 +219,137 @@ def _weights(place: RegistryPolicy, version: PolicyVersion) -> str:
 def _event_json(event: Event) -> dict[str, Any]:
     content = {"action": event.action.value, "time": event.time.isoformat(), "detail": dict(event.detail)}
     return {"number": event.number, "by": event.by, "reason": event.reason} | content
+
+
+# ---- The operator's decisions, written to the registry.
+
+LEAP: Final = 2**20
+"""Distance above every registered number, as when a log is opened again.
+
+A run publishes fewer versions behind its newest registered one.
+"""
+
+
+def promote(
+    place: RegistryPolicy, version: int, *, to: str, canary_share: float | None, reason: str, as_json: bool
+) -> int:
+    if to not in ("active", "canary"):
+        raise ConfigurationError(f"--to {to!r}: use active or canary")
+    with opened(place, to_write=True) as registry:
+        share = registry.traffic(place.policy).canary_share if canary_share is None else canary_share
+        if to == "canary" and not share:
+            raise ConfigurationError(
+                "--to canary: no client would get it; name the share of those that do, --canary-share 0.1"
+            )
+        done = registry.promote(
+            place.policy, version, reason, by=operator(), to=Status(to), canary_share=canary_share
+        )
+    return _told(version_json(done), version_line(done), as_json=as_json)
+
+
+def retire(place: RegistryPolicy, version: int, *, reason: str, as_json: bool) -> int:
+    """Release a version's weights."""
+    with opened(place, to_write=True) as registry:
+        done = registry.retire(place.policy, version, reason, by=operator())
+    folder = _folder(place, done)
+    lock = None if folder is None else hold(folder)
+    if folder is not None and lock is not None:  # a learner of the run that lives removes them itself
+        with lock, contextlib.suppress(ValueError):
+            read_kept(folder, done.version, done.sha256)  # raises for what is not this version's
+            forget_kept(folder, done.version)
+    return _told(version_json(done), version_line(done), as_json=as_json)
+
+
+def rollback(place: RegistryPolicy, version: int | None, *, reason: str, as_json: bool) -> int:
+    content, lines = rolled_back(place, version, reason, by=operator())
+    return _told(content, *lines, as_json=as_json)
+
+
+def rolled_back(
+    place: RegistryPolicy, version: int | None, reason: str, *, by: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Withdraw the canary or the active version. by: for the audit.
+
+    Returns what it came to as JSON values, and in lines for people.
+    """
+    with opened(place, to_write=True) as registry:
+        done = registry.rollback(place.policy, reason, by=by, version=version)
+        note = ""
+        try:
+            active = _renumbered(registry, place, by) or done.active
+        except (OSError, ValueError) as error:
+            active, note = done.active, f"its content has no number of its own yet: {error}"
+        awaiting = registry.awaiting_number(place.policy) is not None
+    content = {
+        "withdrawn": version_json(done.withdrawn),
+        "active": None if active is None else version_json(active),
+        "awaits_number": awaiting,
+    }
+    lines = [version_line(done.withdrawn), "nothing is active" if active is None else version_line(active)]
+    if awaiting:
+        lines.append(note or "the learner of the run gives its content a number of its own")
+    return content, lines
+
+
+def traffic(place: RegistryPolicy, wish: Wish, *, reason: str, as_json: bool) -> int:
+    with opened(place, to_write=wish != Wish()) as registry:
+        now = registry.traffic(place.policy)
+        if wish != Wish():
+            now = registry.set_traffic(wished(now, wish), reason, by=operator())
+    return _told(traffic_json(now), traffic_line(now), as_json=as_json)
+
+
+def _renumbered(registry: Registry, place: RegistryPolicy, by: str) -> PolicyVersion | None:
+    """Return the copy under a new number; None where there is nothing to copy, or a learner will do it."""
+    original = registry.awaiting_number(place.policy)
+    folder = None if original is None else _folder(place, original)
+    if original is None or folder is None:
+        return None
+    lock = hold(folder)
+    if lock is None:
+        return None
+    with lock:
+        blob = read_kept(folder, original.version, original.sha256)
+        known = registry.list(place.policy)
+        same = [one.version for one in known if not original.place or one.run == original.run]
+        version = max(same) + LEAP
+        write_kept(folder, version, blob)
+        reason = f"content of version {original.version}, which a rollback made active again"
+        return registry.record_rollback(
+            place.policy, version=version, restores=original.version, reason=reason, by=by
+        )
+
+
+def _folder(place: RegistryPolicy, version: PolicyVersion) -> Path | None:
+    """Return the folder in which the weights of a version lie, None where it is not known or not here."""
+    if not version.place:
+        return place.folder
+    return Path(version.place) if Path(version.place).is_dir() else None
+
+
+def wished(now: Traffic, wish: Wish) -> Traffic:
+    names = ("canary_share", "latest_share", "experiment")
+    changed = {name: value for name in names if (value := getattr(wish, name)) is not None}
+    shadow = now.shadow if wish.shadow is None else wish.shadow or None
+    pins = {client: version for client, version in now.pins.items() if client not in wish.unpins}
+    return replace(now, **changed, shadow=shadow, pins=pins | _pins(wish))
+
+
+def _pins(wish: Wish) -> dict[str, int]:
+    """Return the wished pins by client; raises ConfigurationError for a client with two wishes."""
+    pins = dict[str, int]()
+    for text in wish.pins:
+        client, _, number = text.rpartition("=")
+        version = int(number) if re.fullmatch(r"[0-9]{1,16}", number) else 0
+        if not client or not 0 < version <= MAX_NUMBER:
+            raise ConfigurationError(f"--pin {text!r}: write CLIENT=VERSION, such as robot-7=12")
+        if client in wish.unpins:
+            raise ConfigurationError(f"--pin {client}={version}: --unpin {client} unties it; name one")
+        if pins.setdefault(client, version) != version:
+            raise ConfigurationError(
+                f"--pin {client}={version}: --pin {client}={pins[client]} ties it already; name one version"
+            )
+    return pins
 
 
 # ---- `penstock policy export`: write a version to a file for other programs.
