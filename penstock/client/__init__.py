@@ -13,12 +13,12 @@ plays whole episodes of anything with `reset` and `step`.
 
 from penstock.client.asynchronous import (
     ActStream,
+    AsyncControlClient,
     AsyncConversation,
     AsyncEpisode,
     AsyncPolicyClient,
     AsyncTextClient,
 )
-from penstock.client.control_client import AsyncControlClient
 from penstock.client.errors import (
     BadReply,
     DeadlinePassed,

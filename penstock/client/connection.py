@@ -201,8 +201,9 @@ class AsyncConnection:
         try:
             reply = await getattr(self.stub, call.method)(call.request, timeout=attempts.timeout_s())
         except asyncio.CancelledError:
-            if self._closed.is_set() and not _is_cancelled():  # closing the channel cancels its calls
-                raise Interrupted from None
+            task = asyncio.current_task()
+            if self._closed.is_set() and not (task and task.cancelling()):
+                raise Interrupted from None  # closing the channel cancels its calls
             raise
         return call.result(reply)
 
@@ -232,8 +233,3 @@ class GrowingAnswers:
             self.result = self._call.result(chunk.reply)
             return None
         return TextPart(index=chunk.index, text=chunk.text)
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

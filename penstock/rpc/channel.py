@@ -124,13 +124,6 @@ class _Unary(_Method):
         finally:
             self._owner.end(generation)
 
-    def with_call(self, *arguments: Any, **options: Any) -> Any:
-        generation = self._owner.begin()
-        try:
-            return self._on(generation).with_call(*arguments, **options)
-        finally:
-            self._owner.end(generation)
-
     def future(self, *arguments: Any, **options: Any) -> Any:
         generation = self._owner.begin()
         return _ending(self._owner, generation, lambda: self._on(generation).future(*arguments, **options))

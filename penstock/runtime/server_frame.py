@@ -27,7 +27,7 @@ from penstock.config.settings import BrokerSection, ConfigurationError, Settings
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.rpc.address import AddressInUse, check_address
 from penstock.rpc.auth import NO_CALLS, AcceptedTokens, Calls, Credentials, Proof
-from penstock.rpc.boundary import Boundary
+from penstock.rpc.boundary import Boundary, Context
 from penstock.rpc.gate import Gate, RateLimits, Rates
 from penstock.runtime import metrics
 from penstock.runtime.health import announce
@@ -35,8 +35,6 @@ from penstock.runtime.health import announce
 # ---- The standard health service (grpc.health.v1), for callers that may be slow or hostile.
 
 Status = pb.HealthCheckResponse.ServingStatus
-Context = Any
-"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
@@ -279,21 +277,19 @@ def _gate(settings: Settings, own: Credentials, address: str, rates: Rates | Non
         raise ConfigurationError(
             "run='': certificates and tokens are a run's; say whose are served: --set run=NAME"
         )
+    tokens = None
+    if proof is Proof.TOKEN and own.accepted_tokens is not None:
+        try:
+            tokens = AcceptedTokens(own.accepted_tokens)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"security.accepted_tokens: {error}") from error
     return Gate(
         proof=proof,
         run=settings.run,
-        tokens=_tokens(own) if proof is Proof.TOKEN else None,
+        tokens=tokens,
         limits=RateLimits(
             rates or Rates(calls=settings.broker.max_calls_per_s, bytes=settings.broker.max_bytes_per_s)
         ),
         on_denied=lambda label: metrics.REFUSALS.labels(reason=label).inc(),
         calls=calls,
     )
-
-
-def _tokens(own: Credentials) -> AcceptedTokens | None:
-    file = own.accepted_tokens
-    try:
-        return None if file is None else AcceptedTokens(file)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"security.accepted_tokens: {error}") from error

@@ -9,9 +9,8 @@ from penstock.actor.link.ack_journal import AckJournal
 from penstock.broker.log.audit_log import HeldLog, LostFragments, read_log
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.store import Store
-from penstock.launch.audit.books import Books, read_journals
+from penstock.launch.audit.books import Books, Lineage, read_journals
 from penstock.launch.audit.findings import Kind, Problem
-from penstock.launch.audit.lineage import Lineage
 from penstock.protocol.messages import Role
 from tests.support.run import small_run
 from tests.support.run.store_run import BLOB, Actor, open_run, reconnect

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +28,8 @@ from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.config.trusted import check_places
 from penstock.launch.audit import findings
-from penstock.launch.audit.books import Books, Journals, read_journals
+from penstock.launch.audit.books import Books, Journals, Lineage, read_journals, read_lineage
 from penstock.launch.audit.findings import AuditResult, Kind, Problem, problem_at
-from penstock.launch.audit.lineage import Lineage, read_lineage
 from penstock.launch.run.redis_service import ask, newest
 from penstock.learner.ledger import DIGEST_BYTES
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
@@ -54,10 +53,6 @@ class Where:
     settings: Settings
     url: str
     journals: tuple[Path, ...]
-
-    @property
-    def lineage(self) -> Path:
-        return self.folder / LINEAGE_FILE
 
 
 def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignments: tuple[str, ...]) -> Where:
@@ -84,14 +79,6 @@ def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignment
     )
 
 
-def newest_checkpoint(folder: Path) -> str:
-    """Return the newest checkpoint on disk, "" without one; only Redis knows if it was committed."""
-    checkpoints = folder / "checkpoints"
-    manifests = checkpoints.glob("*/manifest.json") if checkpoints.is_dir() else ()
-    names = (path.parent.name for path in manifests)
-    return max((name for name in names if not name.startswith(".")), default="")
-
-
 # ---------------------------------------------------------------- the log
 
 
@@ -100,36 +87,27 @@ def held_log(where: Where) -> tuple[HeldLog | None, str]:
 
     Raises Fatal for a Redis that should answer and does not, ConfigurationError for that of another run.
     """
-    log, text = _read(where)
-    if log is not None and where.settings.run not in ("", log.run):
+    own, section = where.folder / "redis", where.settings.security
+    address = None if where.url else _live_address(where.folder)
+    with ExitStack() as stack:
+        copy = None if where.url or address else stack.enter_context(_copied_server(own))
+        if where.url:
+            log = read_log(where.url, redis_password(section), tls_files(section))
+            text = f"Redis at {where.url}"
+        elif address is not None:
+            log, text = read_log(address), f"the run's own Redis at {address}"
+        elif copy is not None:
+            log, text = read_log(copy), f"a copy of {own}: the run has ended"
+        else:
+            return None, f"none: {own} holds no append-only file, and no --redis was given"
+    if log is None:
+        return None, f"{text} (it holds no run)"
+    if log.closed and copy is None:
+        text += "; it was restarted and no learner has opened it since, so what it lost is not on record yet"
+    if where.settings.run not in ("", log.run):
         raise ConfigurationError(
             f"audit: {text} holds run {log.run!r}, the folder is of {where.settings.run!r}"
         )
-    return log, text
-
-
-def _read(where: Where) -> tuple[HeldLog | None, str]:
-    if where.url:
-        section = where.settings.security
-        return _said_sources(
-            read_log(where.url, redis_password(section), tls_files(section)), f"Redis at {where.url}"
-        )
-    address = _live_address(where.folder)
-    if address is not None:
-        return _said_sources(read_log(address), f"the run's own Redis at {address}")
-    with _copied_server(where.folder / "redis") as copy:
-        if copy is None:
-            return None, f"none: {where.folder / 'redis'} holds no append-only file, and no --redis was given"
-        return _said_sources(
-            read_log(copy), f"a copy of {where.folder / 'redis'}: the run has ended", is_copy=True
-        )
-
-
-def _said_sources(log: HeldLog | None, text: str, *, is_copy: bool = False) -> tuple[HeldLog | None, str]:
-    if log is None:
-        return None, f"{text} (it holds no run)"
-    if log.closed and not is_copy:
-        text += "; it was restarted and no learner has opened it since, so what it lost is not on record yet"
     return log, text
 
 
@@ -287,18 +265,12 @@ def check_samples(
     actors |= {} if log is None else {entry.session: entry.actor for entry in log.entries if entry.actor}
     for line in lineage.lines:
         for session, digests in line.digests.items():
-            sequences = findings.numbers(line.sessions[session])
-            yield from _check_trained(samples, int(session), sequences, bytes.fromhex(digests), actors)
-
-
-def _check_trained(
-    samples: Samples, session: int, sequences: Iterator[int], digests: bytes, actors: Mapping[int, str]
-) -> Iterator[Problem]:
-    for index, sequence in enumerate(sequences):
-        digest = digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
-        if not samples.take(digest) and actors.get(session) in samples.actors:
-            what = "trained, and not what its server has sent"
-            yield problem_at(Kind.CHANGED, session, sequence, what)
+            whole, is_recorded = bytes.fromhex(digests), actors.get(int(session)) in samples.actors
+            for index, sequence in enumerate(findings.numbers(line.sessions[session])):
+                digest = whole[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+                if not samples.take(digest) and is_recorded:
+                    what = "trained, and not what its server has sent"
+                    yield problem_at(Kind.CHANGED, int(session), sequence, what)
 
 
 SHOWN: Final = 50
@@ -346,9 +318,10 @@ def audit(
     log, log_text = held_log(where)
     if log is not None:
         head = log.commits[-1].checkpoint_id if log.commits else ""
-    else:
-        head = newest_checkpoint(run_dir)
-    lineage = read_lineage(where.lineage, head)
+    else:  # the newest on disk: only Redis knows if it was committed
+        names = (path.parent.name for path in run_dir.glob("checkpoints/[!.]*/manifest.json"))
+        head = max(names, default="")
+    lineage = read_lineage(run_dir / LINEAGE_FILE, head)
     books = Books(recorded, lineage, log)
     order = list(Kind)
     samples = read_samples_of(where.journals, where.settings.run)

@@ -9,19 +9,153 @@ has it, or its session went on behind it. A loss by a Redis that went back in ti
 that Redis's own record of the sequences, and counted as `log_lost`.
 """
 
+import json
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from penstock.actor.link.ack_journal import Acknowledged, journal_files, read_journal
 from penstock.broker.log.audit_log import HeldEntry, HeldLog
 from penstock.launch.audit import findings
 from penstock.launch.audit.findings import Kind, Problem, Ranges, problem_at, problems_of
-from penstock.launch.audit.lineage import Lineage
 from penstock.learner.ledger import DIGEST_BYTES, Drop, LineageEntry
 from penstock.protocol.fragment import Beginning
+
+# ---- The learner's own record, `lineage.jsonl`.
+
+_LINE: Final = TypeAdapter(LineageEntry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The lines of a file.
+
+    lines: of the chain, oldest first. others: every other line. torn: lines that a crash cut.
+
+    names_fragments: every line of the chain names the sessions that it consumed (older versions did not).
+    """
+
+    lines: tuple[LineageEntry, ...] = ()
+    others: tuple[LineageEntry, ...] = ()
+    torn: int = 0
+    names_fragments: bool = True
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Return the last entry that the newest checkpoint has consumed."""
+        return self.lines[-1].last if self.lines else 0
+
+
+def read_lineage(path: Path, head: str) -> Lineage:
+    """Return the chain that ends with checkpoint `head`; "": no checkpoint was committed.
+
+    The chain is that of parents behind the newest committed checkpoint. A line names the log entries that a
+    checkpoint added to its parent's, and their sessions. Lines off the chain belong to checkpoints that were
+    never committed, or that a resume fell back behind.
+    """
+    lines: dict[str, LineageEntry] = {}
+    nameless: set[str] = set()
+    torn = 0
+    problems: list[Problem] = []
+    for text in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            value: dict[str, Any] = json.loads(text)
+            line = _LINE.validate_python(value)
+            _check_names(line)
+        except (ValueError, TypeError):
+            torn += 1
+            continue
+        if lines.get(line.checkpoint, line) != line:
+            what = f"checkpoint {line.checkpoint}: two different lines in {path.name}"
+            problems.append(Problem(Kind.ORDER, what))
+        lines[line.checkpoint] = line
+        if "sessions" not in value:
+            nameless.add(line.checkpoint)
+    chain = _chain(lines, head, problems)
+    on_chain = {line.checkpoint for line in chain}
+    return Lineage(
+        lines=tuple(chain),
+        others=tuple(line for name, line in lines.items() if name not in on_chain),
+        torn=torn,
+        names_fragments=not on_chain & nameless,
+        problems=(*problems, *_check(chain)),
+    )
+
+
+def _check_names(line: LineageEntry) -> None:
+    """Raise ValueError for sessions that are not numbers, and digests that are malformed or of no session."""
+    for session in (*line.sessions, *(name for of in line.left_out.values() for name in of)):
+        int(session)
+    for session, digests in line.digests.items():
+        if session not in line.sessions:
+            raise ValueError(f"digests of session {session}, of which nothing was trained")
+        bytes.fromhex(digests)
+
+
+def _chain(lines: Mapping[str, LineageEntry], head: str, problems: list[Problem]) -> list[LineageEntry]:
+    """Return the lines from the oldest to `head`; a missing one is a problem, and passed over."""
+    chain: list[LineageEntry] = []
+    wanted = head
+    while wanted:
+        line = lines.get(wanted)
+        if line is None:
+            first = chain[-1].first if chain else math.inf
+            older = [name for name, one in lines.items() if name < wanted and one.last < first]
+            line = lines[max(older)] if older else None
+            gap = f"{line.last + 1 if line else 1}..{first - 1}" if chain else "of the newest checkpoint"
+            what = f"the lineage has no line for checkpoint {wanted}: where entries {gap} went is not known"
+            problems.append(Problem(Kind.UNACCOUNTED, what))
+            if line is None:
+                break
+        chain.append(line)
+        wanted = line.parent
+    return chain[::-1]
+
+
+def _check(chain: list[LineageEntry]) -> Iterator[Problem]:
+    before = LineageEntry(checkpoint="", parent="", first=0, last=0, trained=0, env_steps=0, exceptions={})
+    for line in chain:
+        # Of another parent a line is missing: said already.
+        if line.parent == before.checkpoint and line.first != before.last + 1:
+            what = (
+                f"checkpoint {line.checkpoint} begins at entry {line.first}, its parent ends at {before.last}"
+            )
+            yield Problem(Kind.UNACCOUNTED, what)
+        if line.parent == before.checkpoint and (
+            line.checkpoint <= before.checkpoint or line.version < before.version
+        ):
+            what = f"{before.checkpoint} (version {before.version})"
+            what = f"checkpoint {line.checkpoint} (version {line.version}) follows {what}"
+            yield Problem(Kind.ORDER, what)
+        for what in _differences(before, line):
+            yield Problem(Kind.UNACCOUNTED, f"checkpoint {line.checkpoint}: {what}")
+        before = line
+
+
+def _differences(before: LineageEntry, line: LineageEntry) -> Iterator[str]:
+    """Yield where the numbers of a line do not add up."""
+    entries = line.last - line.first + 1
+    dropped = sum(findings.count(of) for of in line.exceptions.values())
+    trained = line.trained - before.trained if line.parent == before.checkpoint else entries - dropped
+    if trained + dropped != entries:
+        yield f"{trained} trained and {dropped} dropped do not make up its {entries} entries"
+    if not line.sessions and not line.left_out:
+        return
+    named = sum(findings.count(of) for of in line.sessions.values())
+    if named != entries - dropped:
+        yield f"{entries - dropped} entries trained, {named} fragments named"
+    for reason, of in line.exceptions.items():
+        left_out = sum(findings.count(these) for these in line.left_out.get(reason, {}).values())
+        whole = findings.count(of)
+        if left_out > whole or (left_out < whole and reason != Drop.LOG_LOST):
+            yield f"{whole} entries dropped as {reason}, {left_out} fragments named"
+
 
 # ---- The actors' own records (`actor.ack_journal`), read for an audit.
 
@@ -54,24 +188,15 @@ def read_journals(folders: Sequence[Path], run: str) -> Journals:
     journals = Journals()
     for path in journal_files(folders):
         journals.files += 1
-        _read_file(journals, path, run)
+        experience = Experience()
+        for line in read_journal(path):
+            if line is None:
+                journals.torn += 1
+            elif run in ("", line.run):
+                journals.lines += 1
+                _note(journals, line)
+                journals.problems += experience.follow(line)
     return journals
-
-
-def _read_file(journals: Journals, path: Path, run: str) -> None:
-    histories: dict[int, SessionHistory] = {}
-    seen = Twins()
-    for line in read_journal(path):
-        if line is None:
-            journals.torn += 1
-        elif run in ("", line.run):
-            journals.lines += 1
-            _note(journals, line)
-            history = histories.setdefault(line.session, SessionHistory(line.session))
-            journals.problems += history.follow(line.sequence, line.slots, line.weights)
-            journals.problems += seen.look(
-                line.actor, line.session, line.sequence, line.created_us, line.sha256
-            )
 
 
 def _note(journals: Journals, line: Acknowledged) -> None:
@@ -134,21 +259,26 @@ class SessionHistory:
         self._versions |= {slot: max(newest, self._versions.get(slot, 0)) for slot, _, _ in slots}
 
 
-class Twins:
-    """Finds a payload, made at one moment by one actor, under two names: sent again, renumbered."""
+class Experience:
+    """What a file or a log holds of sessions' experience: it moves forward, and none is there twice."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
+        self._histories: dict[int, SessionHistory] = {}
+        self._payloads: dict[tuple[str, int, str], tuple[int, int]] = {}
 
-    def look(
-        self, actor: str, session: int, sequence: int, created_us: int, sha256: str
-    ) -> Iterator[Problem]:
-        if not created_us or not sha256:
-            return
-        other = self._seen.setdefault((actor, created_us, sha256[:16]), (session, sequence))
-        if other != (session, sequence):
+    def follow(self, one: Acknowledged | HeldEntry) -> Iterator[Problem]:
+        """Check the next fragment.
+
+        Yields a problem also for a payload, made at one moment by one actor, that had another name before:
+        sent again, renumbered.
+        """
+        history = self._histories.setdefault(one.session, SessionHistory(one.session))
+        yield from history.follow(one.sequence, one.slots, one.weights)
+        name, moment = (one.session, one.sequence), (one.actor, one.created_us, one.sha256[:16])
+        other = self._payloads.setdefault(moment, name) if one.created_us and one.sha256 else name
+        if other != name:
             what = f"the same experience as session {other[0]}, sequence {other[1]}"
-            yield problem_at(Kind.DOUBLED, session, sequence, what)
+            yield problem_at(Kind.DOUBLED, *name, what)
 
 
 TRAINED: Final = "trained"
@@ -159,15 +289,13 @@ NOWHERE: Final = "nowhere"
 _FOREVER: Final = 2**53
 
 
-@dataclass(slots=True)
-class RecordedRanges:
-    """The ranges of one session's fragments that records name: place → ranges, one for each record."""
+Places = defaultdict[str, Ranges]
+"""The ranges of one session's fragments that records name: place → ranges, one for each record."""
 
-    of: defaultdict[str, Ranges] = field(default_factory=lambda: defaultdict(list))
 
-    def all_ranges(self) -> Ranges:
-        """Return the ranges of every place but the shadow stream."""
-        return [one for place, found in self.of.items() if place != SHADOW for one in found]
+def _everywhere(place: Places) -> Ranges:
+    """Return the ranges of every place but the shadow stream."""
+    return [one for name, found in place.items() if name != SHADOW for one in found]
 
 
 class Books:
@@ -175,7 +303,7 @@ class Books:
 
     def __init__(self, journals: Journals, lineage: Lineage, log: HeldLog | None) -> None:
         self._journals, self._lineage, self._log = journals, lineage, log
-        self._places: defaultdict[int, RecordedRanges] = defaultdict(RecordedRanges)
+        self._places: defaultdict[int, Places] = defaultdict(lambda: defaultdict(list))
         self.fragments: Counter[str] = Counter()
         self.journalled: Counter[str] = Counter()
         self._excuses = _excuses(lineage, log)
@@ -200,28 +328,28 @@ class Books:
     def _note_lineage(self) -> None:
         for line in self._lineage.lines:
             for session, found in line.sessions.items():
-                self._places[int(session)].of[TRAINED] += _pairs(found)
+                self._places[int(session)][TRAINED] += _pairs(found)
             for reason, sessions in line.left_out.items():
                 for session, found in sessions.items():
-                    self._places[int(session)].of[reason] += _pairs(found)
+                    self._places[int(session)][reason] += _pairs(found)
 
     def _note_log(self) -> None:
         if self._log is None:
             return
         for entry in self._log.entries:
             if entry.session and entry.number > self._lineage.position:
-                self._places[entry.session].of[RESIDENT].append((entry.sequence, entry.sequence))
+                self._places[entry.session][RESIDENT].append((entry.sequence, entry.sequence))
         for session, sequence in self._log.shadow:
-            self._places[session].of[SHADOW].append((sequence, sequence))
+            self._places[session][SHADOW].append((sequence, sequence))
 
     # ---- sessions
 
     def _check_session(self, session: int) -> Iterator[Problem]:
         place, journal = self._places[session], self._journals.sessions.get(session)
-        found = place.all_ranges()
+        found = _everywhere(place)
         yield from problems_of(Kind.DOUBLED, session, findings.overlaps(found), self._where_twice(place))
         held = findings.merge(found)
-        shadow = findings.merge([*place.of[SHADOW], *findings.of_numbers(journal.shadow if journal else ())])
+        shadow = findings.merge([*place[SHADOW], *findings.of_numbers(journal.shadow if journal else ())])
         acked = findings.subtract(findings.of_numbers(journal.digests), shadow) if journal else []
         # A session's log holds 1..s in order, so every sequence before a known one was acknowledged as well.
         through = max((last for _, last in [*held, *acked]), default=0)
@@ -235,15 +363,13 @@ class Books:
         behind = findings.subtract(lost, acked)
         yield from problems_of(Kind.LOST, session, behind, self._nowhere("its session went on behind it"))
         if self._log is not None:
-            booked = findings.subtract(findings.merge(place.of.get(LOG_LOST, [])), excuses)
+            booked = findings.subtract(findings.merge(place.get(LOG_LOST, [])), excuses)
             what = "booked log_lost, and Redis knows of no loss"
             yield from problems_of(Kind.LOST, session, booked, what)
         self._count(place, excused, lost, acked, shadow)
 
-    def _count(
-        self, place: RecordedRanges, excused: Ranges, lost: Ranges, acked: Ranges, shadow: Ranges
-    ) -> None:
-        places = {name: findings.merge(found) for name, found in place.of.items() if name != SHADOW}
+    def _count(self, place: Places, excused: Ranges, lost: Ranges, acked: Ranges, shadow: Ranges) -> None:
+        places = {name: findings.merge(found) for name, found in place.items() if name != SHADOW}
         places[LOG_LOST] = findings.merge([*places.get(LOG_LOST, []), *excused])
         places[NOWHERE] = lost
         for name, found in places.items():
@@ -261,9 +387,9 @@ class Books:
             found.append((1, _FOREVER))
         return findings.merge(found)
 
-    def _where_twice(self, place: RecordedRanges) -> str:
-        twice = [name for name, found in place.of.items() if findings.overlaps(found)]
-        return f"more than once in {', '.join(twice)}" if twice else f"in {' and in '.join(sorted(place.of))}"
+    def _where_twice(self, place: Places) -> str:
+        twice = [name for name, found in place.items() if findings.overlaps(found)]
+        return f"more than once in {', '.join(twice)}" if twice else f"in {' and in '.join(sorted(place))}"
 
     def _nowhere(self, why: str) -> str:
         return f"{why}, and neither in the lineage" + (
@@ -273,10 +399,10 @@ class Books:
     # ---- payloads
 
     def _check_digests(self) -> Iterator[Problem]:
-        trained = {} if self._log is None else _wanted(self._log.entries)
+        held = _by_name(() if self._log is None else self._log.entries)
         for line in self._lineage.lines:
             for session, digests in line.digests.items():
-                yield from self._compare_line(line, int(session), bytes.fromhex(digests), trained)
+                yield from self._compare_line(line, int(session), bytes.fromhex(digests), held)
         if self._log is None:
             return
         for entry in self._log.entries:
@@ -288,7 +414,11 @@ class Books:
                 yield problem_at(Kind.LOST, entry.session, entry.sequence, what)
 
     def _compare_line(
-        self, line: LineageEntry, session: int, digests: bytes, held: dict[tuple[int, int], HeldEntry]
+        self,
+        line: LineageEntry,
+        session: int,
+        digests: bytes,
+        held: Mapping[tuple[int, int], list[HeldEntry]],
     ) -> Iterator[Problem]:
         sequences = list(findings.numbers(line.sessions[str(session)]))
         if len(digests) != DIGEST_BYTES * len(sequences):
@@ -303,7 +433,7 @@ class Books:
                 what = "what was trained is not what its actor recorded"
                 yield problem_at(Kind.CHANGED, session, sequence, what)
             if (session, sequence) in held:
-                yield from _compare(held[session, sequence], digest, "what was trained")
+                yield from _compare(held[session, sequence][0], digest, "what was trained")
 
     # ---- the log behind the position
 
@@ -314,9 +444,7 @@ class Books:
         """
         twice = [key for key, found in _by_name(log.entries).items() if len(found) > 1]
         for session, sequence in twice:
-            yield Problem(
-                kind=Kind.DOUBLED, session=session, first=sequence, last=sequence, what="twice in the log"
-            )
+            yield problem_at(Kind.DOUBLED, session, sequence, "twice in the log")
         if not self._lineage.names_fragments:
             return
         retained: defaultdict[int, list[int]] = defaultdict(list)
@@ -324,7 +452,7 @@ class Books:
             if entry.session and entry.number <= self._lineage.position:
                 retained[entry.session].append(entry.sequence)
         for session, sequences in retained.items():
-            held = findings.merge(self._places[session].all_ranges())
+            held = findings.merge(_everywhere(self._places[session]))
             unnamed = findings.subtract(findings.of_numbers(sequences), held)
             what = "in the log behind the position, and no checkpoint names it"
             yield from problems_of(Kind.UNACCOUNTED, session, unnamed, what)
@@ -345,18 +473,14 @@ def _excuses(lineage: Lineage, log: HeldLog | None) -> dict[int, Ranges]:
 
 
 def _check_experience(entries: Iterable[HeldEntry], updates: dict[int, int]) -> Iterator[Problem]:
-    histories: dict[int, SessionHistory] = {}
-    twins = Twins()
+    experience = Experience()
     seen: set[tuple[int, int]] = set()
     for entry in entries:
         name = (entry.session, entry.sequence)
-        if not entry.session or name in seen:
-            continue
-        seen.add(name)
-        history = histories.setdefault(entry.session, SessionHistory(entry.session))
-        yield from history.follow(entry.sequence, entry.slots, entry.weights)
-        yield from twins.look(entry.actor, *name, entry.created_us, entry.sha256)
-        yield from check_versions(updates, entry.weights)
+        if entry.session and name not in seen:
+            seen.add(name)
+            yield from experience.follow(entry)
+            yield from check_versions(updates, entry.weights)
 
 
 def _check_counters(log: HeldLog, lineage: Lineage) -> Iterator[Problem]:
@@ -417,10 +541,6 @@ def _by_name(entries: Iterable[HeldEntry]) -> dict[tuple[int, int], list[HeldEnt
         if entry.session:
             found[entry.session, entry.sequence].append(entry)
     return found
-
-
-def _wanted(entries: Iterable[HeldEntry]) -> dict[tuple[int, int], HeldEntry]:
-    return {name: found[0] for name, found in _by_name(entries).items()}
 
 
 def _pairs(found: Iterable[Iterable[int]]) -> Ranges:

@@ -57,11 +57,6 @@ class _Named:
     def said(self) -> str:
         return f"{self.key} {self.value}".strip()
 
-    @property
-    def is_on_a_full_disk(self) -> bool:
-        there = next(folder for folder in (self.place, *self.place.parents) if folder.exists())
-        return os.statvfs(there).f_bavail == 0
-
 
 def file_mistake(error: OSError, words: Sequence[str]) -> str | None:
     """The mistake in words; None for an error that is about no file.
@@ -70,12 +65,17 @@ def file_mistake(error: OSError, words: Sequence[str]) -> str | None:
     """
     remedy = _REMEDIES.get(error.errno or 0)
     if error.filename is None and error.errno in _NO_ROOM:
-        full = next((f"{one.said}: " for one in _places(words) if one.is_on_a_full_disk), "")
-        return f"{full}{error.strerror}; {remedy}"
+        for one in _places(words):
+            there = next(folder for folder in (one.place, *one.place.parents) if folder.exists())
+            if os.statvfs(there).f_bavail == 0:
+                return f"{one.said}: {error.strerror}; {remedy}"
+        return f"{error.strerror}; {remedy}"
     if remedy is None or not isinstance(error.filename, str | bytes):
         return None
     file = Path(os.fsdecode(error.filename)).absolute()
-    named = _naming(file, words)
+    # The longest of the places that were said which is the file or holds it.
+    found = [one for one in _places(words) if file == one.place or one.place in file.parents]
+    named = max(found, key=lambda one: len(one.place.parts), default=None)
     if named is None:
         return f"{file}: {error.strerror}; {remedy}"
     where = "" if named.place == file else f"{file}: "
@@ -95,12 +95,6 @@ def word_mistake(words: Sequence[str]) -> str | None:
         except UnicodeEncodeError:
             return f"{named.key} {named.value!r}: no text; write it in UTF-8".strip()
     return None
-
-
-def _naming(file: Path, words: Sequence[str]) -> _Named | None:
-    """The longest of the places that were said which is the file or holds it."""
-    found = [one for one in _places(words) if file == one.place or one.place in file.parents]
-    return max(found, key=lambda one: len(one.place.parts), default=None)
 
 
 def _places(words: Sequence[str]) -> Iterator[_Named]:

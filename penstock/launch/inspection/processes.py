@@ -8,7 +8,7 @@ process that is younger than the announcement is another one.
 import http.client
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -123,7 +123,9 @@ def look(name: str, endpoint: Endpoint, announced_at: float) -> ProcessSnapshot:
     problem, samples = (standstill, ()) if standstill else _ask(endpoint)
     if not samples:
         return ended if _is_younger(endpoint.pid, announced_at) else replace(seen, problem=problem)
-    if not _is_of(endpoint.role, samples):
+    if not any(
+        name == "penstock_cpu_seconds_total" and has.get("role") == endpoint.role for name, has, _ in samples
+    ):
         return ended
     return replace(seen, at_s=time.monotonic(), problem=problem, samples=samples)
 
@@ -160,27 +162,17 @@ def _ask(endpoint: Endpoint) -> tuple[str, tuple[Sample, ...]]:
     """Return why the process is not healthy, "" when it is, and its samples: none when it does not answer."""
     problem = probe(endpoint, "/healthz") or ""
     try:
-        return problem, _scrape(endpoint)
+        status, text = _get(endpoint, "/metrics")
+        if status != HTTPStatus.OK:
+            return problem or f"/metrics does not answer: status {status}", ()
+        return problem, tuple(
+            (sample.name, sample.labels, sample.value)
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+            if not sample.name.endswith(("_bucket", "_created"))
+        )
     except (OSError, http.client.HTTPException, ValueError) as error:
         return problem or f"/metrics does not answer: {error}", ()
-
-
-def _scrape(endpoint: Endpoint) -> tuple[Sample, ...]:
-    status, text = _get(endpoint, "/metrics")
-    if status != HTTPStatus.OK:
-        raise http.client.HTTPException(f"status {status}")
-    return tuple(_samples(text.decode()))
-
-
-def _samples(text: str) -> Iterable[Sample]:
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if not sample.name.endswith(("_bucket", "_created")):
-                yield sample.name, sample.labels, sample.value
-
-
-def _is_of(role: str, samples: tuple[Sample, ...]) -> bool:
-    return any(name == "penstock_cpu_seconds_total" and has.get("role") == role for name, has, _ in samples)
 
 
 # ---- The visible state of a run at one moment: its processes, its broker's status, the learner's newest
@@ -243,23 +235,17 @@ def is_going_on(run_dir: Path) -> bool:
 
 def read_learnt(path: Path) -> Learnt | None:
     """Return the newest line, from the end of a `metrics.jsonl`; None while it is missing or empty."""
-    rows = _last_rows(path)
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            rows = [row for row in map(parse_line, file.read().split(b"\n")) if row is not None]
+    except FileNotFoundError:
+        return None
     if not rows:
         return None
     newest = rows[-1]
     made = [row for row in rows if row.get("updates", 0) == newest.get("updates", 0)]
     return Learnt(row=newest, update_at=made[0].get("time") if newest.get("updates") else None)
-
-
-def _last_rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        with open_regular(path) as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return []
-    return [row for row in map(parse_line, lines) if row is not None]
 
 
 def _asked(ask: Ask, sights: tuple[ProcessSnapshot, ...]) -> tuple[control_pb2.StatusReply | None, str]:

@@ -5,8 +5,7 @@ In a run's folder every process is examined; by a broker's address alone only th
 
 import json
 import sys
-import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,14 +50,28 @@ def main(
         _print_json(_reply_json(reply)) if as_json else _print(_reply_parts(reply))
         return EXIT_OK
     folder = run or _newest_run()
-    _check_going_on(folder)
+    if not (folder / ENDPOINTS_FILE).exists():
+        raise ConfigurationError(f"{folder / ENDPOINTS_FILE}: names no broker; give --broker ADDRESS")
+    if not is_going_on(folder):
+        raise Fatal(f"{folder}: the run has ended; its summary.json says how")
     watch = Watch(folder, configured.config, configured.said)
     console = Console()
     if as_json or once or not console.is_terminal:
-        look = _look_twice(watch)
-        _print_json(_look_json(look)) if as_json else _print(look_parts(look))
+        watch.look()  # rates need two observations
+        time.sleep(_WINDOW_S)
+        look = watch.look()
+        known = _reply_json(look.now.status) if look.now.status else {"broker_problem": look.now.silence}
+        _print_json(known | look.as_json()) if as_json else _print(look_parts(look))
         return EXIT_OK
-    return _live(watch, lambda: is_going_on(folder), console, interval_s)
+    with Live(console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=False) as live:
+        try:
+            while is_going_on(folder):
+                live.update(Group(*look_parts(watch.look())))
+                time.sleep(interval_s)
+        except KeyboardInterrupt:
+            return EXIT_OK
+    console.print("the run has ended")
+    return EXIT_OK
 
 
 def look_parts(look: RunSnapshot) -> list[RenderableType]:
@@ -73,31 +86,6 @@ def look_parts(look: RunSnapshot) -> list[RenderableType]:
     line = Text(look.verdict.line, style="bold red" if look.verdict.stands_still else "bold")
     status = look.now.status
     return [line, Text(), table, Text(), *(_reply_parts(status) if status else [Text(look.now.silence)])]
-
-
-def _live(watch: Watch, goes_on: Callable[[], bool], console: Console, interval_s: float) -> int:
-    pause = threading.Event()
-    with Live(console=console, refresh_per_second=_REFRESHES_PER_SECOND, transient=False) as live:
-        try:
-            while goes_on():
-                live.update(Group(*look_parts(watch.look())))
-                pause.wait(interval_s)
-        except KeyboardInterrupt:
-            return EXIT_OK
-    console.print("the run has ended")
-    return EXIT_OK
-
-
-def _look_twice(watch: Watch) -> RunSnapshot:
-    """Look twice, because rates need two observations."""
-    watch.look()
-    threading.Event().wait(_WINDOW_S)
-    return watch.look()
-
-
-def _look_json(look: RunSnapshot) -> dict[str, Any]:
-    known = _reply_json(look.now.status) if look.now.status else {"broker_problem": look.now.silence}
-    return known | look.as_json()
 
 
 def _reply_json(reply: control_pb2.StatusReply) -> dict[str, Any]:
@@ -145,13 +133,6 @@ def _print(parts: list[RenderableType]) -> None:
 
 def _print_json(content: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(content, indent=2) + "\n")
-
-
-def _check_going_on(folder: Path) -> None:
-    if not (folder / ENDPOINTS_FILE).exists():
-        raise ConfigurationError(f"{folder / ENDPOINTS_FILE}: names no broker; give --broker ADDRESS")
-    if not is_going_on(folder):
-        raise Fatal(f"{folder}: the run has ended; its summary.json says how")
 
 
 def _newest_run() -> Path:

@@ -104,8 +104,19 @@ def make_plan(request: Request) -> Plan:
         settings = _with_what_follows(settings).model_copy(update={"run": name})
         if request.recording is not None:
             settings = _from_recording(settings, request.recording)
-        run_dir = _fresh_folder(request.run_dir or Path("runs") / name)
-    settings = _with_absolute_folders(settings)
+        run_dir = request.run_dir or Path("runs") / name
+        if (run_dir / CONFIG_FILE).exists():
+            raise ConfigurationError(
+                f"--run-dir {run_dir}: holds a run already; add --resume or choose another"
+            )
+        run_dir = run_dir.resolve()
+    # Later readers start in other folders.
+    journal, record = settings.actor.ack_journal, settings.learner.record
+    settings = changed(
+        settings,
+        actor={"ack_journal": journal and journal.absolute()},
+        learner={"record": record and record.absolute()},
+    )
     _check_actors(settings)
     if request.resumption.resume:
         check_resumable(run_dir, settings)
@@ -218,15 +229,6 @@ def replace_text(file: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _with_absolute_folders(settings: Settings) -> Settings:
-    """Make paths absolute, for later readers start in other folders."""
-    if settings.actor.ack_journal is not None:
-        settings = changed(settings, actor={"ack_journal": settings.actor.ack_journal.absolute()})
-    if settings.learner.record is not None:
-        settings = changed(settings, learner={"record": settings.learner.record.absolute()})
-    return settings
-
-
 def _first_layer(what: str | None) -> dict[str, Any]:
     if what is None:
         raise ConfigurationError("train: name a Gymnasium environment such as CartPole-v1, or a .toml file")
@@ -244,12 +246,6 @@ def _resumed_folder(request: Request) -> Path:
     if not (named / CONFIG_FILE).is_file():
         raise ConfigurationError(f"--resume {named}: holds no {CONFIG_FILE}, so no run; see `ls runs`")
     return named.resolve()
-
-
-def _fresh_folder(run_dir: Path) -> Path:
-    if (run_dir / CONFIG_FILE).exists():
-        raise ConfigurationError(f"--run-dir {run_dir}: holds a run already; add --resume or choose another")
-    return run_dir.resolve()
 
 
 # ---- What a run's workload makes before the processes start.

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from penstock.launch.audit.lineage import Lineage, read_lineage
+from penstock.launch.audit.books import Lineage, read_lineage
 from penstock.learner.checkpoint.store import CheckpointStore
 from tests.support.abuse.poison import Way
 from tests.support.abuse.poisoner import Poison

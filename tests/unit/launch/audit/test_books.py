@@ -8,9 +8,8 @@ import pytest
 
 from penstock.broker.log.audit_log import HeldEntry, HeldLog, LostFragments, LostSessions
 from penstock.broker.log.replies import Commit, Totals
-from penstock.launch.audit.books import Books, Journals, JournalSession
+from penstock.launch.audit.books import Books, Journals, JournalSession, Lineage, read_lineage
 from penstock.launch.audit.findings import Kind, Problem
-from penstock.launch.audit.lineage import Lineage, read_lineage
 
 DIGEST = "ab" * 32
 CLEAN_LINE: dict[str, Any] = {

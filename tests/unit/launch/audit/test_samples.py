@@ -10,9 +10,8 @@ import pytest
 
 from penstock.actor.link.ack_journal import SampleJournal, sample_files
 from penstock.launch.audit.audit_command import Samples, check_samples, read_samples_of
-from penstock.launch.audit.books import Journals, JournalSession
+from penstock.launch.audit.books import Journals, JournalSession, Lineage
 from penstock.launch.audit.findings import Kind, Problem
-from penstock.launch.audit.lineage import Lineage
 from penstock.learner.ledger import DIGEST_BYTES, LineageEntry
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication
