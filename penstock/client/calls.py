@@ -273,12 +273,7 @@ class Codec:
         return Call("Act", request, self._action)
 
     def end(
-        self,
-        episode_id: str,
-        terminated: bool,
-        truncated: bool,
-        final_observation: Any,
-        reward: float | None,
+        self, episode_id: str, terminated: bool, truncated: bool, final_observation: Any, reward: float | None
     ) -> Call[EpisodeResult]:
         """Return the call EndEpisode; terminated wins over truncated, as there is no future to value."""
         if not (terminated or truncated):

@@ -23,14 +23,7 @@ from penstock.client.text_calls import (
     TextOptions,
     TextPart,
 )
-from penstock.client.values import (
-    Action,
-    ActionBatch,
-    ActOptions,
-    Description,
-    EpisodeResult,
-    StepOptions,
-)
+from penstock.client.values import Action, ActionBatch, ActOptions, Description, EpisodeResult, StepOptions
 from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.rpc.auth import Credentials
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub

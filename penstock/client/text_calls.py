@@ -331,9 +331,7 @@ def _request(policy: str, messages: Messages, options: TextOptions) -> pb.Genera
 
 
 def _check_names(
-    options: Mapping[str, object],
-    known: type[TextOptions | ConversationOptions],
-    what: str = "an answer",
+    options: Mapping[str, object], known: type[TextOptions | ConversationOptions], what: str = "an answer"
 ) -> None:
     """Refuse a name that is misspelt, which would be as if it had not been said."""
     names = known.__annotations__

@@ -19,15 +19,17 @@ _OF_A_SERVER: Final = ("serving", "registry", "canary")
 
 
 def service_settings(
-    config: Path | None,
-    assignments: tuple[str, ...],
-    run_dir: Path | None = None,
-    *,
-    trust: bool = False,
+    config: Path | None, assignments: tuple[str, ...], run_dir: Path | None = None, *, trust: bool = False
 ) -> Settings:
     """Return the settings of a service: those of the run that it serves, file, environment, `--set`."""
     layers = _service_layers(config, assignments)
-    return configuration.load([_serving_layer(run_dir, layers, trust=trust), *layers])
+    written = {} if run_dir is None else _written(run_dir, layers, trust=trust)
+    if written:
+        local = configuration.load([written])
+        served: dict[str, Any] = {name: written[name] for name in _OF_A_SERVER if name in written}
+        actor = {"allow_modules": local.actor.allow_modules, "places": places_of(local)}
+        layers.insert(0, {"run": local.run, "actor": actor, **served})
+    return configuration.load(layers)
 
 
 def learner_settings(config: Path | None, assignments: tuple[str, ...]) -> Settings:
@@ -59,18 +61,6 @@ def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
     asked = configuration.load(layers)
     defaults = load(find(asked.workload).defaults)(asked.environment.id, asked.algorithm.name)
     return configuration.load([defaults, *layers])
-
-
-def _serving_layer(run_dir: Path | None, said: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
-    written = {} if run_dir is None else _written(run_dir, said, trust=trust)
-    if not written:
-        return {}
-    local = configuration.load([written])
-    return {
-        "run": local.run,
-        "actor": {"allow_modules": local.actor.allow_modules, "places": places_of(local)},
-        **{name: written[name] for name in _OF_A_SERVER if name in written},
-    }
 
 
 def _written(run_dir: Path, said: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:

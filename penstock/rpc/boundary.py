@@ -102,7 +102,6 @@ class Boundary(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not gen
         rule = self._rules.get(name, self._ordinary)
         parse = rule.parse or handler.request_deserializer
         serialise = None if rule.writes_bytes else handler.response_serializer
-
         read = partial(read_request, name, parse, largest_bytes=rule.largest_bytes)
         if handler.unary_unary is not None:
             call = self._unary(name, read, handler.unary_unary, rule)

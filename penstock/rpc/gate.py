@@ -25,7 +25,6 @@ import grpc
 
 from penstock.protocol.limits import KIB, MAX_MESSAGE_BYTES, MIB
 from penstock.rpc.auth import NO_CALLS, AcceptedTokens, Calls, Proof, may_call
-from penstock.rpc.boundary import Context, Handler
 from penstock.rpc.identity import CALLER, Identity, Unidentified, from_alternative_names
 
 # ---- How much one caller may ask of a server: calls and bytes per second, as two token buckets.
@@ -138,6 +137,9 @@ class RateLimits:
 
 log = logging.getLogger(__name__)
 
+Context = Any
+"""grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
+Handler = Any
 Admit = Callable[[Context, int], tuple[str | None, float]]
 """Says under whose limits a call of so many bytes comes, and the seconds it waits for its turn.
 

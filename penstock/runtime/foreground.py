@@ -35,8 +35,7 @@ EndpointFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")]
 Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Import what a folder names although it was not made here."),
+    bool, typer.Option("--trust", help="Import what a folder names although it was not made here.")
 ]
 Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 

@@ -63,8 +63,7 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run",
-            help="Print the run's predicted minutes and peak memory, from a short run of it.",
+            "--dry-run", help="Print the run's predicted minutes and peak memory, from a short run of it."
         ),
     ] = False,
 ) -> int:
@@ -163,9 +162,7 @@ def audit(
 
 @command(app)
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    play: Play,
-    as_json: AsJson = False,
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")], play: Play, as_json: AsJson = False
 ) -> int:
     """Play the final policy of a run on separate environments."""
     from penstock.launch.commands.play import evaluate
@@ -241,8 +238,7 @@ def ui(
         str, typer.Option(metavar="ADDRESS", help="HOST:PORT; port 0 takes a free one.")
     ] = "127.0.0.1:8470",
     insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Allow an address beyond loopback: all who reach it read all."),
+        bool, typer.Option("--insecure", help="Allow an address beyond loopback: all who reach it read all.")
     ] = False,
 ) -> int:
     """Serve a page of runs to one browser, which can also start, steer and stop them."""

@@ -11,7 +11,7 @@ tokens and passwords are mode 0600.
 import ipaddress
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -100,21 +100,17 @@ def issue(authority: Authority, order: Order, name: str, identity: Identity | No
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if serves else []
     purposes = x509.ExtendedKeyUsage([*server, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = builder.add_extension(purposes, critical=False)
-    names = _alternative_names(order.hosts if serves else None, identity)
-    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    certificate = builder.sign(authority.key, hashes.SHA256())
-    _write(order.folder / f"{name}.key", _key_pem(key), secret=True)
-    _write(order.folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
-
-
-def _alternative_names(hosts: Sequence[str] | None, identity: Identity | None) -> list[x509.GeneralName]:
     names: list[x509.GeneralName] = []
-    for host in () if hosts is None else (*LOCAL_HOSTS, *hosts):
+    for host in (*LOCAL_HOSTS, *order.hosts) if serves else ():
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
             names.append(x509.DNSName(host))
-    return [*names, *([x509.UniformResourceIdentifier(str(identity))] if identity else [])]
+    names += [x509.UniformResourceIdentifier(str(identity))] if identity else []
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    certificate = builder.sign(authority.key, hashes.SHA256())
+    _write(order.folder / f"{name}.key", _key_pem(key), secret=True)
+    _write(order.folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def authority_of(folder: Path) -> Authority:

@@ -24,7 +24,7 @@ from penstock.launch.run.memory import DeviceMemory, Memory, available, device_m
 from penstock.launch.run.plan import Plan, changed, prepare_folder
 from penstock.launch.run.run import Run
 from penstock.launch.run.services import private_folder
-from penstock.launch.run.summary import RedisFacts
+from penstock.launch.run.summary import RedisFacts, aligned
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
 from penstock.runtime.lifecycle import Lifecycle
@@ -257,25 +257,22 @@ def predicted(section: LearnerSection, short: ShortRun) -> float:
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return the object of `_dry_run` as lines for people."""
     measured, free, device = found["measured"], found["available"], found["device_memory_bytes"]
-    text = [
-        f"{found['environment']}: dry run of {found['total_steps']:,} steps (seed {found['seed']})",
-        f"  time         {found['seconds'] / 60:,.1f} minutes",
-    ]
+    rows = [("time", f"{found['seconds'] / 60:,.1f} minutes")]
     if found["preparation_seconds"] >= 1:
-        text.append(f"               {span(found['preparation_seconds'])} of them are preparation")
+        rows.append(("", f"{span(found['preparation_seconds'])} of them are preparation"))
     if measured is not None:
-        text.append(
-            f"  measured     {measured['steps']:,} steps and {measured['updates']:,} updates in "
+        text = (
+            f"{measured['steps']:,} steps and {measured['updates']:,} updates in "
             f"{span(measured['seconds'])}, then {1 / measured['seconds_per_step']:,.1f} steps a second"
         )
+        rows.append(("measured", text))
     roles = ", ".join(f"{role} {size(peak)}" for role, peak in found["memory_bytes_by_role"].items())
-    text += [
-        f"  memory       {size(found['memory_bytes'])} at most, {size(free['memory_bytes'])} are free",
-        f"               {roles}",
-    ]
+    rows.append(("memory", f"{size(found['memory_bytes'])} at most, {size(free['memory_bytes'])} are free"))
+    rows.append(("", roles))
     if device is not None:
-        text.append(f"  GPU memory   {size(device)} at most, {size(free['device_memory_bytes'])} are free")
+        rows.append(("GPU memory", f"{size(device)} at most, {size(free['device_memory_bytes'])} are free"))
     for name, scores in found["scores"].items():
         mean, std = shown(scores["mean"]), shown(scores["std"], scores["mean"])
-        text.append(f"  {name:12} {scores['count']:,} scores, mean {mean}, std {std}")
-    return text
+        rows.append((name, f"{scores['count']:,} scores, mean {mean}, std {std}"))
+    head = f"{found['environment']}: dry run of {found['total_steps']:,} steps (seed {found['seed']})"
+    return [head, *aligned(rows)]

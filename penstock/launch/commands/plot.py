@@ -3,8 +3,8 @@
 import itertools
 import shutil
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,10 +41,15 @@ def draw(runs: Sequence[Path], output: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    curves = [(_label(run), _points(run)) for run in runs]
+    curves = [(_label(run), _curve(run).poll()) for run in runs]
     legend_inches = _LEGEND_LINE_INCHES * len(curves)
     figure = Figure(figsize=(_WIDTH_INCHES, _HEIGHT_INCHES + legend_inches), dpi=_DPI, layout="constrained")
-    kind = _kind(output, FigureCanvasAgg(figure).get_supported_filetypes())
+    kind, known = (
+        output.suffix.removeprefix(".").lower() or "png",
+        FigureCanvasAgg(figure).get_supported_filetypes(),
+    )
+    if kind not in known:
+        raise ConfigurationError(f"--output {output}: ends with no kind of picture; use {', '.join(known)}")
     panels = figure.subplots(len(_PANELS), sharex=True, height_ratios=(2, 1, 1))
     for axes, panel in zip(panels, _PANELS, strict=True):
         _draw_panel(axes, panel, curves)
@@ -55,16 +60,12 @@ def draw(runs: Sequence[Path], output: Path) -> None:
         figure.savefig(file, format=kind)
 
 
-def _kind(output: Path, known: Collection[str]) -> str:
-    kind = output.suffix.removeprefix(".").lower() or "png"
-    if kind not in known:
-        raise ConfigurationError(f"--output {output}: ends with no kind of picture; use {', '.join(known)}")
-    return kind
-
-
 def _draw_panel(axes: Any, panel: _Panel, curves: Sequence[tuple[str, Sequence[Point]]]) -> None:
-    for (label, points), (dash, colour) in zip(curves, _styles(), strict=False):
-        steps, values = _known(points, panel.values(points))
+    styles = itertools.cycle(itertools.product(_DASHES, _COLOURS))
+    for (label, points), (dash, colour) in zip(curves, styles, strict=False):
+        known = zip(points, panel.values(points), strict=True)
+        found = [(point.env_steps, value) for point, value in known if value is not None]
+        steps, values = [step for step, _ in found], [value for _, value in found]
         axes.plot(steps, values, linewidth=1.6, color=colour, linestyle=dash, label=label)
         # Where a run ends: one that is shorter than the others has not failed.
         axes.plot(steps[-1:], values[-1:], marker="o", markersize=5, color=colour)
@@ -79,17 +80,6 @@ def _draw_panel(axes: Any, panel: _Panel, curves: Sequence[tuple[str, Sequence[P
         axes.text(0.5, 0.5, "nothing learned yet", transform=axes.transAxes, ha="center", color="#666666")
 
 
-def _styles() -> Iterator[tuple[str, str]]:
-    return itertools.cycle(itertools.product(_DASHES, _COLOURS))
-
-
-def _known(points: Sequence[Point], values: Values) -> tuple[list[int], list[float]]:
-    found = [
-        (point.env_steps, value) for point, value in zip(points, values, strict=True) if value is not None
-    ]
-    return [steps for steps, _ in found], [value for _, value in found]
-
-
 def _smooth_rates(points: Sequence[Point]) -> list[float | None]:
     """A line of `metrics.jsonl` sums up a quarter of a second: over so little a rate is noise."""
     stretch = max(1, len(points) // _SMOOTHED)
@@ -97,11 +87,11 @@ def _smooth_rates(points: Sequence[Point]) -> list[float | None]:
     return [chosen.get(index) for index in range(len(points))]
 
 
-def _points(run: Path) -> list[Point]:
-    path = run / "metrics.jsonl"
-    if not path.exists():
-        raise ConfigurationError(f"{run}: holds no metrics.jsonl, so no run; see `ls runs`")
-    return Curve(path).poll()
+def _curve(run: Path) -> Curve:
+    file = run / METRICS_FILE
+    if not file.exists():
+        raise ConfigurationError(f"{run}: holds no {METRICS_FILE}, so no run; see `ls runs`")
+    return Curve(file)
 
 
 def _label(run: Path) -> str:
@@ -136,10 +126,7 @@ _HOME: Final = "\x1b[H\x1b[J"
 
 def main(run: Path, *, once: bool, interval_s: float) -> int:
     """Draw until the run has ended or Ctrl-C; once where `once` is given or stdout is no terminal."""
-    file = run / METRICS_FILE
-    if not file.exists():
-        raise ConfigurationError(f"{run}: holds no {METRICS_FILE}, so no run; see `ls runs`")
-    curve, pause = Curve(file), threading.Event()
+    curve = _curve(run)
     follows = not once and sys.stdout.isatty()
     while True:
         goes_on = follows and is_going_on(run)
@@ -149,7 +136,7 @@ def main(run: Path, *, once: bool, interval_s: float) -> int:
         sys.stdout.flush()
         if not goes_on:
             return EXIT_OK
-        pause.wait(interval_s)
+        time.sleep(interval_s)
 
 
 def drawn(points: Sequence[Point], columns: int, rows: int) -> str:
@@ -167,10 +154,7 @@ def _plot(known: Sequence[tuple[int, float]], wide: int, tall: int) -> list[str]
     span, end = (high - low) or 1.0, known[-1][0] or 1
     cells = [[_BLANK] * wide for _ in range(tall)]
     placed = [
-        (
-            round(step / end * (2 * wide - 1)),
-            round((high - value) / span * (4 * tall - 1)),
-        )
+        (round(step / end * (2 * wide - 1)), round((high - value) / span * (4 * tall - 1)))
         for step, value in known
     ]
     for before, after in zip(placed[:1] + placed, placed, strict=False):
@@ -187,10 +171,8 @@ def _plot(known: Sequence[tuple[int, float]], wide: int, tall: int) -> list[str]
 def _between(before: tuple[int, int], after: tuple[int, int]) -> Sequence[tuple[int, int]]:
     """Return the dots of a straight line from one dot to another, both among them."""
     steps = max(abs(after[0] - before[0]), abs(after[1] - before[1]), 1)
+    (x, y), (to_x, to_y) = before, after
     return [
-        (
-            round(before[0] + (after[0] - before[0]) * step / steps),
-            round(before[1] + (after[1] - before[1]) * step / steps),
-        )
-        for step in itertools.chain(range(steps), [steps])
+        (round(x + (to_x - x) * step / steps), round(y + (to_y - y) * step / steps))
+        for step in range(steps + 1)
     ]

@@ -56,8 +56,7 @@ class Request:
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust",
-            help="With --resume: import what a folder names although it was not made here.",
+            "--trust", help="With --resume: import what a folder names although it was not made here."
         ),
     ] = False
     assignments: RepeatedAssignments = ()

@@ -60,24 +60,51 @@ class Point:
     staleness: float | None
 
 
+class _GrowingFile:
+    """Reads the lines of a file that grows; a missing one is empty. offset: what is before it is left out."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path, self._offset, self._rest = path, offset, b""
+
+    def lines(self) -> Iterator[bytes | None]:
+        """Yield what is whole since the last time; None before the lines of another file in its place."""
+        try:
+            with open_regular(self._path) as file:
+                end = file.seek(0, os.SEEK_END)
+                if end < self._offset:
+                    self._offset, self._rest = 0, b""
+                    yield None
+                # Of more than that only the newest lines are shown: a file may have any length.
+                self._offset = max(self._offset, end - _MOST_BYTES)
+                file.seek(self._offset)
+                while data := file.read(_READ_BYTES):
+                    self._offset += len(data)
+                    *lines, rest = (self._rest + data).split(b"\n")
+                    self._rest = rest[-_READ_BYTES:]  # no learner writes a longer line
+                    yield from lines
+        except FileNotFoundError:
+            self._offset, self._rest = 0, b""
+            yield None
+
+
 class Curve:
     """Reads the points of one file; a missing file is an empty one."""
 
     def __init__(self, path: Path, max_points: int = MAX_POINTS) -> None:
-        self._path, self._max = path, max_points
+        self._file, self._max = _GrowingFile(path), max_points
         self._begin()
 
     def poll(self) -> list[Point]:
         """Return every point so far, oldest first, steps rising."""
-        for line in self._new_lines():
-            row = parse_line(line)
-            if row is not None:
+        for line in self._file.lines():
+            if line is None:
+                self._begin()
+            elif (row := parse_line(line)) is not None:
                 self._add(_point(row, self._newest))
         newest = [] if self._newest in (None, *self._kept[-1:]) else [self._newest]
         return [*self._kept, *(point for point in newest if point is not None)]
 
     def _begin(self) -> None:
-        self._offset, self._rest = 0, b""
         self._kept: list[Point] = []
         self._newest: Point | None = None
         self._stride, self._skipped = 1, 0
@@ -96,23 +123,6 @@ class Curve:
         if len(kept) > self._max:
             del kept[1::2]
             self._stride *= 2
-
-    def _new_lines(self) -> Iterator[bytes]:
-        try:
-            with open_regular(self._path) as file:
-                end = file.seek(0, os.SEEK_END)
-                if end < self._offset:
-                    self._begin()
-                # Of more than that only the newest lines are shown: a file may have any length.
-                self._offset = max(self._offset, end - _MOST_BYTES)
-                file.seek(self._offset)
-                while data := file.read(_READ_BYTES):
-                    self._offset += len(data)
-                    *lines, rest = (self._rest + data).split(b"\n")
-                    self._rest = rest[-_READ_BYTES:]  # no learner writes a longer line
-                    yield from lines
-        except FileNotFoundError:
-            self._begin()
 
 
 def rates(points: Sequence[Point]) -> list[float | None]:
@@ -173,38 +183,23 @@ class MetricsTail:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
-        self._rest = b""
-        self._first = None if self._offset else Progress()
+        offset = path.stat().st_size if path.exists() else 0
+        self._file = _GrowingFile(path, offset)
+        self._first = None if offset else Progress()
         self._last: Progress | None = None
 
     def poll(self) -> Progress | None:
         """The newest progress, None until the first experience after this launcher's start."""
-        rows = self._new_rows()
+        # A crash may have torn one; the learner begins another below it.
+        rows = [row for line in self._file.lines() if line and (row := parse_line(line)) is not None]
         if rows:
             self._first = self._first or Progress.of(rows[0])
             self._last = Progress.of(rows[-1])
-        return self._last if self._has_begun() else None
-
-    def _has_begun(self) -> bool:
         first, last = self._first, self._last
         if first is None or last is None:
-            return False
-        new = last.env_steps > first.env_steps or last.updates > first.updates
-        return new or last.outstanding > 0
-
-    def _new_rows(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        # A crash may have torn one; the learner begins another below it.
-        return [row for row in map(parse_line, lines) if row is not None]
+            return None
+        is_new = last.env_steps > first.env_steps or last.updates > first.updates
+        return last if is_new or last.outstanding > 0 else None
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -354,8 +354,7 @@ class RoleRow:
 
 
 def role_rows(now: Observation, flow: Flow) -> list[RoleRow]:
-    found = {snapshot.role for snapshot in now.sights}
-    return [_row(role, now, flow) for role in _ORDER if role in found]
+    return [_row(role, now, flow) for role in _ORDER if now.of_role(role)]
 
 
 def _row(role: str, now: Observation, flow: Flow) -> RoleRow:

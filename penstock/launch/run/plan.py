@@ -14,12 +14,7 @@ from penstock.actor.acting.masks import potentials
 from penstock.config import settings as configuration
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import over_defaults
-from penstock.config.settings import (
-    ConfigurationError,
-    Progress,
-    Settings,
-    dump,
-)
+from penstock.config.settings import ConfigurationError, Progress, Settings, dump
 from penstock.config.trusted import check_own, module_of, seal
 from penstock.config.workload import find, load
 from penstock.launch.commands.request import Request

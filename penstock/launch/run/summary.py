@@ -5,7 +5,7 @@ processes, Redis and wall time are the launcher's.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -106,57 +106,53 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     replace_text(run_dir / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
 
+Row = tuple[str, str]
+
+
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """Return the summary for people: what is not known has no line."""
-    evaluation, ledger = summary["evaluation"], summary["ledger"]
-    lines = [
-        f"{summary['environment']}: {_verdict(summary)}",
-        f"  run          {summary['run']} (seed {summary['seed']})",
-        f"  ended        {_ending(summary)}",
-        *_progress_lines(summary),
-    ]
-    if evaluation:
-        lines.append(
-            f"  evaluation   {shown(mean := evaluation.get('mean'))} ± {shown(evaluation.get('std'), mean)} "
-            f"over {evaluation.get('episodes')} episodes of version "
-            f"{evaluation.get('version')}{_ways(evaluation)}"
-        )
-        lines += _base(evaluation.get("base"))
+    ledger, recording, redis = summary["ledger"], summary["recording"], summary["redis"]
+    rows = [("run", f"{summary['run']} (seed {summary['seed']})"), ("ended", _ending(summary))]
+    rows += [*_progress(summary), *_evaluation(summary["evaluation"] or {})]
     if summary["staleness"]:
         parts = ", ".join(f"{key} {_text(value, '.1f')}" for key, value in summary["staleness"].items())
-        lines.append(f"  staleness    {parts} updates")
+        rows.append(("staleness", f"{parts} updates"))
     if ledger:
-        lines.append(f"  ledger       {_ledger(ledger)}")
-    if summary["recording"]:
-        lines.append(f"  recording    {_recording(summary['recording'])}")
-    lines += [f"  found        {remark}" for remark in summary.get("remarks", [])]
-    lines.append("  CPU seconds  " + ", ".join(map(_process_text, summary["processes"])))
-    lines.append(f"  memory       {_memory(summary)}")
-    lines.append(f"  redis        {summary['redis']['version']}, durability {summary['redis']['durability']}")
-    return lines
+        rows.append(("ledger", _ledger(ledger)))
+    if recording:
+        text = (
+            f"{recording['batches_taken']:,} batches from {recording['fragments']:,} fragments in "
+            f"{recording['folder']}; no actor sent any, so the ledger is empty"
+        )
+        rows.append(("recording", text))
+    rows += [("found", remark) for remark in summary.get("remarks", [])]
+    rows.append(("CPU seconds", ", ".join(map(_process_text, summary["processes"]))))
+    rows.append(("memory", _memory(summary)))
+    rows.append(("redis", f"{redis['version']}, durability {redis['durability']}"))
+    return [f"{summary['environment']}: {_verdict(summary)}", *aligned(rows)]
 
 
-def _progress_lines(summary: dict[str, Any]) -> list[str]:
+def aligned(rows: Iterable[Row]) -> list[str]:
+    """Return rows of a name, "" below another of it, and a text as lines."""
+    return [f"  {name:<12} {text}" for name, text in rows]
+
+
+def _progress(summary: dict[str, Any]) -> list[Row]:
     wall = f"{_seconds(summary['wall_seconds'])} in all"
     if summary["updates"] is None:
-        return [f"  time         {wall}"]
-    return [
-        (
-            f"  steps        {_text(summary['env_steps'])} ({_text(summary['env_steps_per_second'])} per "
-            "second)"
-        ),
-        f"  time         {_seconds(summary['training_seconds'])} of training, {wall}",
-        *_solved_at(summary["solved_at"]),
-        f"  updates      {_text(summary['updates'])}, policy version {_text(summary['policy_version'])}",
-        f"  return       {shown(summary['mean_return'])} over the last 100 training episodes",
+        return [("time", wall)]
+    steps, rate = _text(summary["env_steps"]), _text(summary["env_steps_per_second"])
+    rows = [
+        ("steps", f"{steps} ({rate} per second)"),
+        ("time", f"{_seconds(summary['training_seconds'])} of training, {wall}"),
     ]
-
-
-def _solved_at(moment: dict[str, Any] | None) -> list[str]:
-    if moment is None:
-        return []
-    when = f"{_seconds(moment['seconds'])} of training and {_text(moment['env_steps'])} steps"
-    return [f"  solved after {when}, by version {moment['version']}"]
+    if (moment := summary["solved_at"]) is not None:
+        when = f"{_seconds(moment['seconds'])} of training and {_text(moment['env_steps'])} steps"
+        rows.append(("solved after", f"{when}, by version {moment['version']}"))
+    version = _text(summary["policy_version"])
+    rows.append(("updates", f"{_text(summary['updates'])}, policy version {version}"))
+    rows.append(("return", f"{shown(summary['mean_return'])} over the last 100 training episodes"))
+    return rows
 
 
 def _memory(summary: dict[str, Any]) -> str:
@@ -191,13 +187,6 @@ def _verdict(summary: dict[str, Any]) -> str:
     return "interrupted" if summary["interrupted"] else "not solved"
 
 
-def _recording(recording: dict[str, Any]) -> str:
-    return (
-        f"{recording['batches_taken']:,} batches from {recording['fragments']:,} fragments in "
-        f"{recording['folder']}; no actor sent any, so the ledger is empty"
-    )
-
-
 def _ending(summary: dict[str, Any]) -> str:
     ending = summary["ending"]
     if ending is None:
@@ -208,26 +197,31 @@ def _ending(summary: dict[str, Any]) -> str:
     return why if restored is None else f"{why}; version {restored}, the best, was published again"
 
 
-def _ways(evaluation: dict[str, Any]) -> str:
-    means = {name: evaluation[name]["mean"] for name in ("deterministic", "sampled") if evaluation.get(name)}
-    return (
-        f" ({', '.join(f'{name} {shown(mean)}' for name, mean in means.items())})" if len(means) > 1 else ""
-    )
-
-
-def _base(base: dict[str, Any] | None) -> list[str]:
-    """The policy that training began with, on the same episodes, and whether the version beats it."""
-    if base is None:
+def _evaluation(evaluation: dict[str, Any]) -> list[Row]:
+    """Return its mean, and that of the policy that training began with, and whether the version beats it."""
+    if not evaluation:
         return []
-    mean = base["mean"]
-    beside = f"before any training, on the same {base['episodes']} episodes"
-    interval = ""
+    mean, base = evaluation.get("mean"), evaluation.get("base")
+    means = [
+        f"{name} {shown(evaluation[name]['mean'])}"
+        for name in ("deterministic", "sampled")
+        if evaluation.get(name)
+    ]
+    ways = f" ({', '.join(means)})" if len(means) > 1 else ""
+    played = f"over {evaluation.get('episodes')} episodes of version {evaluation.get('version')}{ways}"
+    rows = [("evaluation", f"{shown(mean)} ± {shown(evaluation.get('std'), mean)} {played}")]
+    if base is None:
+        return rows
+    mean, interval = base["mean"], ""
     if base["low"] is not None:
         interval = f" (95% interval {_signed(base['low'], mean)} to {_signed(base['high'], mean)})"
+    spread = f"{shown(mean)} ± {shown(base['std'], mean)}"
+    difference = f"{_signed(base['difference'], mean)}{interval}"
     return [
-        f"  base         {shown(mean)} ± {shown(base['std'], mean)} {beside}",
-        f"  difference   {_signed(base['difference'], mean)}{interval}: {_BASE_VERDICTS[base['verdict']]}",
-        f"  length       {base['version_length']:.1f} steps, of the base {base['length']:.1f}",
+        *rows,
+        ("base", f"{spread} before any training, on the same {base['episodes']} episodes"),
+        ("difference", f"{difference}: {_BASE_VERDICTS[base['verdict']]}"),
+        ("length", f"{base['version_length']:.1f} steps, of the base {base['length']:.1f}"),
     ]
 
 
