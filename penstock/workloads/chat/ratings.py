@@ -338,7 +338,7 @@ def _judge(judge: Path | None, base: str | None, rows: Sequence[dict[str, Any]])
 
     quieten()
     model = HeadsModel.load(judge, base=base)
-    if THUMB not in [one.name for one in model.card.heads]:
+    if THUMB not in [one.name for one in model.heads]:
         raise ConfigurationError(f"--judge {judge}: has no head {THUMB!r}")
     known: dict[int, float] = {}
     for row in rows:

@@ -158,12 +158,6 @@ class LoadedAdapters(LoadedPolicies):
     """One base model, and beside it the adapter of each version. Owns the policy's network from now on."""
 
     def __init__(self, policy: LanguagePolicy) -> None:
-        """Raises ConfigurationError for a policy without an adapter."""
-        if not policy.section.lora:
-            raise ConfigurationError(
-                "policy.kwargs.lora=false: versions share one base model by their adapters; hold whole "
-                "networks instead"
-            )
         self._policy = policy
         self._network: Any = policy.network
         self._own = policy.state_dict()
@@ -211,12 +205,7 @@ class LoadedNetworks(LoadedPolicies):
     """A whole network for each version, where all weights are trained."""
 
     def __init__(self, policy: LanguagePolicy) -> None:
-        """policy: of version 0, which is never changed.
-
-        Raises ConfigurationError for one with an adapter: its versions are not whole.
-        """
-        if policy.section.lora:
-            raise ConfigurationError("policy.kwargs.lora=true: its versions are adapters, not whole networks")
+        """policy: of version 0, which is never changed."""
         self._policies = {0: policy}
 
     @property

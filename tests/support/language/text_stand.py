@@ -34,7 +34,6 @@ from penstock.workloads.language.serving.text_answerer import (
     AdapterVersions,
     AnswerGuard,
     TextAnswerer,
-    Thinker,
     ThinkingForm,
     no_show,
 )
@@ -201,13 +200,12 @@ class TextStand:
             thought_tokens=0 if form is None else form.most,
             thought_room=0 if form is None else form.room,
         )
-        thinker = None if form is None else Thinker(self.engine, form, TOKENIZER)
         self.conversations = Conversations(
             self.section,
             self.limits,
             ChatEncoder(tokenizer),
             self.versions,
-            TextAnswerer(self.engine, tokenizer, self.section, 32, monitor.answered, guard, thinker),
+            TextAnswerer(self.engine, tokenizer, self.section, 32, monitor.answered, guard, form),
             Episodes(self.section, UNROLL),
             self.experience,
             feedback,

@@ -9,7 +9,7 @@ import torch
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.reward import reward_model
 from penstock.workloads.language.reward import reward_model as networks
-from penstock.workloads.language.reward.reward_model import Card, Network
+from penstock.workloads.language.reward.reward_model import Card, Network, Scores
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.settings import RewardTraining, quieten
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
@@ -56,7 +56,7 @@ def make_reward_model(base: Path, folder: Path, *, lora: bool = True) -> list[fl
     network, encoder = disturbed(base, lora=lora)
     rows = [encoder.encode(one.prompt, one.response) for one in samples()]
     scores = networks.score_rows(network, rows)
-    checks = tuple(zip(map(tuple, rows[:4]), scores, strict=False))
+    checks = tuple(Scores(ids=tuple(ids), score=score) for ids, score in zip(rows[:4], scores, strict=False))
     card = Card(base=str(base), max_tokens=MAX_TOKENS, mean=0.25, std=2.0, checks=checks, trained={})
     reward_model.save(network, encoder.tokenizer, card, folder)
     return scores

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,8 +126,7 @@ _RIDGE: Final = 1e-3
 """Pulls slope to 1 and shift to 0, by as much as a thousandth of a rating would: a finite optimum always."""
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
+class Calibration(NamedTuple):
     """A line under a sigmoid."""
 
     slope: float = 1.0

@@ -13,8 +13,8 @@ import json
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -83,17 +84,15 @@ def build(base: str, settings: RewardTraining, pad_id: int, *, outputs: int = 1)
         raise ConfigurationError(
             f"model={base}: {type(network).__name__} has none of the heads {', '.join(HEADS)}"
         )
-    return get_peft_model(
-        network,
-        LoraConfig(
-            task_type=TaskType.SEQ_CLS,
-            r=settings.rank,
-            lora_alpha=settings.alpha,
-            lora_dropout=settings.dropout,
-            target_modules="all-linear",
-            modules_to_save=heads,
-        ),
+    adapter = LoraConfig(
+        task_type=TaskType.SEQ_CLS,
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules="all-linear",
+        modules_to_save=heads,
     )
+    return get_peft_model(network, adapter)
 
 
 def classifier(base: str, **said: Any) -> Network:
@@ -104,9 +103,24 @@ def classifier(base: str, **said: Any) -> Network:
         )
 
 
-def max_tokens_of(network: Network, wanted: int) -> int:
-    known = getattr(network.config.get_text_config(), "max_position_embeddings", None)
-    return wanted if not known else min(wanted, known)
+def output_rows(
+    network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
+) -> list[list[float]]:
+    """All numbers of the head for rows of token ids in their order, in batches of rows of similar length."""
+    training = network.training
+    network.eval()
+    outputs: list[list[float]] = [[] for _ in rows]
+    pad_id = network.config.get_text_config().pad_token_id
+    try:
+        with torch.inference_mode():
+            for batch in _batches(rows, batch_tokens):
+                ids, mask = (one.to(network.device) for one in pad([rows[index] for index in batch], pad_id))
+                logits = network(input_ids=ids, attention_mask=mask).logits
+                for index, given in zip(batch, logits.float().cpu().tolist(), strict=True):
+                    outputs[index] = given
+    finally:
+        network.train(training)
+    return outputs
 
 
 def score_rows(
@@ -116,34 +130,10 @@ def score_rows(
     return [given[0] for given in output_rows(network, rows, batch_tokens)]
 
 
-def output_rows(
-    network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
-) -> list[list[float]]:
-    """All numbers of the head for rows of token ids in their order, in batches of rows of similar length."""
-    training = network.training
-    network.eval()
-    outputs: list[list[float]] = [[] for _ in rows]
-    by_length = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    try:
-        with torch.inference_mode():
-            for batch in _batches(by_length, rows, batch_tokens):
-                ids, mask = pad(
-                    [rows[index] for index in batch], network.config.get_text_config().pad_token_id
-                )
-                logits = network(
-                    input_ids=ids.to(network.device), attention_mask=mask.to(network.device)
-                ).logits
-                for index, given in zip(batch, logits.float().cpu().tolist(), strict=True):
-                    outputs[index] = given
-    finally:
-        network.train(training)
-    return outputs
-
-
-def _batches(order: Sequence[int], rows: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
-    """Consecutive parts of `order` whose padded size stays below the limit; a longer row is a batch alone."""
+def _batches(rows: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
+    """Rows by length in parts whose padded size stays below the limit; a longer row is a batch alone."""
     batches: list[list[int]] = []
-    for index in order:
+    for index in sorted(range(len(rows)), key=lambda index: len(rows[index])):
         # Sorted by length: the newest row is the longest of its batch.
         if batches and (len(batches[-1]) + 1) * len(rows[index]) <= batch_tokens:
             batches[-1].append(index)
@@ -168,17 +158,6 @@ class Item:
     target: float | tuple[float, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Encoded examples. cut: prompts that lost their beginning. other_key: rows that rate something else."""
-
-    train: list[Item]
-    validation: list[Item]
-    bad: BadRows
-    cut: int
-    other_key: int
-
-
 def encode(
     examples: Sequence[Example], encoder: Encoder, bad: BadRows, heads: Sequence[Head] = ()
 ) -> list[Item]:
@@ -195,14 +174,13 @@ def encode(
 def _item(example: Example, encoder: Encoder, heads: Sequence[Head]) -> Item:
     prompt = encoder.prompt_ids(example.prompt)
     texts = (example.chosen, example.rejected) if isinstance(example, Preference) else (example.response,)
-    rows = tuple(encoder.join(prompt, encoder.response_ids(one)) for one in texts)
+    target: float | tuple[float, ...] | None = None
     match example:
         case Scored():
-            return Item(example, rows, example.score)
+            target = example.score
         case Judged():
-            return Item(example, rows, tuple(example.shares.get(head.name, math.nan) for head in heads))
-        case Preference():
-            return Item(example, rows, None)
+            target = tuple(example.shares.get(head.name, math.nan) for head in heads)
+    return Item(example, tuple(encoder.join(prompt, encoder.response_ids(one)) for one in texts), target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,53 +191,139 @@ class Collate:
 
     def __call__(self, items: Sequence[Item]) -> dict[str, Tensor]:
         scored, pairs = sides_of(items)
-        rows = [item.rows[0] for item in (*scored, *pairs)] + [item.rows[1] for item in pairs]
-        ids, mask = pad(rows, self.pad_id)
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "targets": tensor([item.target for item in scored]).float(),
-        }
+        ids, mask = pad(
+            [item.rows[0] for item in (*scored, *pairs)] + [item.rows[1] for item in pairs], self.pad_id
+        )
+        targets = tensor([item.target for item in scored]).float()
+        return {"input_ids": ids, "attention_mask": mask, "targets": targets}
 
 
 def sides_of(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    return (
-        [item for item in items if item.target is not None],
-        [item for item in items if item.target is None],
-    )
+    sides: tuple[list[Item], list[Item]] = [], []
+    for item in items:
+        sides[item.target is None].append(item)
+    return sides
 
+
+# ---- Models as they are saved: the network, and a card that says what was learned from what.
 
 CARD: Final = "reward.json"
 HEADS_CARD: Final = "heads.json"
 TOLERANCE: Final = 1e-3
 """How far the scores of the examples to check may differ on another machine."""
 
+C = TypeVar("C", bound="_Card")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """What `reward.json` says beside the weights. checks: rows of token ids with their scores."""
+
+class Scores(BaseModel):
+    """A row of token ids, and its score."""
+
+    ids: tuple[int, ...]
+    score: float
+
+
+class Numbers(BaseModel):
+    """A row of token ids, and the numbers of all heads."""
+
+    ids: tuple[int, ...]
+    given: tuple[float, ...]
+
+
+class _Card(BaseModel):
+    model_config = ConfigDict(frozen=True)
 
     base: str
     max_tokens: int
-    mean: float
-    std: float
-    checks: tuple[tuple[tuple[int, ...], float], ...]
     trained: dict[str, Any]
 
 
-def save(network: Network, tokenizer: Any, card: Card, folder: Path) -> None:
-    """Write a model; `reward.json` last, so that a folder with one is whole."""
-    network.config.reward = {"mean": card.mean, "std": card.std, "max_tokens": card.max_tokens}
-    checks = [{"ids": list(ids), "score": score} for ids, score in card.checks]
-    _write(network, tokenizer, folder, CARD, {**asdict(card), "checks": checks})
+class Card(_Card):
+    """What `reward.json` says beside the weights."""
+
+    mean: float
+    std: float
+    checks: tuple[Scores, ...]
 
 
-def _write(network: Network, tokenizer: Any, folder: Path, name: str, text: dict[str, Any]) -> None:
+class HeadsCard(_Card):
+    """What `heads.json` says. heads: NAME=SCALE. weights: of each head in the reward."""
+
+    heads: tuple[str, ...]
+    calibrations: dict[str, Calibration]
+    weights: dict[str, float]
+    checks: tuple[Numbers, ...]
+
+
+def save(network: Network, tokenizer: Any, card: Card | HeadsCard, folder: Path) -> None:
+    """Write a model; the card last, so that a folder with one is whole."""
+    if isinstance(card, Card):
+        network.config.reward = {"mean": card.mean, "std": card.std, "max_tokens": card.max_tokens}
     folder.mkdir(parents=True, exist_ok=True)
     network.save_pretrained(folder, safe_serialization=True)
     network.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / name).write_text(json.dumps(text, indent=1) + "\n")
+    name = CARD if isinstance(card, Card) else HEADS_CARD
+    (folder / name).write_text(json.dumps(card.model_dump(), indent=1) + "\n")
+
+
+def _read_card(folder: Path, name: str, kind: type[C]) -> C:
+    try:
+        return kind.model_validate(json.loads((folder / name).read_text()))
+    except FileNotFoundError as error:
+        wanted = "that `penstock rlhf reward train` wrote" if name == CARD else "of a model with heads"
+        raise ConfigurationError(f"{folder}: holds no {name}: name a folder {wanted}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{folder / name}: cannot be read: {error}") from error
+
+
+def weights_sha256(folder: Path) -> str:
+    """Return a digest of the weights in a folder and of what they were made for."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]):
+        if path.exists():
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) -> Network:
+    """Return the network of a folder, with its adapter on the base model where it has one.
+
+    base: where the base model lies now, where it has moved. is_trainable: whether its adapter may learn on.
+    Raises ConfigurationError.
+    """
+    if not (folder / "adapter_config.json").exists():
+        return classifier(str(folder))
+    check_adapter(folder)
+    place = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
+    with told_as(f"{folder}: its settings cannot be read", OSError, ValueError):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    try:
+        network = classifier(place, config=config)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{folder}: the base model of its adapter: {error}; say where it is with --base"
+        ) from error
+    return PeftModel.from_pretrained(network, folder, is_trainable=is_trainable)
+
+
+def _checked_network(
+    folder: Path, card: Card | HeadsCard, base: str | None, device: str, *, is_trainable: bool = False
+) -> Network:
+    """Return the network of a folder; raises ConfigurationError for one that gives other numbers now."""
+    network = load_network(folder, base, is_trainable=is_trainable).to(torch.device(device)).eval()
+    checks: Sequence[Scores | Numbers] = card.checks
+    found = output_rows(network, [one.ids for one in checks])
+    told = [(one.score,) if isinstance(one, Scores) else one.given for one in checks]
+    for given, numbers in zip(told, found, strict=True):
+        for expected, number in zip(given, numbers, strict=True):
+            if abs(number - expected) > TOLERANCE * max(1.0, abs(expected)):
+                raise ConfigurationError(
+                    f"{folder}: gives {number:.4f} where it gave {expected:.4f} when it was trained: is its "
+                    f"base model ({card.base}) another one now? Say where the right one is with --base"
+                )
+    return network
 
 
 class SavedModel(ABC):
@@ -268,6 +332,15 @@ class SavedModel(ABC):
     def __init__(self, network: Network, encoder: Encoder, by: ScoredBy) -> None:
         self.network, self.encoder, self.by = network, encoder, by
         self.vocabulary = network.get_input_embeddings().num_embeddings
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> Self:
+        """Read a folder that `save` wrote. base: where the base model lies now, where it has moved.
+
+        Raises ConfigurationError for a folder that holds none, and for numbers that are not those of
+        training: another base model, or a head that is not the one that was trained.
+        """
 
     def encode(self, sample: Sample) -> list[int]:
         """Return the row of token ids that is scored; raises BadSample.
@@ -303,81 +376,13 @@ class RewardModel(SavedModel):
 
     @classmethod
     def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> Self:
-        """Read a folder that `save` wrote. base: where the base model lies now, where it has moved.
-
-        Raises ConfigurationError for a folder that holds none, and for scores that are not those of training:
-        another base model, or a head that is not the one that was trained.
-        """
-        card = _read_card(folder, CARD, _card)
-        network = load_network(folder, base).to(torch.device(device)).eval()
-        found = score_rows(network, [ids for ids, _ in card.checks])
-        for (_, expected), score in zip(card.checks, found, strict=True):
-            if abs(score - expected) > TOLERANCE * max(1.0, abs(expected)):
-                raise ConfigurationError(
-                    f"{folder}: gives {score:.4f} where it gave {expected:.4f} when it was trained: is its "
-                    f"base model ({card.base}) another one now? Say where the right one is with --base"
-                )
+        card = _read_card(folder, CARD, Card)
+        network = _checked_network(folder, card, base, device)
         by = ScoredBy(name=folder.resolve().name, sha256=weights_sha256(folder), mean=card.mean, std=card.std)
         return cls(network, Encoder(load_tokenizer(str(folder)), card.max_tokens), by)
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
         return checked(score_rows(self.network, rows), len(rows), self.by.name)
-
-
-def weights_sha256(folder: Path) -> str:
-    """Return a digest of the weights in a folder and of what they were made for."""
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]):
-        if path.exists():
-            digest.update(path.name.encode())
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
-def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) -> Network:
-    """Return the network of a folder, with its adapter on the base model where it has one.
-
-    base: where the base model lies now, where it has moved. is_trainable: whether its adapter may learn on.
-    Raises ConfigurationError.
-    """
-    if not (folder / "adapter_config.json").exists():
-        return classifier(str(folder))
-    check_adapter(folder)
-    place = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
-    with told_as(f"{folder}: its settings cannot be read", OSError, ValueError):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    try:
-        network = classifier(place, config=config)
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"{folder}: the base model of its adapter: {error}; say where it is with --base"
-        ) from error
-    return PeftModel.from_pretrained(network, folder, is_trainable=is_trainable)
-
-
-C = TypeVar("C")
-
-
-def _read_card(folder: Path, name: str, read: Callable[[Mapping[str, Any]], C]) -> C:
-    try:
-        return read(json.loads((folder / name).read_text()))
-    except FileNotFoundError as error:
-        wanted = "that `penstock rlhf reward train` wrote" if name == CARD else "of a model with heads"
-        raise ConfigurationError(f"{folder}: holds no {name}: name a folder {wanted}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{folder / name}: cannot be read: {error}") from error
-
-
-def _card(text: Mapping[str, Any]) -> Card:
-    return Card(
-        base=text["base"],
-        max_tokens=int(text["max_tokens"]),
-        mean=float(text["mean"]),
-        std=float(text["std"]),
-        checks=tuple((tuple(map(int, one["ids"])), float(one["score"])) for one in text["checks"]),
-        trained=text["trained"],
-    )
 
 
 # ---- A network of several heads: what people will say of a response, each thing as 0 to 1. Its reward is the
@@ -392,59 +397,38 @@ class Judgement:
     reward: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadsCard:
-    """What `heads.json` says. weights: of each head in the reward. checks: rows with the heads' numbers."""
-
-    base: str
-    max_tokens: int
-    heads: tuple[Head, ...]
-    calibrations: dict[str, Calibration]
-    weights: dict[str, float]
-    checks: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]
-    trained: dict[str, Any]
-
-
-def _heads_card(text: Mapping[str, Any]) -> HeadsCard:
-    return HeadsCard(
-        base=text["base"],
-        max_tokens=int(text["max_tokens"]),
-        heads=parse_heads(text["heads"]),
-        calibrations={name: Calibration(*map(float, one)) for name, one in text["calibrations"].items()},
-        weights={name: float(weight) for name, weight in text["weights"].items()},
-        checks=tuple((tuple(one["ids"]), tuple(one["given"])) for one in text["checks"]),
-        trained=text["trained"],
-    )
-
-
 class HeadsModel(SavedModel):
     """A network with its heads."""
 
     def __init__(self, network: Network, encoder: Encoder, card: HeadsCard, by: ScoredBy) -> None:
         super().__init__(network, encoder, by)
-        self.card = card
+        self.card, self.heads = card, parse_heads(card.heads)
 
     @classmethod
     def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> Self:
-        """Read a folder that `save` wrote. base: where the base model lies now, where it has moved.
-
-        Raises ConfigurationError for a folder that holds none, or gives other numbers than in training.
-        """
-        card = _read_card(folder, HEADS_CARD, _heads_card)
-        network = load_network(folder, base, is_trainable=True).to(torch.device(device)).eval()
-        found = np.array(output_rows(network, [ids for ids, _ in card.checks]))
-        if not np.allclose(found, [given for _, given in card.checks], rtol=TOLERANCE, atol=TOLERANCE):
-            raise ConfigurationError(
-                f"{folder}: gives other numbers than when it was trained: is its base model ({card.base}) "
-                "another one now? Say where the right one is with --base"
-            )
+        card = _read_card(folder, HEADS_CARD, HeadsCard)
+        network = _checked_network(folder, card, base, device, is_trainable=True)
         digest = hashlib.sha256(weights_sha256(folder).encode())
         digest.update((folder / HEADS_CARD).read_bytes())
         by = ScoredBy(name=folder.resolve().name, sha256=digest.hexdigest())
         return cls(network, Encoder(load_tokenizer(str(folder)), card.max_tokens), card, by)
 
+    def save(self, folder: Path) -> None:
+        """Write the model; `heads.json` last, so that a folder with one is whole."""
+        save(self.network, self.encoder.tokenizer, self.card, folder)
+
     def judge(self, samples: Sequence[Sample]) -> list[Judgement]:
         return self.judge_rows([self.encode(sample) for sample in samples])
+
+    def judge_rows(self, rows: Sequence[Sequence[int]]) -> list[Judgement]:
+        """Return what people will say of rows that `encode` made; raises BadReward for one not finite."""
+        names = [*(one.name for one in self.heads), PREFERRED]
+        given = np.array(output_rows(self.network, rows)).reshape(len(rows), len(names))
+        if not np.isfinite(given).all():
+            raise BadReward(f"{self.by.name}: gives numbers that are not finite")
+        shares = [self.card.calibrations[name].share(given[:, k]).tolist() for k, name in enumerate(names)]
+        found = [dict(zip(names, one, strict=True)) for one in zip(*shares, strict=True)]
+        return [Judgement(said, self._reward(said)) for said in found]
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
         rewards = [2 * one.reward - 1 for one in self.judge_rows(rows)]
@@ -460,7 +444,13 @@ class HeadsModel(SavedModel):
         on its scale.
         """
         [found] = self.judge([Sample(prompt=user_msg, response=response)])
-        said = {name: self._head(name).share(raw) for name, raw in (feedback or {}).items()}
+        heads = {one.name: one for one in self.heads}
+        for name in feedback or {}:
+            if name not in heads:
+                raise ValueError(
+                    f"feedback[{name!r}]: there is no such head; this model has {', '.join(heads)}"
+                )
+        said = {name: heads[name].share(raw) for name, raw in (feedback or {}).items()}
         return self._reward({**found.shares, **said})
 
     def update_from_feedback(
@@ -478,17 +468,20 @@ class HeadsModel(SavedModel):
         from penstock.workloads.language.reward.training import checks_of, fit  # noqa: PLC0415 - a Trainer
 
         chosen = settings or RewardTraining.model_validate(self.card.trained["settings"])
-        found = to_opinions(((f"row {number}", row) for number, row in enumerate(rows, 1)), self.card.heads)
+        found = to_opinions(((f"row {number}", row) for number, row in enumerate(rows, 1)), self.heads)
         sides = split_opinions(found.examples, share=chosen.validation_share, seed=chosen.seed)
-        train, validation = (encode(side, self.encoder, found.bad, self.card.heads) for side in sides)
+        train, validation = (encode(side, self.encoder, found.bad, self.heads) for side in sides)
         if not train:
             lines = "; ".join(found.bad.lines()) or "none rates what a head is for"
             raise ValueError(f"{len(rows)} rows of feedback: no row can be used: {lines}")
         device = "cpu" if self.network.device.type == "cpu" else None
-        fitted = fit(self.network, train, validation, self.card.heads, chosen, stop, device=device)
-        checks = checks_of(self.network, train)
-        trained = {**self.card.trained, "settings": chosen.model_dump(mode="json")}
-        self.card = replace(self.card, calibrations=fitted.calibrations, checks=checks, trained=trained)
+        fitted = fit(self.network, train, validation, self.heads, chosen, stop, device=device)
+        changed = {
+            "calibrations": fitted.calibrations,
+            "checks": tuple(Numbers(ids=ids, given=given) for ids, given in checks_of(self.network, train)),
+            "trained": {**self.card.trained, "settings": chosen.model_dump(mode="json")},
+        }
+        self.card = self.card.model_copy(update=changed)
         self.by = replace(self.by, sha256="")
         return fitted.measures
 
@@ -496,48 +489,13 @@ class HeadsModel(SavedModel):
         """Return the measures over all feedback of a place; raises ConfigurationError."""
         from penstock.workloads.language.reward.training import judge  # noqa: PLC0415 - a Trainer
 
-        found = read_opinions(place, self.card.heads, part)
-        items = encode(found.examples, self.encoder, found.bad, self.card.heads)
-        return judge(self.network, items, self.card.heads)[1]
-
-    def save(self, folder: Path) -> None:
-        """Write the model; `heads.json` last, so that a folder with one is whole."""
-        card = self.card
-        text = {
-            "base": card.base,
-            "max_tokens": card.max_tokens,
-            "heads": [f"{one.name}={one.scale.name}" for one in card.heads],
-            "calibrations": {name: [one.slope, one.shift] for name, one in card.calibrations.items()},
-            "weights": card.weights,
-            "checks": [{"ids": list(ids), "given": list(given)} for ids, given in card.checks],
-            "trained": card.trained,
-        }
-        _write(self.network, self.encoder.tokenizer, folder, HEADS_CARD, text)
-
-    def judge_rows(self, rows: Sequence[Sequence[int]]) -> list[Judgement]:
-        """Return what people will say of rows that `encode` made; raises BadReward for one not finite."""
-        names = [*(one.name for one in self.card.heads), PREFERRED]
-        given = np.array(output_rows(self.network, rows)).reshape(len(rows), len(names))
-        if not np.isfinite(given).all():
-            raise BadReward(f"{self.by.name}: gives numbers that are not finite")
-        shares = np.stack(
-            [self.card.calibrations[name].share(given[:, k]) for k, name in enumerate(names)], 1
-        )
-        return [
-            Judgement(said, self._reward(said))
-            for said in (dict(zip(names, one, strict=True)) for one in shares.tolist())
-        ]
+        found = read_opinions(place, self.heads, part)
+        items = encode(found.examples, self.encoder, found.bad, self.heads)
+        return judge(self.network, items, self.heads)[1]
 
     def _reward(self, shares: Mapping[str, float]) -> float:
         weights = self.card.weights
         return sum(weights[name] * shares[name] for name in weights) / sum(weights.values())
-
-    def _head(self, name: str) -> Head:
-        for one in self.card.heads:
-            if one.name == name:
-                return one
-        names = ", ".join(one.name for one in self.card.heads)
-        raise ValueError(f"feedback[{name!r}]: there is no such head; this model has {names}")
 
 
 # ---- The source of rewards that a text names: an address, an endpoint, a function, or a model's folder.

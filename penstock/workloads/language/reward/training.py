@@ -33,7 +33,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
-from penstock.workloads.language.feedback import Judged, Source, read, split, summary
+from penstock.workloads.language.feedback import BadRows, Judged, Source, read, split, summary
 from penstock.workloads.language.reward import reward_model
 from penstock.workloads.language.reward.heads import (
     PREFERRED,
@@ -54,27 +54,32 @@ from penstock.workloads.language.reward.reward_model import (
     HEADS_CARD,
     Card,
     Collate,
-    Data,
     HeadsCard,
-    HeadsModel,
     Item,
     Network,
+    Numbers,
+    Scores,
     build,
     encode,
-    max_tokens_of,
     output_rows,
     score_rows,
     sides_of,
 )
-from penstock.workloads.language.reward.reward_source import ScoredBy
 from penstock.workloads.language.settings import RewardTraining
-from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
+from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 
+log = logging.getLogger(__name__)
+
+RESULTS: Final = "training_results.json"
+PLAN: Final = "plan.json"
+CHECKPOINTS: Final = "checkpoints"
 CHECKED: Final = 4
 """Rows whose scores a saved model holds, to be checked when it is loaded."""
+MAX_REFERENCE: Final = 4096
+"""Most rows of the reference set that are scored."""
+LEAST_STD: Final = 1e-6
 RATING_WEIGHT: Final = 4.0
 """The slope of (σ(z) − t)² is at most a quarter of the cross-entropy's: this makes them comparable."""
-log = logging.getLogger(__name__)
 
 
 class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes without types
@@ -135,13 +140,19 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         return parts, sum(_examples(part) for part in parts)
 
     def evaluate(self, *_arguments: Any, **_named: Any) -> dict[str, float]:
+        """Measure the validation side; the loss is without the centring, which says nothing of the model."""
         found: dict[str, Any] = {}
         if self._heads:
-            found["loss"] = heads_validation_loss(self.model, self._validation, self._heads)
+            logits, targets, margins = _outputs(self.model, self._validation, len(self._heads))
+            pairs = torch.stack([torch.from_numpy(margins), torch.zeros(len(margins))], 1)
+            rated = torch.from_numpy(logits), torch.from_numpy(targets)
+            found["loss"] = float(heads_loss(*rated, self._heads, pairs, 0.0))
         else:
-            scores = score_items(self.model, self._validation)
+            given = iter(score_rows(self.model, [row for item in self._validation for row in item.rows]))
+            scores = [tuple(next(given) for _ in item.rows) for item in self._validation]
             self.measures = measure([item.example for item in self._validation], scores)
-            found = {"loss": validation_loss(self._validation, scores), **asdict(self.measures)}
+            losses = [_loss_of_one(item, one) for item, one in zip(self._validation, scores, strict=True)]
+            found = {"loss": sum(losses) / len(losses), **asdict(self.measures)}
         metrics = {f"eval_{name}": value for name, value in found.items() if value is not None}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -157,24 +168,17 @@ def loss_of(scores: Tensor, targets: Tensor, centring: float) -> Tensor:
     """Loss of each example, [S + P], from the scores of a batch, [S + 2P], as `Collate` orders them."""
     scored = (scores[: len(targets)] - targets) ** 2
     chosen, rejected = scores[len(targets) :].chunk(2) if len(scores) > len(targets) else (scores[:0],) * 2
-    pairs = functional.softplus(rejected - chosen) + centring * (chosen + rejected) ** 2
-    return torch.cat([scored, pairs])
+    return torch.cat([scored, _apart(chosen, rejected, centring)])
 
 
-def validation_loss(items: Sequence[Item], scores: Sequence[tuple[float, ...]]) -> float:
-    """Mean loss without the centring, which says nothing of how good a model is."""
-    losses = [
-        (given[0] - item.target) ** 2
-        if isinstance(item.target, float)
-        else float(np.logaddexp(0.0, given[1] - given[0]))
-        for item, given in zip(items, scores, strict=True)
-    ]
-    return sum(losses) / len(losses)
+def _apart(chosen: Tensor, rejected: Tensor, centring: float) -> Tensor:
+    return functional.softplus(rejected - chosen) + centring * (chosen + rejected) ** 2
 
 
-def score_items(network: Network, items: Sequence[Item]) -> list[tuple[float, ...]]:
-    given = iter(score_rows(network, [row for item in items for row in item.rows]))
-    return [tuple(next(given) for _ in item.rows) for item in items]
+def _loss_of_one(item: Item, given: Sequence[float]) -> float:
+    if isinstance(item.target, float):
+        return (given[0] - item.target) ** 2
+    return float(np.logaddexp(0.0, given[1] - given[0]))
 
 
 def heads_loss(
@@ -194,18 +198,7 @@ def heads_loss(
         rating = RATING_WEIGHT * (logits.sigmoid() - known) ** 2
         each = torch.where(is_choice, choice, rating) * given
         total = total + (each.sum(0) / given.sum(0).clamp(min=1)).sum()
-    if len(pairs):
-        chosen, rejected = pairs.unbind(1)
-        apart = functional.softplus(rejected - chosen) + centring * (chosen + rejected) ** 2
-        total = total + apart.mean()
-    return total
-
-
-def heads_validation_loss(network: Network, items: Sequence[Item], heads: Sequence[Head]) -> float:
-    """Return the loss without the centring, which says nothing of how good a model is."""
-    logits, targets, margins = _outputs(network, items, len(heads))
-    pairs = torch.stack([torch.from_numpy(margins), torch.zeros(len(margins))], 1)
-    return float(heads_loss(torch.from_numpy(logits), torch.from_numpy(targets), heads, pairs, 0.0))
+    return total + _apart(pairs[:, 0], pairs[:, 1], centring).mean() if len(pairs) else total
 
 
 def judge(
@@ -234,6 +227,7 @@ def _arguments(
 ) -> TrainingArguments:
     micro = settings.micro_batch or settings.batch
     on_gpu = device != "cpu" and torch.cuda.is_available()
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": False}
     return TrainingArguments(
         output_dir=str(checkpoints),
         num_train_epochs=settings.epochs,
@@ -250,9 +244,6 @@ def _arguments(
         eval_strategy="epoch" if validates else "no",
         save_strategy="epoch",
         save_total_limit=2,
-        load_best_model_at_end=validates,
-        metric_for_best_model="eval_loss" if validates else None,
-        greater_is_better=False if validates else None,
         logging_steps=0.05,
         disable_tqdm=True,
         report_to="none",
@@ -260,6 +251,7 @@ def _arguments(
         dataloader_pin_memory=on_gpu,
         seed=settings.seed,
         data_seed=settings.seed,
+        **(best if validates else {}),
     )
 
 
@@ -337,44 +329,33 @@ def fit(
         trainer.train()
     if stop.is_set():
         raise Interrupted
-    in_full_precision(trainer)
+    _in_full_precision(trainer)
     network.eval()
     state = trainer.state
-    history = [
-        {"step": one["step"], "validation_loss": one["eval_loss"]}
-        for one in state.log_history
-        if "eval_loss" in one
-    ]
-    best = [place for place, one in enumerate(history, 1) if one["step"] == best_step(state)]
+    validated = [one for one in state.log_history if "eval_loss" in one]
+    history = [{"step": one["step"], "validation_loss": one["eval_loss"]} for one in validated]
+    best = [place for place, one in enumerate(history, 1) if one["step"] == _best_step(state)]
     calibrations, measures = judge(network, validation, heads)
     return Fitted(calibrations, measures, history, best[0] if best else math.ceil(state.epoch))
 
 
-def in_full_precision(trainer: Any) -> None:
+def _in_full_precision(trainer: Any) -> None:
     """Undo the wrapping of mixed precision, with which scores to check would be others."""
     trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
 
 
-def best_step(state: Any) -> int:
+def _best_step(state: Any) -> int:
     best = state.best_model_checkpoint
     return int(Path(best).name.rpartition("-")[2]) if best else int(state.global_step)
 
 
-def checks_of(
-    network: Network, items: Sequence[Item]
-) -> tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]:
+def checks_of(network: Network, items: Sequence[Item]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Return the first rows of examples with what a network gives for them."""
     rows = [item.rows[0] for item in items[:CHECKED]]
-    given = output_rows(network, rows)
-    return tuple((tuple(ids), tuple(one)) for ids, one in zip(rows, given, strict=True))
+    return [(tuple(ids), tuple(one)) for ids, one in zip(rows, output_rows(network, rows), strict=True)]
 
 
-RESULTS: Final = "training_results.json"
-PLAN: Final = "plan.json"
-CHECKPOINTS: Final = "checkpoints"
-MAX_REFERENCE: Final = 4096
-"""Most rows of the reference set that are scored."""
-LEAST_STD: Final = 1e-6
+# ---- A training from feedback to a saved model.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,6 +377,17 @@ class Order:
     weights: Mapping[str, float] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Encoded examples. cut: prompts that lost their beginning. other_key: rows that rate something else."""
+
+    train: list[Item]
+    validation: list[Item]
+    bad: BadRows
+    cut: int
+    other_key: int
+
+
 def train(
     order: Order, stop: threading.Event | None = None, callbacks: Sequence[TrainerCallback] = ()
 ) -> dict[str, Any]:
@@ -403,22 +395,19 @@ def train(
 
     callbacks: called at each step as transformers does; they may end the training early.
     """
-    began = time.monotonic()
+    began, stop = time.monotonic(), stop or threading.Event()
     checkpoint = _prepare(order)
     weights = reward_weights(order.heads, order.weights) if order.heads else {}
     tokenizer = load_tokenizer(order.base)
     outputs = len(order.heads) + 1 if order.heads else 1
     network = build(order.base, order.settings, tokenizer.pad_token_id, outputs=outputs)
-    encoder = Encoder(tokenizer, max_tokens_of(network, order.settings.max_tokens))
+    known = getattr(network.config.get_text_config(), "max_position_embeddings", None)
+    most = order.settings.max_tokens
+    encoder = Encoder(tokenizer, min(most, known) if known else most)
     data = read_data(order, encoder)
     if order.heads:
-        weights = _taught(weights, data.train)
-        fitted = fit(
-            network, data.train, data.validation, order.heads, order.settings, stop, device=order.device
-        )
-        return _save_heads(order, network, encoder, data, weights, fitted)
+        return _train_heads(order, network, encoder, data, _taught(weights, data.train), stop)
     _same_plan(order, data)
-    stop = stop or threading.Event()
     trainer = RewardTrainer(
         network, data.train, data.validation, order.settings,
         checkpoints=order.out / CHECKPOINTS, device=order.device, stop=stop,
@@ -431,7 +420,7 @@ def train(
         raise Interrupted
     results = _results(order, trainer, data, encoder)
     results["seconds"] = round(time.monotonic() - began, 1)
-    return _save(order, trainer.model, tokenizer, encoder, data, results)
+    return _save(order, trainer.model, encoder, data, results)
 
 
 def read_data(order: Order, encoder: Encoder) -> Data:
@@ -491,7 +480,7 @@ def _same_plan(order: Order, data: Data) -> None:
 
 
 def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder) -> dict[str, Any]:
-    in_full_precision(trainer)
+    _in_full_precision(trainer)
     if data.validation:
         trainer.evaluate()  # of the best weights, which are loaded now
     state = trainer.state
@@ -509,7 +498,7 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
         },
         "settings": order.settings.model_dump(mode="json"),
         "steps": state.global_step,
-        "best_step": best_step(state),
+        "best_step": _best_step(state),
         "validation": asdict(trainer.measures) if data.validation else None,
         "validation_loss": state.best_metric,
         "reward_mean": mean,
@@ -526,23 +515,17 @@ def _shown(place: str) -> str:
 
 def _reference(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder) -> tuple[float, float]:
     """Mean and standard deviation of the scores over the reference set, or over the first training rows."""
-    if order.reference is None:
-        rows = [row for item in data.train for row in item.rows]
-    else:
+    items = data.train
+    if order.reference is not None:
         found = read(order.reference)
         items = encode(found.examples, encoder, found.bad)
-        rows = [row for item in items for row in item.rows]
+    rows = [row for item in items for row in item.rows]
     scores = torch.tensor(score_rows(trainer.model, rows[:MAX_REFERENCE]), dtype=torch.float64)
     return float(scores.mean()), max(float(scores.std(correction=0)), LEAST_STD)
 
 
 def _save(
-    order: Order,
-    network: Network,
-    tokenizer: Tokenizer,
-    encoder: Encoder,
-    data: Data,
-    results: dict[str, Any],
+    order: Order, network: Network, encoder: Encoder, data: Data, results: dict[str, Any]
 ) -> dict[str, Any]:
     """Write model and results; the checkpoints, which hold the optimiser too, are then worth nothing."""
     network.eval()
@@ -551,10 +534,10 @@ def _save(
         max_tokens=encoder.max_tokens,
         mean=results["reward_mean"],
         std=results["reward_std"],
-        checks=tuple((ids, given[0]) for ids, given in checks_of(network, data.train)),
+        checks=tuple(Scores(ids=ids, score=given[0]) for ids, given in checks_of(network, data.train)),
         trained={name: results[name] for name in ("scale", "feedback", "settings", "validation")},
     )
-    reward_model.save(network, tokenizer, card, order.out)
+    reward_model.save(network, encoder.tokenizer, card, order.out)
     results["sha256"] = reward_model.weights_sha256(order.out)
     (order.out / RESULTS).write_text(json.dumps(results, indent=1, default=str) + "\n")
     shutil.rmtree(order.out / CHECKPOINTS, ignore_errors=True)
@@ -580,17 +563,22 @@ def _taught(weights: Mapping[str, float], items: Sequence[Item]) -> dict[str, fl
     return found
 
 
-def _save_heads(
-    order: Order, network: Network, encoder: Encoder, data: Data, weights: Mapping[str, float], fitted: Fitted
+def _train_heads(
+    order: Order,
+    network: Network,
+    encoder: Encoder,
+    data: Data,
+    weights: dict[str, float],
+    stop: threading.Event,
 ) -> dict[str, Any]:
-    counted = {
-        side: dict(zip(("responses", "pairs"), map(len, sides_of(items)), strict=True))
-        for side, items in (("train", data.train), ("validation", data.validation))
-    }
-    trained = {
+    fitted = fit(network, data.train, data.validation, order.heads, order.settings, stop, device=order.device)
+    trained: dict[str, Any] = {
         "feedback": _shown(order.source.place),
         "settings": order.settings.model_dump(mode="json"),
-        **counted,
+    }
+    for side, items in (("train", data.train), ("validation", data.validation)):
+        trained[side] = dict(zip(("responses", "pairs"), map(len, sides_of(items)), strict=True))
+    trained |= {
         "bad_rows": data.bad.count,
         "bad_rows_shown": data.bad.lines(),
         "best_epoch": fitted.best_epoch,
@@ -599,11 +587,11 @@ def _save_heads(
     card = HeadsCard(
         base=order.base,
         max_tokens=encoder.max_tokens,
-        heads=order.heads,
+        heads=tuple(f"{one.name}={one.scale.name}" for one in order.heads),
         calibrations=fitted.calibrations,
-        weights=dict(weights),
-        checks=checks_of(network, data.train),
+        weights=weights,
+        checks=tuple(Numbers(ids=ids, given=given) for ids, given in checks_of(network, data.train)),
         trained=trained,
     )
-    HeadsModel(network, encoder, card, ScoredBy(name=order.out.name)).save(order.out)
+    reward_model.save(network, encoder.tokenizer, card, order.out)
     return {**trained, "other_key": data.other_key, "history": fitted.history}

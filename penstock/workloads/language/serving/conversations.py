@@ -153,22 +153,11 @@ Rewards = Sequence[tuple[int | None, float]]
 """Turns, from 0, and amounts; None: the newest turn."""
 
 
-def _check_rewards(rewards: Rewards) -> None:
-    """Raise Refused (INVALID) for none, too many, and amounts that are not finite."""
-    check_count(len(rewards))
-    for _, amount in rewards:
-        check_amount(amount)
-
-
-def _of_turns(rewards: Rewards, turns: int | None) -> list[tuple[int, float]]:
-    """The same for a conversation that is over and sent, by number of the turn; raises Refused (INVALID).
+def _turn(turn: int | None, turns: int | None) -> int:
+    """The number of a turn of a conversation that is over and sent; raises Refused (INVALID).
 
     turns: that it had; None where it is forgotten.
     """
-    return [(_turn(turn, turns), amount) for turn, amount in rewards]
-
-
-def _turn(turn: int | None, turns: int | None) -> int:
     if turn is None and not turns:
         raise invalid("rewards.turn: absent, and no newest turn is known; name it")
     number = (turns or 0) - 1 if turn is None else turn
@@ -350,7 +339,7 @@ class Conversations:
         return most if whole is None else min(most, whole)
 
     def _unlearned(self, talk: Talk, ask: Ask, drawn: TextReply) -> str:
-        if self._answerer.thinker is not None:
+        if self._answerer.form is not None:
             return "thought"
         if not talk.episode.learned:
             return talk.episode.unlearned_as
@@ -471,11 +460,14 @@ class Conversations:
         episode = self.episodes.find_any(conversation_id)
         if episode is not None and request_id in episode.rewarded:
             return episode.rewarded[request_id]
-        _check_rewards(rewards)
+        check_count(len(rewards))
+        for _, amount in rewards:
+            check_amount(amount)
         talk = self._talks.get(conversation_id)
         if talk is not None:
             return await self._reward(talk, request_id, rewards, asked=asked)
-        late = _of_turns(rewards, None if episode is None else episode.segment_builder.length)
+        turns = None if episode is None else episode.segment_builder.length
+        late = [(_turn(turn, turns), amount) for turn, amount in rewards]
         async with self._keeping:
             # The same request may have come again while the first was being kept.
             if episode is None or request_id not in episode.rewarded:

@@ -5,7 +5,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -205,78 +205,6 @@ class ThinkingForm:
         return (*self.opens, *thought.ids, *end, *self.closes)
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """What the engine lets grow. changed: set in the event loop after each of its tokens and at its end."""
-
-    growing: Growing
-    changed: asyncio.Event
-
-    async def wait(self) -> None:
-        await self.changed.wait()
-        self.changed.clear()
-
-
-def follow(engine: TextEngine, request: Request) -> Followed:
-    """Have a request begun, and the running event loop told of its growth."""
-    loop, changed = asyncio.get_running_loop(), asyncio.Event()
-
-    def tell(_: Growing) -> None:
-        loop.call_soon_threadsafe(changed.set)
-
-    return Followed(engine.submit(request, tell), changed)
-
-
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    """A thought that grows."""
-
-    row: Followed
-    began_s: float
-
-    async def whole(self) -> Thought:
-        """Return it when it is whole; raises _Failed, and Refused where the server ends first."""
-        growing = self.row.growing
-        while not growing.finish:
-            await self.row.wait()
-        if growing.finish == "cancelled":
-            raise _not_ready(_ENDED)
-        if growing.finish == "failed":
-            raise _Failed(growing.error)
-        return Thought(
-            tokens=len(growing.ids),
-            ids=tuple(growing.ids),
-            is_cut=growing.finish == "length",
-            milliseconds=1000.0 * (time.monotonic() - self.began_s),
-        )
-
-
-class Thinker:
-    """Draws thoughts; one event loop uses it."""
-
-    def __init__(self, engine: TextEngine, form: ThinkingForm, tokenizer: Tokenizer) -> None:
-        self.form, self._engine, self._tokenizer = form, engine, tokenizer
-
-    def text(self, thought: Thought) -> str:
-        ids = thought.ids if thought.is_cut else thought.ids[:-1]
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-    def begin(self, version: int, prompt: tuple[int, ...], budget: int, ask: Ask, index: int) -> Thinking:
-        """Have a thought of at most `budget` tokens, at least 1, drawn before answer `index` to a prompt."""
-        began_s = time.monotonic()
-        request = Request(
-            ids=(*prompt, *self.form.opens),
-            most=budget,
-            version=version,
-            temperature=ask.temperature or 1.0,
-            top_p=ask.top_p,
-            seed=None if ask.seed is None else (ask.seed + index) % 2**64 ^ _OTHER_SEED,
-            deterministic=ask.temperature == 0.0,
-            end=self.form.end,
-        )
-        return Thinking(follow(self._engine, request), began_s)
-
-
 # ---- Answers.
 
 Show = Callable[[int, str], None]
@@ -311,21 +239,21 @@ class TextAnswerer:
         max_rows: int,
         tell: Callable[[Answered], None],
         guard: AnswerGuard | None = None,
-        thinker: Thinker | None = None,
+        form: ThinkingForm | None = None,
     ) -> None:
         """max_rows: answers that grow at once. tell: told of each answer, and of what could not be.
 
-        guard: what answers pass before anybody sees them; None: nothing is checked. thinker: draws thoughts;
-        None: the model answers at once.
+        guard: what answers pass before anybody sees them; None: nothing is checked. form: how the model
+        thinks; None: it answers at once.
         """
-        self.guard, self.thinker = guard, thinker
+        self.guard, self.form = guard, form
         self._engine, self._tokenizer, self._section = engine, tokenizer, section
         self._most_waiting, self._tell = WAITING_PER_ROW * max_rows, tell
 
     @property
     def whole(self) -> int | None:
         """Tokens of every answer; None: answers end themselves."""
-        return None if self.thinker is None else self.thinker.form.answer_tokens
+        return None if self.form is None else self.form.answer_tokens
 
     async def answer(self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show) -> TextReply:
         """As many answers as are asked for; raises Refused. until_s: by the clock of the event loop."""
@@ -346,13 +274,13 @@ class TextAnswerer:
             try:
                 answers = await self._drawn(loaded.version, prompt, ask, until_s, show, choice.arm)
             except _Failed as error:
-                self._blame(choice, not_finite=isinstance(error.cause, ArithmeticError))
+                self._blame(choice.arm, not_finite=isinstance(error.cause, ArithmeticError))
             else:
                 if not self._needs_another(answers):
                     self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
                     return replied(answers, loaded)
                 count_not_learned("blocked", sum(len(one.ids) for one in answers))
-                self._blame(choice)
+                self._blame(choice.arm, not_finite=False)
                 why = "the guard kept the answer back, and the model without its adapter cannot answer"
         if self._section.fallback == "none":
             raise _not_ready("no version can answer, and serving.fallback=none")
@@ -368,18 +296,12 @@ class TextAnswerer:
             return False
         return all(one.is_blocked and not one.message.content for one in answers)
 
-    def _blame(self, choice: Choice, *, not_finite: bool = False) -> None:
+    def _blame(self, arm: Arm, *, not_finite: bool) -> None:
         """Count against a version that the model without its adapter answers for it."""
-        self._tell(
-            Answered(
-                arm=choice.arm,
-                action={},
-                answer=None,
-                fallback="adapter_off",
-                not_finite=not_finite,
-                is_to_blame=True,
-            )
+        told = Answered(
+            arm=arm, action={}, answer=None, fallback="adapter_off", not_finite=not_finite, is_to_blame=True
         )
+        self._tell(told)
 
     async def _drawn(
         self, version: int, prompt: Prompt, ask: Ask, until_s: float, show: Show, arm: Arm
@@ -398,10 +320,10 @@ class TextAnswerer:
             text = (
                 "the caller's time was over before the answer was whole; give more, or a smaller max_tokens"
             )
-            _count_stopped(of.begun)
+            of.count_stopped()
             raise Refused(Refusal(reason=Reason.DEADLINE, detail=text)) from error
         except asyncio.CancelledError:
-            _count_stopped(of.begun)
+            of.count_stopped()
             raise
         finally:
             for row in rows:
@@ -413,35 +335,52 @@ class TextAnswerer:
 
     def _begun(self, of: "_Drawing", index: int) -> Coroutine[Any, Any, TextAnswer]:
         """Have the engine begin with an answer, or with the thought before it; what follows it to its end."""
-        thinker, budget = self.thinker, self._budget(of.ask, of.arm)
-        if thinker is None:
+        if self.form is None:
             return self._grown(self._submit(of, index), of)
-        if not budget:
-            return self._grown(self._submit(of, index, thinker.form.before(None)), of)
-        thinking = thinker.begin(of.version, of.prompt.ids, budget, of.ask, index)
-        of.begun.append(thinking.row.growing)
-        return self._behind(thinker, thinking, of, index)
+        asked = of.ask.thought_tokens
+        budget = self.form.most if asked is None else asked
+        if not budget or of.arm in self._section.arms_without_thought:
+            return self._grown(self._submit(of, index, self.form.before(None)), of)
+        request = Request(
+            ids=(*of.prompt.ids, *self.form.opens),
+            most=budget,
+            end=self.form.end,
+            **of.draws(index, _OTHER_SEED),
+        )
+        return self._behind(self.form, of.row(self._engine, request), time.monotonic(), of, index)
 
-    def _budget(self, ask: Ask, arm: Arm) -> int:
-        """Most tokens of a thought."""
-        if self.thinker is None or arm in self._section.arms_without_thought:
-            return 0
-        return self.thinker.form.most if ask.thought_tokens is None else ask.thought_tokens
-
-    async def _behind(self, thinker: Thinker, thinking: Thinking, of: "_Drawing", index: int) -> TextAnswer:
+    async def _behind(
+        self, form: ThinkingForm, row: "_Row", began_s: float, of: "_Drawing", index: int
+    ) -> TextAnswer:
         """Return an answer behind a thought that grows; raises _Failed, and Refused where the server ends."""
-        thought = await thinking.whole()
+        thought = await self._thought(row, began_s)
         metrics.THOUGHT_TOKENS.labels(of.arm).observe(thought.tokens)
         metrics.THOUGHT_SECONDS.labels(of.arm).observe(thought.milliseconds / 1000.0)
-        answer = await self._grown(self._submit(of, index, thinker.form.before(thought)), of)
-        return replace(answer, thought=self._told(thinker, thought, of, answer))
+        answer = await self._grown(self._submit(of, index, form.before(thought)), of)
+        return replace(answer, thought=self._told(thought, of, answer))
 
-    def _told(self, thinker: Thinker, thought: Thought, of: "_Drawing", answer: TextAnswer) -> Thought:
+    async def _thought(self, row: "_Row", began_s: float) -> Thought:
+        growing = row.growing
+        while not growing.finish:
+            await row.wait()
+        if growing.finish == "cancelled":
+            raise _not_ready(_ENDED)
+        if growing.finish == "failed":
+            raise _Failed(growing.error)
+        return Thought(
+            tokens=len(growing.ids),
+            ids=tuple(growing.ids),
+            is_cut=growing.finish == "length",
+            milliseconds=1000.0 * (time.monotonic() - began_s),
+        )
+
+    def _told(self, thought: Thought, of: "_Drawing", answer: TextAnswer) -> Thought:
         """Its length and cost, and what it says where that was asked for and the guard lets it pass."""
         hidden = replace(thought, ids=())
         if not of.ask.show_thought or answer.is_blocked:
             return hidden
-        text = thinker.text(thought)
+        ids = thought.ids if thought.is_cut else thought.ids[:-1]
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
         if self.guard is not None:
             verdict = self.guard.check_whole(text)
             if verdict.is_blocked:
@@ -457,21 +396,13 @@ class TextAnswerer:
         request = Request(
             ids=(*prompt.ids, *before, *begin),
             most=prompt.most,
-            version=of.version,
-            temperature=ask.temperature or 1.0,
-            top_p=ask.top_p,
-            seed=None if ask.seed is None else (ask.seed + index) % 2**64,
-            deterministic=ask.temperature == 0.0,
             bias=ask.logit_bias,
             presence_penalty=ask.presence_penalty,
             frequency_penalty=ask.frequency_penalty,
+            **of.draws(index),
         )
-        row = follow(self._engine, request)
-        of.begun.append(row.growing)
-        text = AnswerText(
-            self._tokenizer, stops=ask.stop, begins_with=ask.begins_with, holds_calls=bool(ask.tools)
-        )
-        return _Growth(index, row, text, f"{prompt.call_id}-{index}", before, self.whole)
+        text = AnswerText(self._tokenizer, stops=ask.stop, begins_with=begins, holds_calls=bool(ask.tools))
+        return _Growth(index, of.row(self._engine, request), text, before)
 
     async def _grown(self, one: "_Growth", of: "_Drawing") -> TextAnswer:
         """Follow one answer to its end; raises _Failed."""
@@ -486,7 +417,7 @@ class TextAnswerer:
             if finish == "failed":
                 raise _Failed(growing.error)
             is_over = bool(finish) or text.is_stopped
-            whole = _whole(one, ask, count, finish) if is_over else None
+            whole = self._whole(one, of, count, finish) if is_over else None
             part = text.take_shown() if whole is None else text.take_rest(whole.message)
             if held is not None and self.guard is not None:
                 part = held.feed(part) + (held.finish() if is_over else "")
@@ -494,63 +425,71 @@ class TextAnswerer:
                 if held.verdict.is_blocked or verdict.is_blocked:
                     growing.cancel()
                     self.guard.count(verdict, Direction.OUTPUT, of.arm)
-                    return _blocked(one, held, count)
+                    # The part that has left, and what was sampled, for the learner alone.
+                    return one.answer(
+                        count,
+                        Message("assistant", held.left),
+                        finish="content_filter",
+                        tokens=(),
+                        ended=False,
+                    )
             if part:
                 of.show(one.index, part)
             if whole is not None:
                 return whole
             await one.row.wait()
 
-
-def _whole(one: "_Growth", ask: Ask, count: int, finish: str) -> TextAnswer:
-    """The first `count` tokens as an answer; raises Refused where the server ended it."""
-    growing, text = one.row.growing, one.text
-    if finish == "cancelled" and not text.is_stopped:
-        raise _not_ready(_ENDED)
-    message = as_message(text.text, ask.tools, one.call_id)
-    is_whole = not text.is_stopped and count == one.whole
-    is_cut = finish == "length" and not text.is_stopped and not is_whole
-    return TextAnswer(
-        message=message,
-        ids=tuple(growing.ids[:count]),
-        log_prob=tuple(growing.log_prob[:count]),
-        tokens=tuple(text.tokens),
-        finish="length" if is_cut else "tool_calls" if message.tool_calls else "stop",
-        ended=is_whole or (finish == "eos" and not text.is_stopped),
-        before=one.before,
-    )
+    def _whole(self, one: "_Growth", of: "_Drawing", count: int, finish: str) -> TextAnswer:
+        """The first `count` tokens as an answer; raises Refused where the server ended it."""
+        text = one.text
+        if finish == "cancelled" and not text.is_stopped:
+            raise _not_ready(_ENDED)
+        message = as_message(text.text, of.ask.tools, f"{of.prompt.call_id}-{one.index}")
+        is_whole = not text.is_stopped and count == self.whole
+        is_cut = finish == "length" and not text.is_stopped and not is_whole
+        return one.answer(
+            count,
+            message,
+            finish="length" if is_cut else "tool_calls" if message.tool_calls else "stop",
+            tokens=tuple(text.tokens),
+            ended=is_whole or (finish == "eos" and not text.is_stopped),
+        )
 
 
 def _not_ready(why: str) -> Refused:
     return Refused(Refusal(reason=Reason.NOT_READY, detail=why, retry_after_ms=RETRY_MS))
 
 
-def _blocked(one: "_Growth", held: HeldText, count: int) -> TextAnswer:
-    """The part that has left, and what was sampled, for the learner alone."""
-    return TextAnswer(
-        message=Message("assistant", held.left),
-        ids=tuple(one.row.growing.ids[:count]),
-        log_prob=tuple(one.row.growing.log_prob[:count]),
-        tokens=(),
-        finish="content_filter",
-        ended=False,
-        before=one.before,
-    )
+class _Row:
+    """What the engine lets grow; the running event loop is told of each of its tokens and of its end."""
+
+    def __init__(self, engine: TextEngine, request: Request) -> None:
+        loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell(_: Growing) -> None:
+            loop.call_soon_threadsafe(self._changed.set)
+
+        self.growing = engine.submit(request, tell)
+
+    async def wait(self) -> None:
+        await self._changed.wait()
+        self._changed.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """An answer that grows, and its text.
-
-    before: ids between the prompt and it. whole: tokens that it has; None: it ends itself.
-    """
+    """An answer that grows, and its text. before: ids between the prompt and it."""
 
     index: int
-    row: Followed
+    row: _Row
     text: AnswerText
-    call_id: str
     before: tuple[int, ...]
-    whole: int | None
+
+    def answer(self, count: int, message: Message, **said: Any) -> TextAnswer:
+        """Return the first `count` tokens as an answer."""
+        growing = self.row.growing
+        ids, log_prob = tuple(growing.ids[:count]), tuple(growing.log_prob[:count])
+        return TextAnswer(message=message, ids=ids, log_prob=log_prob, before=self.before, **said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -564,9 +503,24 @@ class _Drawing:
     arm: Arm
     begun: list[Growing] = field(default_factory=list)
 
+    def row(self, engine: TextEngine, request: Request) -> _Row:
+        row = _Row(engine, request)
+        self.begun.append(row.growing)
+        return row
 
-def _count_stopped(begun: Iterable[Growing]) -> None:
-    count_not_learned("stopped", sum(len(growing.ids) for growing in begun))
+    def draws(self, index: int, other: int = 0) -> dict[str, Any]:
+        """Return how tokens of the answer `index` are drawn. other: of another sequence by the same seed."""
+        ask = self.ask
+        return {
+            "version": self.version,
+            "temperature": ask.temperature or 1.0,
+            "top_p": ask.top_p,
+            "seed": None if ask.seed is None else (ask.seed + index) % 2**64 ^ other,
+            "deterministic": ask.temperature == 0.0,
+        }
+
+    def count_stopped(self) -> None:
+        count_not_learned("stopped", sum(len(growing.ids) for growing in self.begun))
 
 
 class _Failed(Exception):

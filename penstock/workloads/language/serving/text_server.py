@@ -44,7 +44,6 @@ from penstock.workloads.language.serving.text_answerer import (
     AdapterVersions,
     AnswerGuard,
     TextAnswerer,
-    Thinker,
     ThinkingForm,
     no_show,
 )
@@ -375,52 +374,38 @@ class TextServer:
         """
         quieten()
         torch.set_num_threads(of.actor.threads)
-        section, self._specification = settings.serving, of.specification
-        self._refresh_s = settings.registry.refresh_s
         check_range(settings.canary)
-        policy = _policy(of, device)
+        section, self._of, self._refresh_s = settings.serving, of, settings.registry.refresh_s
+        policy, now = _policy(of, device), asyncio.get_running_loop().time
         with told_as("policy.kwargs.model", ValueError):
             encoder = ChatEncoder(tokenizer, words)
-        engine = open_engine(
-            engine_name,
-            policy,
-            eos_id=tokenizer.eos_token_id,
-            pad_id=tokenizer.pad_token_id,
-            max_rows=MAX_ROWS,
-            seed=of.specification.seed,
-        )
+        ids = {"eos_id": tokenizer.eos_token_id, "pad_id": tokenizer.pad_token_id}
+        engine = open_engine(engine_name, policy, **ids, max_rows=MAX_ROWS, seed=of.specification.seed)
         self.background_tasks = BackgroundTasks()
         self._traffic = traffic = make_traffic(settings, source, run_follower, of.specification)
         fetch = no_weights if run_follower is None else run_follower.fetch
-        self._versions = AdapterVersions(
-            engine,
-            policy,
-            fetch if traffic is None else traffic.fetch,
-            section,
-            _tolerance(settings, of, engine_name, policy),
-        )
-        now = asyncio.get_running_loop().time
+        if traffic is not None:
+            fetch = traffic.fetch
+        tolerance = _tolerance(settings, of, engine_name, policy)
+        self._versions = AdapterVersions(engine, policy, fetch, section, tolerance)
         withdraw = withdrawing(traffic, self.background_tasks)
         self._canary_monitor = CanaryMonitor(settings.canary, withdraw, now)
         episodes = Episodes(section, of.specification.unroll_length)
-        learns_for = run_follower if form is None else None
-        thinker = None if form is None else Thinker(engine, form, tokenizer)
         self._conversations = Conversations(
             section,
             _limits(of.specification, policy, answer_tokens, form),
             encoder,
             self._versions,
-            TextAnswerer(engine, tokenizer, section, MAX_ROWS, self._canary_monitor.answered, guard, thinker),
+            TextAnswerer(engine, tokenizer, section, MAX_ROWS, self._canary_monitor.answered, guard, form),
             episodes,
-            _experience(section, of, learns_for, episodes.server, tokenizer.pad_token_id),
+            _experience(section, of, run_follower if form is None else None, episodes.server, ids["pad_id"]),
             None if traffic is None else traffic.keep_feedback,
             self._canary_monitor,
             now,
         )
         self._service = TextService(of.specification.run, section, self._conversations, self._versions)
-        self._listener = (
-            ChatListener(section.http_listen, self._service.chat_api) if section.http_listen else None
-        )
+        listen = section.http_listen
+        self._listener = ChatListener(listen, self._service.chat_api) if listen else None
         self._over = threading.Event()
         self._thread = ComputeThread(target=engine.run, args=(self._over.is_set,), name="engine", daemon=True)
 
@@ -440,7 +425,7 @@ class TextServer:
     async def apply(self, weights: Weights) -> tuple[float, ...]:
         """Answer with these weights as `HostedService` says; raises Fatal for those that do not fit."""
         try:
-            return await self._versions.take_probed(weights, self._specification.probe)
+            return await self._versions.take_probed(weights, self._of.specification.probe)
         except ValueError as error:
             raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
 

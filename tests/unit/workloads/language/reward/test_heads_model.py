@@ -138,7 +138,7 @@ def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"holds no {HEADS_CARD}"):
         HeadsModel.load(place / "base")
     make_chat_base(place / "other", steps=3, texts=8)
-    with pytest.raises(ConfigurationError, match="gives other numbers than when it was trained"):
+    with pytest.raises(ConfigurationError, match="where it gave .* when it was trained"):
         HeadsModel.load(place / "model", base=str(place / "other"))
     stop = threading.Event()
     stop.set()

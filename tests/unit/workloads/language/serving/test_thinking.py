@@ -17,7 +17,7 @@ from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.guard import Guard, Rule
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.asks import Ask, TextReply, Thought
-from penstock.workloads.language.serving.text_answerer import AnswerGuard, no_show
+from penstock.workloads.language.serving.text_answerer import AnswerGuard, TextAnswerer, no_show
 from penstock.workloads.language.serving.text_server import TextService
 from tests.support.language.text_stand import FAR, TOKENIZER, WORDS, TextStand, adapter, running, user
 from tests.support.language.thinking_stand import BEHIND, MOST, THOUGHT, WITHOUT, form_of, ids, make_thinker
@@ -280,16 +280,14 @@ async def test_a_version_that_cannot_think_is_stood_in_for(thinking: TextStand) 
 async def test_a_version_stays_between_a_thought_and_its_answer(
     thinking: TextStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.workloads.language.serving.text_answerer import Thinking
+    whole = TextAnswerer._thought
 
-    whole = Thinking.whole
-
-    async def replaced_meanwhile(thought: Thinking) -> Thought:
-        found = await whole(thought)
+    async def replaced_meanwhile(*thought: Any) -> Thought:
+        found = await whole(*thought)
         await thinking.publish(2)
         return found
 
-    monkeypatch.setattr(Thinking, "whole", replaced_meanwhile)
+    monkeypatch.setattr(TextAnswerer, "_thought", replaced_meanwhile)
     reply = await ask(thinking)
     assert (reply.version, reply.is_fallback) == (1, False)
     assert reply.answers[0].message.content == BEHIND
