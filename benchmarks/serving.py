@@ -257,7 +257,7 @@ async def _echo(address: str) -> None:
     from penstock.actor.serving.server_process import STREAMS_PER_CONNECTION
     from penstock.config.settings import BrokerSection
     from penstock.runtime.health import Health, announce, serve_http
-    from penstock.runtime.server_frame import build_server
+    from penstock.runtime.server_frame import Front
 
     policy, observation = make_policy(), {"observation": np.zeros((1, 4), np.float32)}
 
@@ -272,7 +272,7 @@ async def _echo(address: str) -> None:
         async for _ in requests:
             yield REPLY
 
-    front = build_server((), BrokerSection(), streams_per_connection=STREAMS_PER_CONNECTION)
+    front = Front((), BrokerSection(), streams_per_connection=STREAMS_PER_CONNECTION)
     handlers = {
         "Unary": grpc.unary_unary_rpc_method_handler(unary),
         "Forward": grpc.unary_unary_rpc_method_handler(forward),

@@ -18,7 +18,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from penstock.launch.run.supervisor import Exit, Folder, ServiceProcess, ServiceSpec, penstock
+from penstock.launch.run.supervisor import Exit, ServiceProcess, ServiceSpec, penstock
 from penstock.protocol.limits import KIB
 from penstock.runtime.health import Endpoint, read_endpoint
 from penstock.runtime.lifecycle import ENVIRONMENT
@@ -189,7 +189,7 @@ class Services:
 
     def endpoint(self, role: str) -> Endpoint:
         """Return pid and ports of `redis` or `broker`."""
-        endpoint = read_endpoint(self.folder / f"{role}.json")
+        endpoint = read_endpoint(self.folder / "endpoints" / f"{role}.json")
         assert endpoint is not None
         return endpoint
 
@@ -236,9 +236,11 @@ def processes(root: Path, commands: Mapping[str, Sequence[str]]) -> Iterator[dic
 
 def _start(role: str, command: Sequence[str], root: Path, lifeline: int) -> ServiceProcess:
     ended: list[Exit] = []
+    for name in ("logs", "endpoints"):
+        (root / name).mkdir(exist_ok=True)
     process = ServiceProcess(
         ServiceSpec(name=role, role=role, command=tuple(command)),
-        folder=Folder(logs=root, endpoints=root),
+        folder=root,
         lifeline_fd=lifeline,
         environment={},
         restarted=False,

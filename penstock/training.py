@@ -130,8 +130,11 @@ def estimate(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _begin(config: TrainingConfig, run_dir: Path, scratch: Path, *words: str) -> "subprocess.Popen[bytes]":
+    is_file, what = str(config.what).endswith(".toml"), Path(config.what)
+    content = tomllib.loads(what.read_text()) if is_file else {"environment": {"id": str(config.what)}}
+    lay_over(content, config.settings)
     recipe = scratch / "job.toml"
-    recipe.write_text(tomli_w.dumps(_recipe(config)))
+    recipe.write_text(tomli_w.dumps(content))
     return _penstock(recipe, run_dir, scratch, *words)
 
 
@@ -145,15 +148,6 @@ def _penstock(what: Path, run_dir: Path, scratch: Path, *words: str) -> "subproc
             stderr=err,
             start_new_session=True,
         )
-
-
-def _recipe(config: TrainingConfig) -> dict[str, Any]:
-    if str(config.what).endswith(".toml"):
-        found = tomllib.loads(Path(config.what).read_text())
-    else:
-        found = {"environment": {"id": str(config.what)}}
-    lay_over(found, config.settings)
-    return found
 
 
 def lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:

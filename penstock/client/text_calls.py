@@ -382,12 +382,10 @@ def _answer(answer: pb.TextAnswer) -> TextAnswer:
         log_prob=tuple(answer.log_prob),
         tokens=tuple(answer.tokens),
         finish=_FINISHES.get(answer.finish, "stop"),
-        thought=_thought(answer.thought) if answer.HasField("thought") else None,
+        thought=copied(Thought, answer.thought, token_ids=tuple(answer.thought.token_ids))
+        if answer.HasField("thought")
+        else None,
     )
-
-
-def _thought(thought: pb.Thought) -> Thought:
-    return copied(Thought, thought, token_ids=tuple(thought.token_ids))
 
 
 def _description(reply: pb.DescribeTextReply) -> TextDescription:

@@ -67,8 +67,11 @@ def split_password(url: str) -> tuple[str, str | None]:
     """Return the URL without its password, and the password, None when it holds none."""
     try:
         parts = urlsplit(url)
-    except ValueError:
-        return _split_broken(url)  # the caller's message says what is wrong with it
+    except ValueError:  # the caller's message shows it, and says what is wrong with it
+        scheme, slashes, rest = url.partition("://")
+        user_info, at, place = rest.rpartition("@")
+        user, colon, password = user_info.partition(":")
+        return f"{scheme}{slashes}{user}{at}{place}", password if colon else None
     user_info, at, place = parts.netloc.rpartition("@")
     user, colon, password = user_info.partition(":")
     query = parse_qsl(parts.query, keep_blank_values=True)
@@ -83,11 +86,3 @@ def split_password(url: str) -> tuple[str, str | None]:
     if parts.scheme == "unix" and not clean.netloc and not text.startswith("unix://"):
         text = text.replace("unix:", "unix://", 1)
     return text, (unquote(password) or None) if colon else said[0]
-
-
-def _split_broken(url: str) -> tuple[str, str | None]:
-    """The same of a URL that cannot be taken apart: messages show it."""
-    scheme, slashes, rest = url.partition("://")
-    user_info, at, place = rest.rpartition("@")
-    user, colon, password = user_info.partition(":")
-    return f"{scheme}{slashes}{user}{at}{place}", password if colon else None

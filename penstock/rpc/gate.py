@@ -191,36 +191,40 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
             try:
                 self._by_token(handler_call_details.invocation_metadata)
             except Unidentified as error:
-                return self._refusing(method, str(error))
+                why = _unauthenticated(str(error))
+
+                async def refuse(_requests: Any, context: Context) -> None:
+                    await self._deny(method, context, why)
+
+                return grpc.stream_stream_rpc_method_handler(refuse)  # it reads nothing of the message
         if method not in self._gated:
             handler = await continuation(handler_call_details)
             if handler is None:
                 return None
             deny = partial(self._deny, method)
-            self._gated[method] = _gated(handler, self._admit_to(method), deny, self._limits)
+            self._gated[method] = _gated(handler, partial(self._admit, method), deny, self._limits)
         return self._gated[method]
 
-    def _admit_to(self, method: str) -> Admit:
-        def admit(context: Context, size: int) -> tuple[str | None, float]:
-            try:
-                caller: Identity | None = None
-                if self._proof is not Proof.NOTHING:
-                    caller = self._identify(context)
-                    self._allow(caller, method)
-                    CALLER.set(caller)
-                payer = _payer(caller, context)
-                return payer, 0.0 if payer is None else self._limits.reserve(payer, size)
-            except Unidentified as error:
-                raise _unauthenticated(str(error)) from error
-            except Exceeded as error:
-                raise Denied(grpc.StatusCode.RESOURCE_EXHAUSTED, "budget", str(error)) from error
-
-        return admit
-
-    def _identify(self, context: Context) -> Identity:
-        if self._proof is Proof.TOKEN:
-            return self._by_token(context.invocation_metadata())
-        return from_alternative_names(context.auth_context().get(_ALTERNATIVE_NAMES, ()))
+    def _admit(self, method: str, context: Context, size: int) -> tuple[str | None, float]:
+        """Be an `Admit` for one method."""
+        try:
+            caller: Identity | None = None
+            if self._proof is Proof.TOKEN:
+                caller = self._by_token(context.invocation_metadata())
+            elif self._proof is Proof.CERTIFICATE:
+                caller = from_alternative_names(context.auth_context().get(_ALTERNATIVE_NAMES, ()))
+            if caller is not None:
+                self._allow(caller, method)
+                CALLER.set(caller)
+            # Whose limits count: the name's, else the connection's; nobody's where connections look alike.
+            payer = str(caller) if caller is not None and caller.name else str(context.peer())
+            if payer.startswith("unix"):
+                return None, 0.0
+            return payer, self._limits.reserve(payer, size)
+        except Unidentified as error:
+            raise _unauthenticated(str(error)) from error
+        except Exceeded as error:
+            raise Denied(grpc.StatusCode.RESOURCE_EXHAUSTED, "budget", str(error)) from error
 
     def _by_token(self, metadata: Any) -> Identity:
         shown = [value for key, value in metadata or () if key == "authorization"]
@@ -236,14 +240,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
             text = f"{caller}: the party {caller.party} may not call {method}"
             raise Denied(grpc.StatusCode.PERMISSION_DENIED, "denied", text)
 
-    def _refusing(self, method: str, why: str) -> Handler:
-        """A handler that reads nothing of the message."""
-
-        async def refuse(_requests: Any, context: Context) -> None:
-            await self._deny(method, context, _unauthenticated(why))
-
-        return grpc.stream_stream_rpc_method_handler(refuse)
-
     async def _deny(self, method: str, context: Context, denied: Denied) -> NoReturn:
         self._on_denied(denied.label)
         now = time.monotonic()
@@ -257,14 +253,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
 
 def _unauthenticated(text: str) -> Denied:
     return Denied(grpc.StatusCode.UNAUTHENTICATED, "unauthenticated", text)
-
-
-def _payer(caller: Identity | None, context: Context) -> str | None:
-    """Return whose limits count: the name's, else the connection's; None where connections look alike."""
-    if caller is not None and caller.name:
-        return str(caller)
-    peer = str(context.peer())
-    return None if peer.startswith("unix") else peer
 
 
 def _gated(handler: Handler, admit: Admit, deny: Deny, limits: RateLimits) -> Handler:

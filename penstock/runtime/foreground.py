@@ -92,7 +92,12 @@ def in_foreground(
     said = Configured(assignments=assignments, insecure=insecure).said
 
     def serve(lifecycle: "Lifecycle") -> int:
-        _check_endpoints(endpoints)
+        # Before anything waits or serves.
+        if endpoints is not None and not endpoints.parent.is_dir():
+            folder = f"{endpoints.parent} is no folder; make it, or name another"
+            raise ConfigurationError(f"--endpoints {endpoints}: {folder}")
+        if endpoints is not None and endpoints.is_dir():
+            raise ConfigurationError(f"--endpoints {endpoints}: is a folder; name a file")
         if role == "learner":
             settings = learner_settings(config, said)
         else:
@@ -104,16 +109,6 @@ def in_foreground(
         return body(lifecycle, settings)
 
     leave(run_service(serve, role))
-
-
-def _check_endpoints(file: Path | None) -> None:
-    """Raise ConfigurationError for a place that cannot hold the file, before anything waits or serves."""
-    if file is None:
-        return
-    if not file.parent.is_dir():
-        raise ConfigurationError(f"--endpoints {file}: {file.parent} is no folder; make it, or name another")
-    if file.is_dir():
-        raise ConfigurationError(f"--endpoints {file}: is a folder; name a file")
 
 
 # ---- Commands as functions that return their exit code. Options that belong together are one value: a frozen

@@ -25,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import Any, Final, NoReturn, TypeVar
 
 from penstock.config.settings import ConfigurationError
@@ -107,7 +106,8 @@ class Lifecycle:
         for number in _ENDING:
             # Who starts a process by `nohup` wants it to outlive its terminal.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, _ignore)
+                # Signals are read from the wake-up pipe, which is written only where a handler exists.
+                signal.signal(number, lambda _number, _frame: None)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         lifeline = os.environ.pop(LIFELINE_VARIABLE, None)
         lifeline_fd = None if lifeline is None else int(lifeline)
@@ -246,10 +246,6 @@ def _last_line(text: str, code: int) -> int:
         sys.stderr.write(text.rstrip("\n") + "\n")
         sys.stderr.flush()
     return code
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: signals are read from the wake-up pipe, which is written only where a handler exists."""
 
 
 # ---- Tasks that run beside the calls of a server.

@@ -13,7 +13,6 @@ import errno
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,65 +96,52 @@ CONNECTION_GRACE_S: Final = 60.0
 """What a connection that has reached its age is given for the calls on it; the longest is shorter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Peers that go away with their reply unread are no error of the server.
+logging.getLogger("grpc._cython.cygrpc").addFilter(lambda one: "ExecuteBatchError" not in one.getMessage())
+
+
 class Front:
-    """A server with its health service."""
-
-    server: grpc.aio.Server
-    health: HealthServicer
-    service_names: tuple[str, ...]
-
-    async def set_serving(self, *, serving: bool) -> None:
-        value = Status.SERVING if serving else Status.NOT_SERVING
-        for name in ("", *self.service_names):
-            await self.health.set(name, value)
-
-
-class _NotOurs(logging.Filter):
-    """Drops the records of peers that go away with their reply unread: no error of the server."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "ExecuteBatchError" not in record.getMessage()
-
-
-logging.getLogger("grpc._cython.cygrpc").addFilter(_NotOurs())
-
-
-def build_server(
-    service_names: Sequence[str],
-    section: BrokerSection,
-    *,
-    interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
-    streams_per_connection: int = STREAMS_PER_CONNECTION,
-) -> Front:
-    """Return a server without services or address yet. service_names: full names, for reflection.
+    """A server with its health service, and neither other services nor an address yet.
 
     A connection of the section's age is asked to come again: clients find new brokers, and certificates that
     have run out lose their hold. Connections beyond the section's number are closed at once. As many calls as
     may be in hand may also wait to be looked at.
     """
-    most_calls = section.max_concurrent_calls
-    server = grpc.aio.server(
-        interceptors=list(interceptors),
-        options=(
-            *SERVER_OPTIONS,
-            ("grpc.max_concurrent_streams", streams_per_connection),
-            # Without these two gRPC ends some of more than 1,000 waiting calls, and all beyond 3,000, as
-            # CANCELLED.
-            ("grpc.server.max_pending_requests", most_calls),
-            ("grpc.server.max_pending_requests_hard_limit", most_calls),
-            ("grpc.max_allowed_incoming_connections", section.max_connections),
-            ("grpc.max_connection_age_ms", round(section.max_connection_age_s * 1000)),
-            ("grpc.max_connection_age_grace_ms", round(CONNECTION_GRACE_S * 1000)),
-        ),
-        maximum_concurrent_rpcs=most_calls,
-        compression=grpc.Compression.NoCompression,
-    )
-    servicer = HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    return Front(server=server, health=servicer, service_names=tuple(service_names))
+
+    def __init__(
+        self,
+        service_names: Sequence[str],
+        section: BrokerSection,
+        *,
+        interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
+        streams_per_connection: int = STREAMS_PER_CONNECTION,
+    ) -> None:
+        """service_names: full names, for health and reflection."""
+        most_calls = section.max_concurrent_calls
+        self.server = grpc.aio.server(
+            interceptors=list(interceptors),
+            options=(
+                *SERVER_OPTIONS,
+                ("grpc.max_concurrent_streams", streams_per_connection),
+                # Without these two gRPC ends some of more than 1,000 waiting calls, and all beyond 3,000, as
+                # CANCELLED.
+                ("grpc.server.max_pending_requests", most_calls),
+                ("grpc.server.max_pending_requests_hard_limit", most_calls),
+                ("grpc.max_allowed_incoming_connections", section.max_connections),
+                ("grpc.max_connection_age_ms", round(section.max_connection_age_s * 1000)),
+                ("grpc.max_connection_age_grace_ms", round(CONNECTION_GRACE_S * 1000)),
+            ),
+            maximum_concurrent_rpcs=most_calls,
+            compression=grpc.Compression.NoCompression,
+        )
+        self._health, self._names = HealthServicer(), ("", *service_names)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.server)
+
+    async def set_serving(self, *, serving: bool) -> None:
+        for name in self._names:
+            await self._health.set(name, Status.SERVING if serving else Status.NOT_SERVING)
 
 
 def bind(server: grpc.aio.Server, address: str, credentials: Credentials) -> str:
@@ -202,7 +188,7 @@ def _bind_error(address: str, error: RuntimeError) -> OSError:
 # ---- The server of a process, with its gate and its boundary.
 
 
-class ServerFrame:
+class ServerFrame(Front):
     """Runs the gRPC server of a process, see the module. One event loop uses it."""
 
     def __init__(
@@ -228,16 +214,12 @@ class ServerFrame:
         self._role, self._listen = role, listen
         self._credentials = credentials(settings.security)
         self._address = ""
-        self._front = build_server(
+        super().__init__(
             services,
             settings.broker,
             interceptors=[_gate(settings, self._credentials, listen, rates, calls), boundary],
             streams_per_connection=streams_per_connection,
         )
-
-    @property
-    def server(self) -> grpc.aio.Server:
-        return self._front.server
 
     def bind(self) -> str:
         try:
@@ -249,12 +231,12 @@ class ServerFrame:
     async def begin(self, *, metrics_port: int) -> None:
         """Serve calls, answer health checks with SERVING and announce the process."""
         await self.server.start()
-        await self._front.set_serving(serving=True)
+        await self.set_serving(serving=True)
         announce(self._role, metrics_port=metrics_port, address=self._address)
 
     async def drain(self, grace_s: float, release: Callable[[], None] = lambda: None) -> None:
         """Say NOT_SERVING, refuse new calls, end held ones by `release`, give the others `grace_s`."""
-        await self._front.set_serving(serving=False)
+        await self.set_serving(serving=False)
         release()
         await self.server.stop(grace_s)
 

@@ -45,19 +45,12 @@ _WHERE_ONE_READS: Final = ("CONFIG", "ACL", "EVAL", "EVALSHA", "SCRIPT", "SHUTDO
 """Commands that are closed as well on a server that is only read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """The places of a run's records. url: of Redis, "" for the run's own."""
+def find(
+    folder: Path, redis: str | None, journals: tuple[Path, ...], assignments: tuple[str, ...]
+) -> tuple[Settings, str, tuple[Path, ...]]:
+    """Return the run's settings, the URL of its Redis, "" for the run's own, and the folders of its journals.
 
-    folder: Path
-    settings: Settings
-    url: str
-    journals: tuple[Path, ...]
-
-
-def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignments: tuple[str, ...]) -> Where:
-    """Return the places given by the user; else the run's folder `journals`, else those of the configuration.
-
+    Those are given by the user; else the run's folder `journals`, else those of the configuration.
     Raises ConfigurationError for a folder without a run, or one that was not made here and names a password
     for a Redis elsewhere.
     """
@@ -71,29 +64,24 @@ def find(folder: Path, redis: str | None, journals: tuple[Path, ...], assignment
         if not journal.is_dir():
             raise ConfigurationError(f"--journal {journal}: no such folder")
     own = [one for one in (folder / JOURNALS, settings.actor.ack_journal) if one is not None and one.is_dir()]
-    return Where(
-        folder=folder,
-        settings=settings,
-        url=redis or settings.broker.redis,
-        journals=journals or tuple(own[:1]),
-    )
+    return settings, redis or settings.broker.redis, journals or tuple(own[:1])
 
 
 # ---------------------------------------------------------------- the log
 
 
-def held_log(where: Where) -> tuple[HeldLog | None, str]:
+def held_log(folder: Path, settings: Settings, url: str) -> tuple[HeldLog | None, str]:
     """Return what Redis holds, None for nothing, and which Redis that is.
 
     Raises Fatal for a Redis that should answer and does not, ConfigurationError for that of another run.
     """
-    own, section = where.folder / "redis", where.settings.security
-    address = None if where.url else _live_address(where.folder)
+    own, section = folder / "redis", settings.security
+    address = None if url else _live_address(folder)
     with ExitStack() as stack:
-        copy = None if where.url or address else stack.enter_context(_copied_server(own))
-        if where.url:
-            log = read_log(where.url, redis_password(section), tls_files(section))
-            text = f"Redis at {where.url}"
+        copy = None if url or address else stack.enter_context(_copied_server(own))
+        if url:
+            log = read_log(url, redis_password(section), tls_files(section))
+            text = f"Redis at {url}"
         elif address is not None:
             log, text = read_log(address), f"the run's own Redis at {address}"
         elif copy is not None:
@@ -104,10 +92,8 @@ def held_log(where: Where) -> tuple[HeldLog | None, str]:
         return None, f"{text} (it holds no run)"
     if log.closed and copy is None:
         text += "; it was restarted and no learner has opened it since, so what it lost is not on record yet"
-    if where.settings.run not in ("", log.run):
-        raise ConfigurationError(
-            f"audit: {text} holds run {log.run!r}, the folder is of {where.settings.run!r}"
-        )
+    if settings.run not in ("", log.run):
+        raise ConfigurationError(f"audit: {text} holds run {log.run!r}, the folder is of {settings.run!r}")
     return log, text
 
 
@@ -313,9 +299,9 @@ def audit(
     Journals are read first: a fragment that is acknowledged while the audit reads is no loss. What servers
     sampled is read last: what was trained by then was sampled before.
     """
-    where = find(run_dir, redis, journals, assignments)
-    recorded = read_journals(where.journals, where.settings.run)
-    log, log_text = held_log(where)
+    settings, url, folders = find(run_dir, redis, journals, assignments)
+    recorded = read_journals(folders, settings.run)
+    log, log_text = held_log(run_dir, settings, url)
     if log is not None:
         head = log.commits[-1].checkpoint_id if log.commits else ""
     else:  # the newest on disk: only Redis knows if it was committed
@@ -324,11 +310,11 @@ def audit(
     lineage = read_lineage(run_dir / LINEAGE_FILE, head)
     books = Books(recorded, lineage, log)
     order = list(Kind)
-    samples = read_samples_of(where.journals, where.settings.run)
+    samples = read_samples_of(folders, settings.run)
     found = (*books.check(), *check_samples(samples, recorded, lineage, log))
     problems = tuple(sorted(found, key=lambda one: order.index(one.kind)))
     return AuditResult(
-        run=where.settings.run or (log.run if log is not None else run_dir.name),
+        run=settings.run or (log.run if log is not None else run_dir.name),
         sources=_sources(recorded, lineage, log, log_text)
         | ({"samples": _said(samples)} if samples.files else {}),
         fragments=dict(+books.fragments),

@@ -307,8 +307,7 @@ class Books:
         self.fragments: Counter[str] = Counter()
         self.journalled: Counter[str] = Counter()
         self._excuses = _excuses(lineage, log)
-        self._note_lineage()
-        self._note_log()
+        self._note_places()
 
     def check(self) -> Iterator[Problem]:
         """Yield every problem; fills `fragments` and `journalled`."""
@@ -325,22 +324,20 @@ class Books:
 
     # ---- where things are
 
-    def _note_lineage(self) -> None:
+    def _note_places(self) -> None:
         for line in self._lineage.lines:
             for session, found in line.sessions.items():
                 self._places[int(session)][TRAINED] += _pairs(found)
             for reason, sessions in line.left_out.items():
                 for session, found in sessions.items():
                     self._places[int(session)][reason] += _pairs(found)
-
-    def _note_log(self) -> None:
         if self._log is None:
             return
         for entry in self._log.entries:
             if entry.session and entry.number > self._lineage.position:
                 self._places[entry.session][RESIDENT].append((entry.sequence, entry.sequence))
-        for session, sequence in self._log.shadow:
-            self._places[session][SHADOW].append((sequence, sequence))
+        for number, sequence in self._log.shadow:
+            self._places[number][SHADOW].append((sequence, sequence))
 
     # ---- sessions
 

@@ -19,7 +19,7 @@ from penstock.config.run_folder import held_folder
 from penstock.config.workload import find, load
 from penstock.launch.inspection.live_view import WatchedStream, make_view
 from penstock.launch.run.fork_server import ForkServer
-from penstock.launch.run.memory import DeviceMemory, sizes
+from penstock.launch.run.memory import DeviceMemory
 from penstock.launch.run.plan import Plan, make_folders, prepare_folder, prepared
 from penstock.launch.run.run import Run
 from penstock.launch.run.services import private_folder
@@ -151,7 +151,7 @@ def _conclude(plan: Plan, ending: Ending, learnt: dict[str, Any], *, as_json: bo
         load(workload.artefacts)(plan.settings, plan.run_dir, summary)
     if (plan.run_dir / "metrics.jsonl").exists():
         draw([plan.run_dir], plan.run_dir / "learning-curve.png")
-    summary["disk_bytes"] = sum(sizes(plan.run_dir).values())
+    summary["disk_bytes"] = sum(one.stat().st_size for one in plan.run_dir.rglob("*") if one.is_file())
     write_summary(plan.run_dir, summary)
     lines: Sequence[str] = [json.dumps(summary, indent=2)] if as_json else summary_lines(summary)
     tell(lines)

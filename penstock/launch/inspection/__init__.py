@@ -1,4 +1,1 @@
-"""The state of a run, measured from outside, for the terminal and the browser alike.
-
-Reads and never steers.
-"""
+"""The state of a run, measured from outside and never steered, for the terminal and the browser alike."""

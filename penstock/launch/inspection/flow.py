@@ -375,10 +375,6 @@ def _per_second(value: float | None, unit: str) -> str:
     return "" if value is None else f"{value:,.0f} {unit}/s" if value >= 10 else f"{value:,.1f} {unit}/s"
 
 
-def _milliseconds(value: float | None, what: str) -> str:
-    return "" if value is None else f"{what} {1000 * value:,.1f} ms"
-
-
 _RATES: Final[dict[str, Callable[[Flow], str]]] = {
     "actor": lambda flow: _per_second(flow["environment_steps"], "steps"),
     "server": lambda flow: _per_second(flow["answers"], "answers"),
@@ -386,7 +382,7 @@ _RATES: Final[dict[str, Callable[[Flow], str]]] = {
     "learner": lambda flow: _per_second(flow["updates"], "updates"),
 }
 _LAGS: Final[dict[str, Callable[[Flow], str]]] = {
-    "broker": lambda flow: _milliseconds(flow["append_s"], "append"),
+    "broker": lambda flow: "" if flow["append_s"] is None else f"append {1000 * flow['append_s']:,.1f} ms",
     "learner": lambda flow: "" if flow["staleness"] is None else f"staleness {flow['staleness']:.1f} updates",
 }
 

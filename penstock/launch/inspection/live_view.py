@@ -123,18 +123,15 @@ def make_view(stream: TextIO, title: str, total_steps: int | None, target: float
 
 def facts(progress: Progress, target: float | None) -> list[tuple[str, str]]:
     goal = "" if target is None else f" of {target:g}"
+    share = f"{progress.outstanding / progress.budget:.0%}" if progress.budget else "–"
     return [
         ("rate", f"{_text(progress.steps_per_second, ',.0f')}/s"),
         ("return", f"{shown(progress.mean_return)}{goal}"),
         ("staleness", _text(progress.staleness_p50, ".1f")),
-        ("buffer", f"{_share(progress.outstanding, progress.budget)} {progress.log_bytes / _MIB:.1f} MiB"),
+        ("buffer", f"{share} {progress.log_bytes / _MIB:.1f} MiB"),
         ("updates", f"{progress.updates:,}"),
         ("publications", f"{progress.publications:,}"),
     ]
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else "–"
 
 
 def _text(value: float, form: str) -> str:

@@ -85,7 +85,11 @@ def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPo
 @contextmanager
 def opened(place: RegistryPolicy, *, to_write: bool = False) -> Iterator[Registry]:
     """Open the registry. Its errors become ConfigurationError, Fatal or, while it is away, NoAnswer."""
-    _check_file(place)
+    file = place.url.removeprefix("sqlite:///")
+    if file != place.url and not Path(file).exists():
+        raise ConfigurationError(
+            f"{file}: not there: no version is registered yet; a learner registers its best and its last"
+        )
     try:
         with Registry.open(place.url, migrate=True) if to_write else Registry.read(place.url) as registry:
             yield registry
@@ -102,14 +106,6 @@ def operator() -> str:
         return f"operator/{getpass.getuser()}"
     except (KeyError, OSError):
         return "operator"
-
-
-def _check_file(place: RegistryPolicy) -> None:
-    file = place.url.removeprefix("sqlite:///")
-    if file != place.url and not Path(file).exists():
-        raise ConfigurationError(
-            f"{file}: not there: no version is registered yet; a learner registers its best and its last"
-        )
 
 
 _HEADINGS = ("version", "status", "origin", "update", "evaluation", "parent", "registered", "reason")
@@ -366,7 +362,10 @@ def export(
             f"{place.url}: a registry holds no weights; name the run's folder, with --registry beside it"
         )
     check_output(output)
-    chosen = _chosen(place, version)
+    with opened(place) as registry:
+        chosen = registry.active(place.policy) if version is None else registry.get(place.policy, version)
+    if chosen is None:
+        raise ConfigurationError(f"policy={place.policy!r} has no active version: name the one to export")
     try:
         blob = read_kept(place.folder, chosen.version, chosen.sha256)
         data = blob if kind == "safetensors" else _onnx(place.folder, chosen, blob, trust=trust)
@@ -376,14 +375,6 @@ def export(
         file.write(data)
     sys.stdout.write(f"{output}: version {chosen.version} of {chosen.policy}, {len(data)} bytes\n")
     return EXIT_OK
-
-
-def _chosen(place: RegistryPolicy, version: int | None) -> PolicyVersion:
-    with opened(place) as registry:
-        chosen = registry.active(place.policy) if version is None else registry.get(place.policy, version)
-    if chosen is None:
-        raise ConfigurationError(f"policy={place.policy!r} has no active version: name the one to export")
-    return chosen
 
 
 def _onnx(folder: Path, version: PolicyVersion, blob: bytes, *, trust: bool) -> bytes:

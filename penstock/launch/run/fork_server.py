@@ -226,19 +226,15 @@ def _become(command: list[str], environment: dict[str, str], log: int, lifeline:
     os.environ[LIFELINE_VARIABLE] = str(lifeline)
     # Copies would draw the same numbers. Python's own generator is seeded anew by a fork, numpy's is not.
     np.random.seed()  # noqa: NPY002 - environments draw from this one
-    _have_main(command)
-    setproctitle(" ".join(command))
-    setthreadtitle(f"penstock {command[len(PENSTOCK)]}")
-
-
-def _have_main(command: list[str]) -> None:
-    """Be the program of the command line: an environment's processes and a learner's ranks begin with it."""
+    # Be the program of the command line: an environment's processes and a learner's ranks begin with it.
     program = sys.modules["__main__"]
     program.__spec__ = find_spec("penstock.launch.cli.__main__")
     program.__package__ = "penstock.launch.cli"
     program.__file__ = str(Path(sys.modules["penstock.launch.cli"].__path__[0]) / "__main__.py")
     sys.argv = [program.__file__, *command[len(PENSTOCK) :]]
     sys.orig_argv = command
+    setproctitle(" ".join(command))
+    setthreadtitle(f"penstock {command[len(PENSTOCK)]}")
 
 
 if __name__ == "__main__":

@@ -195,7 +195,7 @@ def parse_device_memory(text: str) -> tuple[int, int] | None:
     return used, whole
 
 
-# ---- What lies in the folders of a run, and whether they can still be written.
+# ---- Whether the folders of a run can still be written.
 
 _PROBE_BYTES: Final = 16 * 1024
 
@@ -223,15 +223,3 @@ def explain(cause: str, run_dir: Path) -> str:
     """`cause`, behind what a full disk kept it from saying."""
     found = problem((run_dir, run_dir / "checkpoints", run_dir / "redis", run_dir / "logs"))
     return cause if found is None else f"{found}; make room, then resume ({cause})"
-
-
-def sizes(folder: Path) -> dict[str, int]:
-    """Bytes of everything in a folder, by name; nothing where there is none."""
-    if not folder.is_dir():
-        return {}
-    return {entry.name: _size(entry) for entry in folder.iterdir()}
-
-
-def _size(place: Path) -> int:
-    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files)

@@ -98,7 +98,13 @@ def make_plan(request: Request) -> Plan:
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
         settings = _with_what_follows(settings).model_copy(update={"run": name})
         if request.recording is not None:
-            settings = _from_recording(settings, request.recording)
+            if not (request.recording / DESCRIPTION).is_file():
+                raise ConfigurationError(
+                    f"--from {request.recording}: holds no {DESCRIPTION}, so no recording"
+                )
+            # There are no actors, and no recording of its own.
+            source = {"feed_from": request.recording.absolute(), "record": None}
+            settings = changed(settings, actor={"count": 0}, learner=source)
         run_dir = request.run_dir or Path("runs") / name
         if (run_dir / CONFIG_FILE).exists():
             raise ConfigurationError(
@@ -154,14 +160,6 @@ def _with_what_follows(settings: Settings) -> Settings:
         if not settings.actor.count and "stall_timeout_s" not in settings.learner.model_fields_set:
             learner["stall_timeout_s"] = _NEVER_S
     return changed(settings, actor=actor, registry=registry, learner=learner)
-
-
-def _from_recording(settings: Settings, recording: Path) -> Settings:
-    """Return the settings of a run that reads a recording: no actors, and no recording of its own."""
-    if not (recording / DESCRIPTION).is_file():
-        raise ConfigurationError(f"--from {recording}: holds no {DESCRIPTION}, so no recording")
-    source = {"feed_from": recording.absolute(), "record": None}
-    return changed(settings, actor={"count": 0}, learner=source)
 
 
 def _check_actors(settings: Settings) -> None:

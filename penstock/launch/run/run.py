@@ -24,7 +24,7 @@ from penstock.launch.run.plan import Plan, replace_text, take_configuration
 from penstock.launch.run.redis_service import ask
 from penstock.launch.run.services import service_environment, service_specs
 from penstock.launch.run.summary import LearnerAccount, RedisFacts
-from penstock.launch.run.supervisor import Account, DrainStage, Folder, GaveUp, Supervisor, gone_by
+from penstock.launch.run.supervisor import Account, DrainStage, GaveUp, Supervisor, gone_by
 from penstock.rpc.address import AddressInUse
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.health import Endpoint, Health, serve_http
@@ -75,9 +75,8 @@ class Run:
             raise ConfigurationError(str(error)) from error
         # The write end stays open in this process alone: children drain when the kernel closes it.
         read_fd, self._lifeline = os.pipe()
-        folder = Folder(logs=plan.run_dir / "logs", endpoints=plan.run_dir / "endpoints")
         self._supervisor = Supervisor(
-            folder, read_fd, service_environment(plan.settings), self._say, fork_server
+            plan.run_dir, read_fd, service_environment(plan.settings), self._say, fork_server
         )
         self._fork_server = fork_server
         self._tail = MetricsTail(plan.run_dir / "metrics.jsonl")

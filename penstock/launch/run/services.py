@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -108,20 +108,14 @@ def service_environment(settings: Settings) -> dict[str, str]:
     return {ENVIRONMENT_PREFIX + name: value for name, value in values.items()}
 
 
-def _is_abandoned(file: Path) -> bool:
-    try:
-        return file.stat().st_uid == os.getuid() and not Path(f"/proc/{file.read_text()}").exists()
-    except FileNotFoundError:
-        return False  # another launcher was quicker
-
-
 def private_folder() -> Path:
     """A new folder, mode 0700, with a path short enough for unix sockets; those of dead launchers go."""
     base = Path(tempfile.gettempdir())
     base = base if len(str(base)) < _MAX_SOCKET_FOLDER else Path("/tmp")  # noqa: S108 - mkdtemp is private
     for file in base.glob(f"{_FOLDER_PREFIX}*/{_OWNER_FILE}"):
-        if _is_abandoned(file):
-            shutil.rmtree(file.parent, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another launcher was quicker
+            if file.stat().st_uid == os.getuid() and not Path(f"/proc/{file.read_text()}").exists():
+                shutil.rmtree(file.parent, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base))
     (folder / _OWNER_FILE).write_text(str(os.getpid()))
     return folder

@@ -104,25 +104,18 @@ class Exit:
     in_order: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
-    """Where services of one run write."""
-
-    logs: Path
-    endpoints: Path
-
-
 class ServiceProcess:
     """A running child. Created running; `on_exit` is called once, from a thread, when it ends.
 
-    `environment`: what the child reads over its configuration file, and the secrets, which no file holds.
+    folder: of the run, with folders `logs` and `endpoints`. environment: what the child reads over its
+    configuration file, and the secrets, which no file holds.
     """
 
     def __init__(
         self,
         spec: ServiceSpec,
         *,
-        folder: Folder,
+        folder: Path,
         lifeline_fd: int,
         environment: Mapping[str, str],
         restarted: bool,
@@ -130,8 +123,8 @@ class ServiceProcess:
         fork_server: ForkServer | None = None,
     ) -> None:
         self.spec = spec
-        self._log = folder.logs / f"{spec.name}.log"
-        self._endpoint = folder.endpoints / f"{spec.name}.json"
+        self._log = folder / "logs" / f"{spec.name}.log"
+        self._endpoint = folder / "endpoints" / f"{spec.name}.json"
         self._endpoint.unlink(missing_ok=True)
         self._ended = ended_file(self._endpoint)
         self._ended.unlink(missing_ok=True)
@@ -320,7 +313,7 @@ class Supervisor:
 
     def __init__(
         self,
-        folder: Folder,
+        folder: Path,
         lifeline_fd: int,
         environment: Mapping[str, str],
         on_event: Callable[[str], None],

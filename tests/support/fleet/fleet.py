@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from penstock.launch.run.supervisor import Exit, Folder, ServiceProcess, last_line, penstock
+from penstock.launch.run.supervisor import Exit, ServiceProcess, last_line, penstock
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE
 from tests.support.abuse.poisoner import read_poisons
 from tests.support.fleet.kill_log import Kill, KillLog
@@ -113,7 +113,7 @@ class Fleet:
 
         member.process = ServiceProcess(
             member.spec,
-            folder=Folder(logs=self.folder / "logs", endpoints=self.folder / "endpoints"),
+            folder=self.folder,
             lifeline_fd=self._lifeline,
             environment={"OMP_NUM_THREADS": "1", "PYTHONPATH": _python_path(), **own},
             restarted=member.lives > 0,

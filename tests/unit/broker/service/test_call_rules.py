@@ -20,7 +20,7 @@ from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_MESSAGE_BYTES,
 from penstock.rpc.auth import Credentials
 from penstock.rpc.boundary import Absent, Malformed, read_request
 from penstock.rpc.channel import open_async_channel
-from penstock.runtime.server_frame import bind, build_server
+from penstock.runtime.server_frame import Front, bind
 from penstock.v1 import control_pb2, control_pb2_grpc
 from penstock.v1 import experience_pb2 as experience
 
@@ -47,7 +47,7 @@ class Faulty(control_pb2_grpc.ControlServiceServicer):
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
     """A channel to a server with a Faulty behind a Boundary."""
-    front = build_server(["penstock.v1.ControlService"], BrokerSection(), interceptors=[build_boundary()])
+    front = Front(["penstock.v1.ControlService"], BrokerSection(), interceptors=[build_boundary()])
     control_pb2_grpc.add_ControlServiceServicer_to_server(
         Faulty(),  # type: ignore[abstract]  # the other methods stay as they are generated
         front.server,

@@ -15,7 +15,6 @@ import pytest
 from penstock.launch.run import supervisor as module
 from penstock.launch.run.supervisor import (
     CleanExit,
-    Folder,
     GaveUp,
     ServiceSpec,
     Supervisor,
@@ -54,9 +53,9 @@ class Harness:
     """A supervisor in a folder, the events it told, and its end of the lifeline."""
 
     def __init__(self, path: Path) -> None:
-        self.folder = Folder(logs=path / "logs", endpoints=path / "endpoints")
-        self.folder.logs.mkdir()
-        self.folder.endpoints.mkdir()
+        self.folder = path
+        (path / "logs").mkdir()
+        (path / "endpoints").mkdir()
         self.events: list[str] = []
         self.read_fd, self.write_fd = os.pipe()
         self.supervisor = Supervisor(self.folder, self.read_fd, {"OF_THE_RUN": "told"}, self.events.append)
@@ -73,7 +72,7 @@ class Harness:
 
     def log(self, name: str = "worker") -> str:
         """What the service wrote."""
-        return (self.folder.logs / f"{name}.log").read_text()
+        return (self.folder / "logs" / f"{name}.log").read_text()
 
 
 def is_ready(supervisor: Supervisor) -> bool:
@@ -306,7 +305,7 @@ def test_children_see_the_launcher_die(harness: Harness) -> None:
 
 def test_endpoints_of_a_former_life_are_forgotten(harness: Harness) -> None:
     stale = {"role": "actor", "pid": 1, "metrics_port": 1}
-    (harness.folder.endpoints / "worker.json").write_text(json.dumps(stale))
+    (harness.folder / "endpoints" / "worker.json").write_text(json.dumps(stale))
     harness.supervisor.start(python("import threading; threading.Event().wait()"))
     assert harness.supervisor.endpoints() == {}
     assert not is_ready(harness.supervisor)
