@@ -26,12 +26,13 @@ from penstock.client.errors import (
     from_status,
     typed,
 )
-from penstock.client.http_calls import HttpReply, HttpRequest
 from penstock.client.text_calls import (
     DEADLINE_S,
     ConversationOptions,
     ConversationResult,
     Generation,
+    HttpReply,
+    HttpRequest,
     Messages,
     SingleOptions,
     TextDescription,

@@ -199,12 +199,10 @@ def checked_text(field: str, value: str) -> str:
 
 
 def describe(policy: str) -> Call[Description]:
-    """Return the call Describe."""
     return Call("Describe", pb.DescribeRequest(policy=policy), _description)
 
 
 def start(policy: str, client_key: str, learned: bool) -> Call[Started]:
-    """Return the call StartEpisode."""
     request = pb.StartEpisodeRequest(
         policy=policy,
         request_id=new_request_id(),
@@ -344,7 +342,6 @@ def new_request_id() -> str:
 
 
 def arm_of(number: int) -> Arm | None:
-    """Return an arm by its number in a message."""
     return Arm(number) if number else None
 
 
@@ -355,7 +352,6 @@ def copied(kind: type[T], message: Any, **others: Any) -> T:
 
 
 def versions_of(messages: Iterable[pb.ServedVersion]) -> tuple[ServedVersion, ...]:
-    """Return the versions that a server describes."""
     return tuple(copied(ServedVersion, one, arms=tuple(Arm(arm) for arm in one.arms)) for one in messages)
 
 

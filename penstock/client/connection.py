@@ -22,8 +22,6 @@ from penstock.rpc.channel import open_async_channel, open_channel
 from penstock.rpc.gate import code_of, is_repeatable
 from penstock.runtime.retry import Interrupted, full_jitter, retry, retry_async
 
-# ---- The attempts of one call.
-
 _LEAST_S: Final = 0.001
 """Least seconds for which an attempt is begun."""
 
@@ -42,7 +40,6 @@ class Attempts:
         self._last: Exception | None = None
 
     def left_s(self) -> float:
-        """Return the seconds until the deadline."""
         return max(0.0, self._ends_s - time.monotonic())
 
     def timeout_s(self) -> float:
@@ -64,7 +61,6 @@ class Attempts:
         )
 
     def delays(self) -> Iterator[float]:
-        """Yield the seconds to wait after each error."""
         for jitter_s in full_jitter(cap_s=1.0):
             yield _retry_after_s(self._last) + jitter_s
 
@@ -108,7 +104,6 @@ class Connection:
             raise
 
     def do(self, call: Call[T], attempts: Attempts | None = None) -> T:
-        """Return the result of a call."""
         attempts = attempts or Attempts(self.deadline_s, call.share)
         with typed(self.address):
             return retry(
@@ -120,7 +115,6 @@ class Connection:
             )
 
     def close(self) -> None:
-        """Close the connection and end the calls on it."""
         self._closed.set()
         self._channel.close()
 
@@ -180,7 +174,6 @@ class AsyncConnection:
             raise
 
     async def do(self, call: Call[T], attempts: Attempts | None = None, way: Way | None = None) -> T:
-        """Return the result of a call."""
         attempts = attempts or Attempts(self.deadline_s, call.share, self._reach_s)
         attempt = way or self._attempt
         with typed(self.address):
@@ -193,7 +186,6 @@ class AsyncConnection:
             )
 
     async def close(self) -> None:
-        """Close the connection and end the calls on it."""
         self._closed.set()
         await self._channel.close(None)
 

@@ -334,8 +334,18 @@ class ExternalEnvironment:
     def _play(self, environment: Environment, observation: Any) -> float:
         """Play one episode to its end, and return its return as the server added it up."""
         episode = self._client.start_episode(self._client_key, learned=self._learned)
+        reward, terminated, truncated = None, False, False
         try:
-            return self._play_to_the_end(environment, episode, observation)
+            while not (terminated or truncated):
+                action = episode.act(observation, reward=reward, deterministic=self._deterministic)
+                observation, earned, terminated, truncated, _ = environment.step(action.action)
+                reward = float(earned)
+            return episode.end(
+                terminated=bool(terminated),
+                truncated=bool(truncated),
+                final_observation=observation,
+                reward=reward,
+            ).total_return
         except PolicyError:
             raise
         except BaseException:
@@ -343,17 +353,3 @@ class ExternalEnvironment:
             with suppress(PolicyError):
                 episode.abandon()
             raise
-
-    def _play_to_the_end(self, environment: Environment, episode: Episode, observation: Any) -> float:
-        reward, terminated, truncated = None, False, False
-        while not (terminated or truncated):
-            action = episode.act(observation, reward=reward, deterministic=self._deterministic)
-            observation, earned, terminated, truncated, _ = environment.step(action.action)
-            reward = float(earned)
-        result = episode.end(
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-            final_observation=observation,
-            reward=reward,
-        )
-        return result.total_return

@@ -165,9 +165,6 @@ class Description:
     """Probabilities say how the policy explores, not how sure it is."""
 
 
-# ---- What a broker says of a run and of its commands, as frozen dataclasses.
-
-
 class CommandState(Enum):
     """How far the learner is with a command."""
 

@@ -26,8 +26,6 @@ from penstock.config.sections import (
 )
 from penstock.config.workload import entries, load
 
-# ---- What is asked of the section of every algorithm.
-
 
 class AlgorithmSection(Section):
     """What the core reads of every algorithm."""
@@ -57,9 +55,6 @@ class AlgorithmSection(Section):
     def policy_section(self, section: PolicySection) -> PolicySection:
         """Return the policy that the algorithm learns, where another was asked for."""
         return section
-
-
-# ---- Settings of algorithms that learn from each batch once and forget it.
 
 
 class OnPolicySection(AlgorithmSection):
@@ -119,9 +114,6 @@ class OnPolicySection(AlgorithmSection):
     @property
     def update_steps(self) -> int:
         return self.batch_steps
-
-
-# ---- How the learner learns from replay: a section each for DQN and SAC, chosen by `algorithm.name`.
 
 
 class ReplaySection(AlgorithmSection):
@@ -216,9 +208,6 @@ class SACSection(ReplaySection):
         )
 
 
-# ---- How the learner learns where actions are the tokens of a text and an episode is one response.
-
-
 class TokenPPOSection(OnPolicySection):
     """Proximal policy optimisation of a language model by token, held near the policy it began with."""
 
@@ -299,9 +288,6 @@ class TokenPPOSection(OnPolicySection):
         if penalty and info.data.get("bootstrap_truncated"):
             raise ValueError("is taken where a length ends a response; with bootstrap_truncated it goes on")
         return penalty
-
-
-# ---- Sections of the configuration that installed workloads add.
 
 
 def algorithm_sections() -> dict[str, type[AlgorithmSection]]:

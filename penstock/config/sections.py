@@ -72,9 +72,6 @@ class Section(BaseModel):
         )
 
 
-# ---- How experience is generated.
-
-
 class ActorSection(Section):
     """How experience is generated.
 
@@ -100,9 +97,6 @@ class ActorSection(Section):
     """Health turns red without an environment step for this long, in seconds; an actor may set its own."""
     ack_journal: Path | None = None
     """Folder for the actor's record of acknowledgements (`penstock audit`); none: off. An actor's own."""
-
-
-# ---- The front of the buffer.
 
 
 class BrokerSection(Section):
@@ -148,9 +142,6 @@ class BrokerSection(Section):
     """A connection is asked to come again after this long, in seconds, give or take a tenth."""
 
 
-# ---- The trial of a canary against the active version.
-
-
 class CanarySection(Section):
     """How a policy server judges a canary against the active version."""
 
@@ -164,9 +155,6 @@ class CanarySection(Section):
     """Lowest and highest return that a client is believed; none: any."""
     slow_ms: Annotated[PositiveReal, ADVANCED] = 50.0
     """An answer that takes longer in the server is slow, in milliseconds."""
-
-
-# ---- What the actors step.
 
 
 class RewardWrapper(Section):
@@ -336,9 +324,6 @@ class EvaluationSection(Section):
     """Give up waiting for an evaluation after this long, in seconds."""
 
 
-# ---- What processes tell about themselves: metrics and logs.
-
-
 class MetricsSection(Section):
     """Prometheus, health and trackers."""
 
@@ -359,9 +344,6 @@ class LogsSection(Section):
 
     format: Literal["text", "json"] = "text"
     """text: `time level role message key=value …`; json: an object a line, with role, run and all fields."""
-
-
-# ---- The network that acts and is trained.
 
 
 class PolicySection(Section):
@@ -411,9 +393,6 @@ class PolicySection(Section):
     """Observations of an episode that the policy sees at once, the newest ones; each is sent once."""
 
 
-# ---- The registry of policy versions.
-
-
 class RegistrySection(Section):
     """Which versions of a policy are kept, and where they are recorded."""
 
@@ -428,9 +407,6 @@ class RegistrySection(Section):
     `penstock train --serve` means false unless it is said."""
     refresh_s: Annotated[PositiveReal, ADVANCED] = 1.0
     """A policy server reads versions and traffic again after this long, in seconds."""
-
-
-# ---- Who may talk to whom.
 
 
 class SecuritySection(Section):
@@ -455,8 +431,6 @@ class SecuritySection(Section):
     http_headers_file: Path | None = None
     """File of headers, one NAME: VALUE a line, for HTTP endpoints that are asked for rewards."""
 
-
-# ---- The policy server: what it answers, and what of it is learned from.
 
 _LEAST_TEMPERATURE: Final = 1e-6
 

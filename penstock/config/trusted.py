@@ -57,9 +57,6 @@ def placed(
     return {**arguments, **{key: places[key] for key in keys if arguments.get(key)}}
 
 
-# ---- Where this machine has what a run of its own names.
-
-
 def places_of(settings: Settings) -> dict[str, str]:
     """Return `actor.places` for this machine's actors: what the run names, and over it what was said."""
     named = {**settings.policy.kwargs, **settings.environment.kwargs}

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from penstock.client import AsyncTextClient, PolicyError, Unreachable
 from penstock.client.calls import new_request_id
-from penstock.client.http_calls import (
+from penstock.client.text_calls import (
     EVENTS,
     INVALID,
     ChatError,

@@ -35,12 +35,6 @@ def collect_seldom() -> None:
     gc.set_threshold(MANY_OBJECTS, *_USUAL[1:])
 
 
-def collect_as_usual() -> None:
-    """Undo `collect_seldom` without collecting: a cycle that holds much memory must not wait for long."""
-    if gc.get_threshold()[0] == MANY_OBJECTS:
-        gc.set_threshold(*_USUAL)
-
-
 def leave_out_what_stays() -> None:
     """Collect once, and never again look at what is left.
 
@@ -93,8 +87,9 @@ class Health:
         """Declare the process ready, which ends `collect_seldom`, or not ready with the reason `why`."""
         with self._lock:
             self._not_ready = None if ready else why or "not ready"
-        if ready:
-            collect_as_usual()
+        # `collect_seldom` ends, without collecting: a cycle that holds much memory must not wait for long.
+        if ready and gc.get_threshold()[0] == MANY_OBJECTS:
+            gc.set_threshold(*_USUAL)
 
     def watch(self, name: str, timeout_s: float) -> None:
         """Expect `progress(name)` at least every `timeout_s` seconds from now on."""

@@ -248,9 +248,6 @@ def _last_line(text: str, code: int) -> int:
     return code
 
 
-# ---- Tasks that run beside the calls of a server.
-
-
 @dataclass(slots=True)
 class BackgroundTasks:
     """Tasks beside the calls; an error in one is raised where they are waited for."""
@@ -269,8 +266,6 @@ class BackgroundTasks:
                 task.result()
 
 
-# ---- How the threads of a process share the interpreter.
-
 SWITCH_INTERVAL_S: Final = 0.0005
 
 
@@ -282,8 +277,6 @@ def share_interpreter() -> None:
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
-
-# ---- How much of a contended core a thread takes.
 
 Result = TypeVar("Result")
 

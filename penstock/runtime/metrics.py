@@ -59,20 +59,16 @@ class _CertificateExpiry(Collector):
             "penstock_certificate_expiry_timestamp_seconds",
             "When the certificate of this process runs out, in seconds since 1970; 0: it cannot be read",
         )
-        family.add_metric([], certificate_expiry_s(self.path))
+        # Only processes with TLS need to load it.
+        from cryptography import x509  # noqa: PLC0415
+
+        try:
+            chain = x509.load_pem_x509_certificates(self.path.read_bytes())
+            expiry_s = min(one.not_valid_after_utc.timestamp() for one in chain)
+        except (OSError, ValueError):
+            expiry_s = 0.0
+        family.add_metric([], expiry_s)
         yield family
-
-
-def certificate_expiry_s(path: Path) -> float:
-    """Return when the first certificate of the PEM file expires, in seconds since 1970; 0: no file."""
-    # Only processes with TLS need to load it.
-    from cryptography import x509  # noqa: PLC0415
-
-    try:
-        chain = x509.load_pem_x509_certificates(path.read_bytes())
-    except (OSError, ValueError):
-        return 0.0
-    return min(one.not_valid_after_utc.timestamp() for one in chain)
 
 
 PROCESS: Final = CollectorRegistry()

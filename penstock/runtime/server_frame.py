@@ -116,7 +116,6 @@ class Front:
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
         streams_per_connection: int = STREAMS_PER_CONNECTION,
     ) -> None:
-        """service_names: full names, for health and reflection."""
         most_calls = section.max_concurrent_calls
         self.server = grpc.aio.server(
             interceptors=list(interceptors),
@@ -183,9 +182,6 @@ def _bind_error(address: str, error: RuntimeError) -> OSError:
         if cause.errno == errno.EADDRINUSE:
             return AddressInUse(f"{address}: port in use; choose another port, or 0")
         return OSError(f"{address} cannot be bound: {cause.strerror}")
-
-
-# ---- The server of a process, with its gate and its boundary.
 
 
 class ServerFrame(Front):

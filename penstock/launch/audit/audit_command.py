@@ -67,9 +67,6 @@ def find(
     return settings, redis or settings.broker.redis, journals or tuple(own[:1])
 
 
-# ---------------------------------------------------------------- the log
-
-
 def held_log(folder: Path, settings: Settings, url: str) -> tuple[HeldLog | None, str]:
     """Return what Redis holds, None for nothing, and which Redis that is.
 

@@ -230,7 +230,6 @@ def _records() -> Iterator[Workload]:
 
 
 def _command(ctx: Any, name: str, path: str) -> Any:
-    """Return what typer makes of a function or of a `typer.Typer`."""
     outer = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     try:
         found = load(path)

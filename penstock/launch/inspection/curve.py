@@ -152,9 +152,6 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-# ---- How far a run is, read from the learner's `metrics.jsonl`.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """One line of `metrics.jsonl`, in what people watch. NaN: not known yet."""

@@ -314,9 +314,6 @@ def _sum(values: Iterable[float]) -> float | None:
     return sum(found) if found else None
 
 
-# ---- The one call behind `penstock status`: ask a broker for the status of its run.
-
-
 def ask(
     address: str, credentials: Credentials, *, timeout_s: float = CALL_DEADLINE_S
 ) -> control_pb2.StatusReply:

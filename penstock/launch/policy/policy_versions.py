@@ -244,7 +244,6 @@ def promote(
 
 
 def retire(place: RegistryPolicy, version: int, *, reason: str, as_json: bool) -> int:
-    """Release a version's weights."""
     with opened(place, to_write=True) as registry:
         done = registry.retire(place.policy, version, reason, by=operator())
     folder = _folder(place, done)
@@ -346,9 +345,6 @@ def _pins(wish: Wish) -> dict[str, int]:
                 f"--pin {client}={version}: --pin {client}={pins[client]} ties it already; name one version"
             )
     return pins
-
-
-# ---- `penstock policy export`: write a version to a file for other programs.
 
 
 def export(

@@ -195,8 +195,6 @@ def parse_device_memory(text: str) -> tuple[int, int] | None:
     return used, whole
 
 
-# ---- Whether the folders of a run can still be written.
-
 _PROBE_BYTES: Final = 16 * 1024
 
 

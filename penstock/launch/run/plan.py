@@ -138,7 +138,6 @@ def _said_to_be_allowed(request: Request) -> tuple[str, ...]:
 
 
 def changed(settings: Settings, **sections: Mapping[str, Any]) -> Settings:
-    """Return the settings with other values in some sections."""
     made = {name: getattr(settings, name).model_copy(update=values) for name, values in sections.items()}
     return settings.model_copy(update=made)
 
@@ -239,9 +238,6 @@ def _resumed_folder(request: Request) -> Path:
     if not (named / CONFIG_FILE).is_file():
         raise ConfigurationError(f"--resume {named}: holds no {CONFIG_FILE}, so no run; see `ls runs`")
     return named.resolve()
-
-
-# ---- What a run's workload makes before the processes start.
 
 
 def prepared(plan: Plan, lifecycle: Lifecycle, say: Callable[[str], None]) -> Plan:

@@ -299,8 +299,6 @@ def how(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit {code}"
 
 
-# ---- All of them.
-
 RED_LIMIT_S: Final = 30.0
 STOPPED_S: Final = 5.0
 _STACKS_S: Final = 0.2

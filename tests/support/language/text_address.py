@@ -9,8 +9,7 @@ from typing import Any
 
 import grpc
 
-from penstock.client.http_calls import HttpReply, HttpRequest
-from penstock.client.text_calls import DEADLINE_S
+from penstock.client.text_calls import DEADLINE_S, HttpReply, HttpRequest
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.sites.site import REACH_S, RunAddresses, ServedText, Upstream
 from penstock.gateway.text_api import DESCRIBE_S, FIRST, Agents, make_app

@@ -15,7 +15,8 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from penstock.client.calls import checked_text
-from penstock.client.http_calls import (
+from penstock.client.text_calls import (
+    DEADLINE_S,
     EVENTS,
     JSON,
     ChatError,
@@ -25,7 +26,6 @@ from penstock.client.http_calls import (
     json_reply,
     unknown_model,
 )
-from penstock.client.text_calls import DEADLINE_S
 from penstock.config.configuration_error import ConfigurationError
 from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.routing import Arm, labels

@@ -18,8 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from penstock.client.calls import checked_text
-from penstock.client.http_calls import INVALID, ChatError, event, unknown_model
-from penstock.client.text_calls import checked_biases
+from penstock.client.text_calls import INVALID, ChatError, checked_biases, event, unknown_model
 from penstock.gateway.frame.requests import NUMERIC, Number
 from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.routing import Arm

@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 import torch
 
-from penstock.client.http_calls import HttpRequest
+from penstock.client.text_calls import HttpRequest
 from penstock.config.settings import ServingSection, Settings
 from penstock.protocol.limits import KIB
 from penstock.protocol.refusal import Refused, invalid
