@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from logging.handlers import QueueListener, RotatingFileHandler
@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.actor.serving.batcher import Answer, Batcher, Loaded, NotFinite, Question, answer
+from penstock.actor.serving.batcher import Answer, Asked, Batcher, Loaded, NotFinite, Question, answer
 from penstock.actor.serving.loaded_versions import Choice, LoadedVersions
 from penstock.config.settings import ConfigurationError, ServingSection
 from penstock.protocol.refusal import Reason, Refusal, Refused
@@ -378,7 +378,7 @@ def _lists(arrays: Mapping[str, Array]) -> dict[str, Any]:
     return {name: array.tolist() for name, array in arrays.items()}
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Answered:
     """The answer that a client gets.
 
@@ -396,19 +396,16 @@ class Answered:
     is_to_blame: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
-    """A question under way, the version that was chosen for it, and when: seconds of `time.perf_counter`."""
-
-    choice: Choice
-    question: Question
-    until_s: float
-    on_answer: "OnAnswer"
-    began_s: float
-
-
 OnAnswer = Callable[[Answered | Exception], None]
 """Takes the answer, Refused, or an error that was not foreseen; raises nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked(Asked):
+    """A client's question, and the choice that was made for it."""
+
+    choice: Choice
+    on_answer: OnAnswer
 
 
 class Answerer:
@@ -428,7 +425,7 @@ class Answerer:
         self._fallback, self._shadow = fallback, shadow
         self._on_failure, self._on_unanswered = on_failure, on_unanswered
         self._loop = asyncio.get_running_loop()
-        self._falling_back: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._count = {
             (arm, name): metrics.ANSWERS.labels(arm, name or "none").inc for arm in Arm for name in FALLBACKS
         }
@@ -445,11 +442,36 @@ class Answerer:
 
         on_answer: called once, with the pass or before this returns, unless the answer `is_gone`: unwanted.
         """
-        asked = _Asked(choice, question, until_s, on_answer, time.perf_counter())
+        now = self._loop.time()
+        asked = _Asked(choice.loaded, question, until_s, now, self._heard, is_gone, choice, on_answer)
         if choice.loaded is None:
-            self._begin_fallback(asked, None)
+            self._begin(self._fall_back(asked, None))
         else:
-            self._batcher.put(choice.loaded, question, until_s, partial(self._heard, asked), is_gone)
+            self._batcher.put(asked)
+
+    def ask_exactly(
+        self,
+        version: int,
+        question: Question,
+        until_s: float,
+        on_answer: OnAnswer,
+        is_gone: Callable[[], bool],
+    ) -> None:
+        """Ask as `ask` does a version, which may have to be loaded first."""
+
+        async def load_and_ask() -> None:
+            try:
+                choice = await self._loaded_versions.exactly(version)
+                self.ask(choice, question, until_s, on_answer, is_gone)
+            except Exception as error:  # noqa: BLE001 - for the caller
+                on_answer(error)
+
+        self._begin(load_and_ask())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _heard(self, asked: _Asked, said: Answer | Exception) -> None:
         if isinstance(said, Answer):
@@ -460,24 +482,21 @@ class Answerer:
         elif isinstance(said, Refused):
             asked.on_answer(said)
         else:
-            self._begin_fallback(asked, said)
+            self._begin(self._fall_back(asked, said))
 
     def _complete(self, asked: _Asked, answer: Answer) -> Answered:
         """Turn the answer of the chosen version into the client's, and have the shadow asked afterwards."""
         choice = asked.choice
         if choice.is_previous:
-            is_to_blame = choice.arm is Arm.CANARY
-            return self._answered(asked, answer.ready, answer, "previous", is_to_blame=is_to_blame)
+            blames = choice.arm is Arm.CANARY
+            return self._count_in(
+                asked, Answered(choice.arm, answer.ready, answer, "previous", False, blames)
+            )
         if choice.arm is not Arm.PINNED:
             self._loaded_versions.note_answered(choice.arm, answer.loaded)
         if choice.shadow is not None:
             self._shadow.compare(choice.shadow, choice.arm, asked.question, answer)
-        return self._answered(asked, answer.ready, answer, "")
-
-    def _begin_fallback(self, asked: _Asked, error: Exception | None) -> None:
-        task = self._loop.create_task(self._fall_back(asked, error))
-        self._falling_back.add(task)
-        task.add_done_callback(self._falling_back.discard)
+        return self._count_in(asked, Answered(choice.arm, answer.ready, answer, ""))
 
     async def _fall_back(self, asked: _Asked, error: Exception | None) -> None:
         """Answer in place of the chosen version, which failed with `error`; None: there was none to ask."""
@@ -493,25 +512,15 @@ class Answerer:
             self._on_failure(choice.loaded, asked.question, error)
         answer = await self._of_another(asked)
         is_to_blame = choice.arm is Arm.CANARY and answer is not None
+        blame = {"not_finite": not_finite, "is_to_blame": is_to_blame}
         if answer is not None and self._fallback.is_previous:
-            return self._answered(
-                asked, answer.ready, answer, "previous", not_finite=not_finite, is_to_blame=is_to_blame
-            )
+            return self._count_in(asked, Answered(choice.arm, answer.ready, answer, "previous", **blame))
         try:
             name, action = self._fallback.draw(asked.question.rows)
         except Refused:
-            self._on_unanswered(
-                Answered(
-                    arm=choice.arm,
-                    action={},
-                    answer=None,
-                    fallback="none",
-                    not_finite=not_finite,
-                    is_to_blame=is_to_blame,
-                )
-            )
+            self._on_unanswered(Answered(choice.arm, {}, None, "none", **blame))
             raise
-        return self._answered(asked, action, None, name, not_finite=not_finite, is_to_blame=is_to_blame)
+        return self._count_in(asked, Answered(choice.arm, action, None, name, **blame))
 
     async def _of_another(self, asked: _Asked) -> Answer | None:
         """Return the answer of a version that could stand in; the active one's blames a canary."""
@@ -522,39 +531,17 @@ class Answerer:
         if choice.arm is Arm.CANARY:
             others.append(self._loaded_versions.active)
         for other in others:
-            answer = None if other in (None, choice.loaded) else await self._ask_other(other, asked)
-            if answer is not None:
-                return answer
+            if other is None or other is choice.loaded:
+                continue
+            try:
+                return await self._batcher.ask(other, asked.question, asked.until_s)
+            except Refused:
+                raise
+            except Exception as error:  # noqa: BLE001 - handed to `on_failure`
+                self._on_failure(other, asked.question, error)
         return None
 
-    async def _ask_other(self, other: Loaded, asked: _Asked) -> Answer | None:
-        future = self._batcher.ask(other, asked.question, asked.until_s)
-        try:
-            return await future
-        except Refused:
-            raise
-        except Exception as error:  # noqa: BLE001 - handed to `on_failure`
-            self._on_failure(other, asked.question, error)
-            return None
-
-    def _answered(
-        self,
-        asked: _Asked,
-        action: Mapping[str, Array],
-        answer: Answer | None,
-        fallback: str,
-        *,
-        not_finite: bool = False,
-        is_to_blame: bool = False,
-    ) -> Answered:
-        arm, seconds = asked.choice.arm, time.perf_counter() - asked.began_s
-        metrics.ANSWER_SECONDS.observe(seconds)
-        self._count[arm, fallback]()
-        return Answered(
-            arm=arm,
-            action=action,
-            answer=answer,
-            fallback=fallback,
-            not_finite=not_finite,
-            is_to_blame=is_to_blame,
-        )
+    def _count_in(self, asked: _Asked, answered: Answered) -> Answered:
+        metrics.ANSWER_SECONDS.observe(self._loop.time() - asked.since_s)
+        self._count[answered.arm, answered.fallback]()
+        return answered

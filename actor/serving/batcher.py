@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,17 +250,20 @@ _LEAST_PROBE: Final = 16
 _MOST_PROBE: Final = 1024
 
 
-OnResult = Callable[[Answer | Exception], None]
-"""Takes the answer; or Refused (DEADLINE), NotFinite, or what else the version failed with."""
-
-
 @dataclass(slots=True, eq=False)
-class _Waiting:
-    loaded: Loaded
+class Asked:
+    """A question under way. loaded: who is asked, None where no version could be chosen.
+
+    until_s, since_s: latest and first moment by the clock of the event loop.
+    on_result: takes this and the answer; or Refused (DEADLINE), NotFinite, or what the version failed with.
+    is_gone: whether the answer is no longer wanted, so that `on_result` is not called.
+    """
+
+    loaded: Loaded | None
     question: Question
     until_s: float
-    asked_s: float
-    on_result: OnResult
+    since_s: float
+    on_result: Callable[[Any, Answer | Exception], None]
     is_gone: Callable[[], bool]
 
 
@@ -271,7 +274,7 @@ class Batcher:
         self._max_rows, self._max_wait_s, self._max_delay_s = max_rows, max_wait_s, max_delay_s
         self._loop = asyncio.get_running_loop()
         self._threads = ComputePool(1, "inference")
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Asked] = []
         self._rows = 0
         self._expected = 1
         self._until_probe = self._probe_every = _LEAST_PROBE
@@ -285,27 +288,20 @@ class Batcher:
     def ask(self, loaded: Loaded, question: Question, until_s: float = math.inf) -> "asyncio.Future[Answer]":
         """Return the answer; raises as `put`, and the future Refused (DEADLINE) and NotFinite."""
         future = self._loop.create_future()
-        self.put(loaded, question, until_s, partial(_settle, future), future.done)
+        settle = partial(_settle, future)
+        self.put(Asked(loaded, question, until_s, self._loop.time(), settle, future.done))
         return future
 
-    def put(
-        self,
-        loaded: Loaded,
-        question: Question,
-        until_s: float,
-        on_result: OnResult,
-        is_gone: Callable[[], bool],
-    ) -> None:
-        """Queue a question as `ask` does, without a future.
+    def put(self, asked: Asked) -> None:
+        """Queue a question that was asked now as `ask` does, without a future.
 
-        `on_result` is called with the pass, even before this returns, unless `is_gone`. until_s: by the clock
-        of the loop. Raises Refused (OVERLOADED) when its turn would come too late.
+        `on_result` is called with the pass, even before this returns. Raises Refused (OVERLOADED) when its
+        turn would come too late.
         """
-        now = self._loop.time()
-        waiting = _Waiting(loaded, question, until_s, now, on_result, is_gone)
-        if self._is_lonely() and until_s >= now:
+        rows, now = asked.question.rows, asked.since_s
+        if self._is_lonely() and asked.until_s >= now:
             self._until_probe -= 1
-            self._answer([waiting], question.rows, now)
+            self._answer([asked], rows, now)
             return
         delay_s = self._cost.of_many(self._rows, self._max_rows)
         if self._under_way:
@@ -318,8 +314,8 @@ class Batcher:
                     retry_after_ms=math.ceil(delay_s * 1e3),
                 )
             )
-        self._waiting.append(waiting)
-        self._rows += question.rows
+        self._waiting.append(asked)
+        self._rows += rows
         # Once its pass is due all the others of this round of the loop come along.
         if not (self._is_busy or self._is_due):
             self._arrange()
@@ -381,9 +377,9 @@ class Batcher:
         else:
             self._go_on()
 
-    def _answer(self, batch: list[_Waiting], rows: int, now: float) -> None:
+    def _answer(self, batch: list[Asked], rows: int, now: float) -> None:
         metrics.SERVING_BATCH_ROWS.observe(rows)
-        metrics.SERVING_QUEUE_SECONDS.observe(now - batch[0].asked_s)
+        metrics.SERVING_QUEUE_SECONDS.observe(now - batch[0].since_s)
         # Not by the clock: a pass that others interrupt would be sent to the thread, where it waits for the
         # interpreter each time and would never seem short again.
         if self._work.of(rows) < INLINE_S:
@@ -394,23 +390,23 @@ class Batcher:
         running = self._loop.run_in_executor(self._threads, _answer_all, batch)
         running.add_done_callback(lambda done: self._passed(rows, done))
 
-    def _take(self, now: float) -> tuple[list[_Waiting], int]:
+    def _take(self, now: float) -> tuple[list[Asked], int]:
         """Return the requests of the next pass and their rows, without those that are late or gone."""
         rows = count = 0
-        batch: list[_Waiting] = []
-        for waiting in self._waiting:
-            if batch and rows + waiting.question.rows > self._max_rows:
+        batch: list[Asked] = []
+        for asked in self._waiting:
+            if batch and rows + asked.question.rows > self._max_rows:
                 break
             count += 1
-            self._rows -= waiting.question.rows
-            if waiting.is_gone():
+            self._rows -= asked.question.rows
+            if asked.is_gone():
                 continue
-            if waiting.until_s < now:
-                text = f"waited {(now - waiting.asked_s) * 1e3:.0f} ms for its turn; give the call more time"
-                waiting.on_result(Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
+            if asked.until_s < now:
+                text = f"waited {(now - asked.since_s) * 1e3:.0f} ms for its turn; give the call more time"
+                asked.on_result(asked, Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
                 continue
-            rows += waiting.question.rows
-            batch.append(waiting)
+            rows += asked.question.rows
+            batch.append(asked)
         del self._waiting[:count]
         return batch, rows
 
@@ -427,12 +423,12 @@ class Batcher:
     def _note(self, rows: int, outcome: "_Outcome") -> None:
         self._cost.note(rows, outcome.seconds)
         self._work.note(rows, outcome.cpu_s)
-        for waiting, result in outcome.answers:
-            if not waiting.is_gone():
-                waiting.on_result(result)
+        for asked, result in outcome.answers:
+            if not asked.is_gone():
+                asked.on_result(asked, result)
 
 
-def _settle(future: "asyncio.Future[Answer]", result: Answer | Exception) -> None:
+def _settle(future: "asyncio.Future[Answer]", _asked: Asked, result: Answer | Exception) -> None:
     if isinstance(result, Exception):
         future.set_exception(result)
     else:
@@ -441,22 +437,22 @@ def _settle(future: "asyncio.Future[Answer]", result: Answer | Exception) -> Non
 
 @dataclass(slots=True)
 class _Outcome:
-    answers: list[tuple[_Waiting, Answer | Exception]]
+    answers: list[tuple[Asked, Answer | Exception]]
     seconds: float
     cpu_s: float
 
 
-def _answer_all(batch: Sequence[_Waiting]) -> _Outcome:
+def _answer_all(batch: Sequence[Asked]) -> _Outcome:
     began, began_cpu = time.perf_counter(), time.thread_time()
-    by_version: dict[Loaded, list[_Waiting]] = defaultdict(list)
-    for waiting in batch:
-        by_version[waiting.loaded].append(waiting)
-    answers: list[tuple[_Waiting, Answer | Exception]] = []
+    by_version: dict[Any, list[Asked]] = defaultdict(list)
+    for asked in batch:
+        by_version[asked.loaded].append(asked)
+    answers: list[tuple[Asked, Answer | Exception]] = []
     group_began = began
     for loaded, group in by_version.items():
-        given = _answer(loaded, [waiting.question for waiting in group])
+        given = _answer(loaded, [asked.question for asked in group])
         now = time.perf_counter()
-        passed = Pass(sum([waiting.question.rows for waiting in group]), now - group_began)
+        passed = Pass(sum([asked.question.rows for asked in group]), now - group_began)
         group_began = now
         for answered in given:
             if answered.__class__ is Answer:
@@ -465,8 +461,8 @@ def _answer_all(batch: Sequence[_Waiting]) -> _Outcome:
     return _Outcome(answers, group_began - began, time.thread_time() - began_cpu)
 
 
-def _answer(loaded: Loaded, asked: list[Question]) -> Sequence[Answer | Exception]:
+def _answer(loaded: Loaded, questions: list[Question]) -> Sequence[Answer | Exception]:
     try:
-        return answer(loaded, asked)
+        return answer(loaded, questions)
     except Exception as error:  # noqa: BLE001 - handed to each caller, whose fallback answers
-        return [error] * len(asked)
+        return [error] * len(questions)

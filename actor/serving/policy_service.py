@@ -13,8 +13,6 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from penstock.actor.serving.episode_requests import EpisodeRequests
-from penstock.actor.serving.episodes import Episodes
 from penstock.actor.serving.request_handler import OnReply, RequestHandler
 from penstock.actor.serving.requests import ARMS
 from penstock.config.settings import ServingSection
@@ -59,7 +57,8 @@ class ActStream:
         reader.add_done_callback(lambda _done: self._news.set())
         try:
             while await self._has_reply(reader):
-                await self._write(context)
+                while self._replies:
+                    await self._write(context)
         except grpc.aio.InternalError:
             log.debug("a stream's caller has gone with its reply unread")
         finally:
@@ -121,46 +120,27 @@ class PolicyService:
     """Serves PolicyService. One event loop uses it."""
 
     def __init__(
-        self,
-        handler: RequestHandler,
-        episode_requests: EpisodeRequests,
-        episodes: Episodes,
-        section: ServingSection,
-        described: tuple[str, Space, Space],
-        *,
-        learns: bool,
+        self, handler: RequestHandler, section: ServingSection, described: tuple[str, Space, Space]
     ) -> None:
         """described: run, observation space, action space."""
-        self._handler, self._episode_requests, self._episodes = handler, episode_requests, episodes
-        self._section, self._described, self._learns = section, described, learns
+        self._handler, self._section, self._described = handler, section, described
         self._loop = asyncio.get_running_loop()
         self._count_act = metrics.POLICY_CALLS.labels("act").inc
 
     def add_to(self, server: "grpc.aio.Server") -> None:
-        calls: dict[str, tuple[str, Any, Any, Any]] = {
-            "StartEpisode": (
-                "start_episode",
-                pb.StartEpisodeRequest,
-                pb.StartEpisodeReply,
-                self._episode_requests.start,
-            ),
-            "Reward": ("reward", pb.RewardRequest, pb.RewardReply, self._episode_requests.reward),
-            "EndEpisode": (
-                "end_episode",
-                pb.EndEpisodeRequest,
-                pb.EndEpisodeReply,
-                self._episode_requests.end,
-            ),
-            "Describe": ("describe", pb.DescribeRequest, pb.DescribeReply, self._describe),
-        }
-        handlers: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(
-                self._refusing(label, reply, body),
-                request_deserializer=request.FromString,
-                response_serializer=reply.SerializeToString,
+        handler = self._handler
+        calls: tuple[tuple[str, str, Any], ...] = (
+            ("StartEpisode", "start_episode", handler.start),
+            ("Reward", "reward", handler.reward),
+            ("EndEpisode", "end_episode", handler.end),
+            ("Describe", "describe", self._describe),
+        )
+        handlers: dict[str, Any] = {}
+        for name, label, body in calls:
+            request, reply = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Reply")
+            handlers[name] = grpc.unary_unary_rpc_method_handler(
+                self._refusing(label, reply, body), request.FromString, reply.SerializeToString
             )
-            for name, (label, request, reply, body) in calls.items()
-        }
         # Their replies are bytes; a stream's requests as well.
         handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act, pb.ActRequest.FromString)
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
@@ -227,7 +207,7 @@ class PolicyService:
             max_episodes=section.max_episodes,
             reward_window_ms=round(section.reward_window_s * 1000),
             episode_timeout_ms=round(section.episode_timeout_s * 1000),
-            server=self._episodes.server,
-            learns=self._learns,
+            server=self._handler.episodes.server,
+            learns=self._handler.learning is not None,
             chooses_by_value=any(loaded.policy.chooses_by_value for loaded, _ in served.values()),
         )

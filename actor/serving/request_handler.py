@@ -1,4 +1,4 @@
-"""The one path of every request of Act and ActStream, and what could not be answered.
+"""The one path of every request of Act and ActStream, the other calls of episodes, and what was not answered.
 
 read ─► choose a version ─► ask it, or fall back ─► the episode takes its step ─► reply
 """
@@ -6,7 +6,7 @@ read ─► choose a version ─► ask it, or fall back ─► the episode take
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -14,16 +14,27 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.actor.serving.answering import Answered, Answerer, Fallback, OnAnswer, Shadow, ShadowRecord
+from penstock.actor.serving.answering import Answered, Answerer, Fallback, Shadow, ShadowRecord
 from penstock.actor.serving.batcher import Batcher, Loaded, Question
 from penstock.actor.serving.episodes import Episode, Episodes, Row
 from penstock.actor.serving.experience import Learning, count_not_learned
 from penstock.actor.serving.loaded_versions import Choice, LoadedVersions
-from penstock.actor.serving.requests import ReplyWriter, RequestReader, reward_of_step_before
+from penstock.actor.serving.release import CanaryMonitor
+from penstock.actor.serving.requests import (
+    ARMS,
+    ReplyWriter,
+    RequestReader,
+    check_amount,
+    check_count,
+    reward_of_step_before,
+)
 from penstock.config.settings import ServingSection
 from penstock.policy.acting.drawing import Drawing
+from penstock.protocol.limits import MAX_NUMBER
 from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
 from penstock.protocol.spaces import Dict, Space
+from penstock.registry.routing import Arm
+from penstock.rpc.identity import CALLER
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1 import refusal_pb2
@@ -92,8 +103,12 @@ class _Step:
     taken: Row | None
 
 
+Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
+"""Keeps rewards (episode id, step, amount) of a caller that came too late."""
+
+
 class RequestHandler:
-    """Answers requests for actions. Used by one event loop; `now` in seconds, monotonic."""
+    """Answers requests for actions, and keeps the episodes of clients. Used by one event loop."""
 
     def __init__(
         self,
@@ -104,13 +119,14 @@ class RequestHandler:
         record: ShadowRecord | None,
         episodes: Episodes,
         learning: Learning | None,
-        on_answered: Callable[[Answered], None],
+        feedback: Feedback | None,
+        canary_monitor: CanaryMonitor,
         now: Callable[[], float],
     ) -> None:
         """spaces: of observations, of actions, and of what the policy remembers. record: see `Shadow`.
 
-        learning: None where nothing is learned from. on_answered: told of what was answered, and of what
-        could not be.
+        learning: None where nothing is learned from. feedback: None where there is no registry. now: seconds,
+        monotonic.
 
         Raises ConfigurationError for a declared fallback that is no action of the space.
         """
@@ -120,12 +136,13 @@ class RequestHandler:
         self.loaded_versions = loaded_versions
         self.request_errors = RequestErrors()
         fallback, self.shadow = Fallback(section, action), Shadow(batcher, record)
+        self._canary_monitor, self._note_answered = canary_monitor, canary_monitor.answered
         self._answerer = Answerer(
-            loaded_versions, batcher, fallback, self.shadow, self.request_errors.failed, on_answered
+            loaded_versions, batcher, fallback, self.shadow, self.request_errors.failed, self._note_answered
         )
-        self._episodes, self._learning = episodes, learning
-        self._on_answered, self._now = on_answered, now
-        self._finding: set[asyncio.Task[None]] = set()
+        self.episodes, self.learning = episodes, learning
+        self._feedback, self._now = feedback, now
+        self._keeping = asyncio.Lock()
 
     def act(
         self, request: pb.ActRequest, until_s: float, on_reply: OnReply, is_gone: Callable[[], bool]
@@ -142,11 +159,7 @@ class RequestHandler:
             question = self.reader.read(request)
             on_answer = partial(self._answered, request, on_reply)
             if request.version:
-                task = asyncio.create_task(
-                    self._ask_exactly(request.version, question, until_s, on_answer, is_gone)
-                )
-                self._finding.add(task)
-                task.add_done_callback(self._finding.discard)
+                self._answerer.ask_exactly(request.version, question, until_s, on_answer, is_gone)
             else:
                 choice = self.loaded_versions.choose(request.client_key)
                 self._answerer.ask(choice, question, until_s, on_answer, is_gone)
@@ -157,23 +170,9 @@ class RequestHandler:
         refusal = self.request_errors.refused(request, error)
         return pb.ActReply(request_id=request.request_id, refusal=refusal).SerializeToString()
 
-    async def _ask_exactly(
-        self,
-        version: int,
-        question: Question,
-        until_s: float,
-        on_answer: OnAnswer,
-        is_gone: Callable[[], bool],
-    ) -> None:
-        try:
-            choice = await self.loaded_versions.exactly(version)
-            self._answerer.ask(choice, question, until_s, on_answer, is_gone)
-        except Exception as error:  # noqa: BLE001 - for the caller
-            on_answer(error)
-
     def _answered(self, request: pb.ActRequest, on_reply: OnReply, said: Answered | Exception) -> None:
         if isinstance(said, Answered):
-            self._on_answered(said)
+            self._note_answered(said)
             on_reply(self.writer.encode(request, said))
         else:
             self._reply(request, on_reply, said)
@@ -186,7 +185,7 @@ class RequestHandler:
     def _begin_step(self, request: pb.ActRequest, until_s: float, on_reply: OnReply) -> None:
         """Take the next step once, however often it is sent; raises Refused."""
         self.reader.check_call(request.policy, request.request_id)
-        episode = self._episodes.find(request.episode_id, self._now())
+        episode = self.episodes.find(request.episode_id, self._now())
         if request.request_id and request.request_id == episode.last_request:
             if episode.waiting is not None:
                 episode.waiting.append(on_reply)
@@ -270,7 +269,7 @@ class RequestHandler:
         answer, taken, request = answered.answer, step.taken, step.request
         loaded = step.choice.loaded if answer is None else answer.loaded
         if taken is None and answer is not None:
-            unlearned_mask = request.action_mask and not (self._learning and self._learning.takes_masks)
+            unlearned_mask = request.action_mask and not (self.learning and self.learning.takes_masks)
             drawn = not (answered.fallback or request.deterministic or unlearned_mask)
             return loaded, answer.action, float(answer.log_prob[0]) if drawn else None
         if loaded is None:
@@ -306,17 +305,139 @@ class RequestHandler:
         self, step: _Step, answered: Answered, loaded: Loaded | None, action: Row, log_prob: float | None
     ) -> None:
         episode, now = step.episode, self._now()
-        self._on_answered(answered)
+        self._note_answered(answered)
         episode.loaded = None if answered.fallback else step.choice.loaded or loaded
         episode.version = 0 if loaded is None else loaded.version
         if answered.answer is not None:
             episode.state = answered.answer.state
-        if self._learning is not None and episode.learned and loaded is not None:
-            self._learning.step(episode, step.question, action, log_prob, loaded, now)
+        if self.learning is not None and episode.learned and loaded is not None:
+            self.learning.step(episode, step.question, action, log_prob, loaded, now)
             return
         episode.segment_builder.skip(now)
-        if self._learning is not None:
+        if self.learning is not None:
             count_not_learned(episode.unlearned_as, 1)
+
+    # ------------------------------------------------------------ start
+
+    def start(self, request: pb.StartEpisodeRequest) -> pb.StartEpisodeReply:
+        """Return a new episode, or the one that this request has started before."""
+        self.reader.check_call(request.policy, request.request_id)
+        episode = self.episodes.started_by(request.client_key, request.request_id)
+        if episode is None:
+            arm = self.loaded_versions.choose(request.client_key).arm
+            learned = self.learning is not None and arm is Arm.LATEST and not request.not_learned
+            episode = self.episodes.start(
+                request.client_key, request.request_id, arm, learned=learned, now_s=self._now()
+            )
+            self._canary_monitor.begin(episode)
+            episode.unlearned_as = "unasked" if request.not_learned else "arm"
+            metrics.EPISODES_OPEN.set(len(self.episodes))
+        return pb.StartEpisodeReply(episode_id=episode.id, arm=ARMS[episode.arm], learned=episode.learned)
+
+    # ------------------------------------------------------------ reward
+
+    async def reward(self, request: pb.RewardRequest) -> pb.RewardReply:
+        """Add rewards, once."""
+        self.reader.check_call("", request.request_id)
+        episode = self.episodes.find_any(request.episode_id)
+        if episode is not None and request.request_id in episode.rewarded:
+            return pb.RewardReply(late=episode.rewarded[request.request_id])
+        amounts = rewards_of(episode, request)
+        late = [(step, amount) for step, amount in amounts if self._is_late(episode, step)]
+        if not late:
+            return self._book(episode, request, amounts, 0)
+        async with self._keeping:
+            # The same request may have come again while the first was being kept.
+            if episode is None or request.request_id not in episode.rewarded:
+                await self._keep(request.episode_id, late)
+                return self._book(episode, request, amounts, len(late))
+        return pb.RewardReply(late=episode.rewarded[request.request_id])
+
+    def _book(
+        self,
+        episode: Episode | None,
+        request: pb.RewardRequest,
+        amounts: Sequence[tuple[int, float]],
+        late: int,
+    ) -> pb.RewardReply:
+        if episode is not None:
+            for step, amount in amounts:
+                episode.add_reward(step, amount)
+            episode.remember_reward(request.request_id, late)
+        return pb.RewardReply(late=late)
+
+    def _is_late(self, episode: Episode | None, step: int) -> bool:
+        if episode is None:
+            return True
+        return (episode.learned or episode.is_over) and episode.segment_of(step) is None
+
+    async def _keep(self, episode_id: str, late: Sequence[tuple[int, float]]) -> None:
+        if self._feedback is None:
+            raise invalid(
+                f"step={late[0][0]}: its reward came after the step was sent to the learner "
+                "(serving.reward_window_s), and there is no registry whose feedback table keeps it"
+            )
+        caller = CALLER.get()
+        name = "" if caller is None else str(caller)
+        await self._feedback(name, [(episode_id, step, amount) for step, amount in late])
+        metrics.FEEDBACK.inc(len(late))
+
+    # ------------------------------------------------------------ end
+
+    def end(self, request: pb.EndEpisodeRequest) -> pb.EndEpisodeReply:
+        """End the episode; returns the same reply when it is ended again."""
+        self.reader.check_call("", request.request_id)
+        known = self.episodes.find_any(request.episode_id)
+        if known is not None and known.is_over and known.ending_request == request.request_id != "":
+            return _ended(known)
+        episode = self.episodes.find(request.episode_id, self._now())
+        if episode.waiting is not None:
+            raise invalid("an Act of this episode is under way; wait for its reply")
+        final = self._read_end(request)
+        reward = reward_of_step_before(episode, request)
+        if reward is not None:
+            episode.add_reward(episode.segment_builder.length - 1, reward)
+        if request.ending == pb.ENDING_ABANDONED:
+            self.abandon(episode)
+        else:
+            if self.learning is not None and episode.learned:
+                self.learning.end(
+                    episode, terminated=request.ending == pb.ENDING_TERMINATED, final=final, now_s=self._now()
+                )
+            self._close(episode)
+        episode.ending_request = request.request_id
+        return _ended(episode)
+
+    def _read_end(self, request: pb.EndEpisodeRequest) -> Row | None:
+        if request.ending not in (pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED):
+            raise invalid(f"ending={request.ending}: say TERMINATED, TRUNCATED or ABANDONED")
+        if request.final_observation:
+            return self.reader.read_final(request.final_observation)
+        if request.ending == pb.ENDING_TRUNCATED:
+            raise invalid("final_observation: a truncated episode is valued by it; send it")
+        return None
+
+    def abandon(self, episode: Episode) -> None:
+        """Give an episode up: how it went on will not be reported."""
+        if self.learning is not None and episode.learned:
+            self.learning.give_up(episode, self._now())
+        self._close(episode, is_whole=False)
+
+    def _close(self, episode: Episode, *, is_whole: bool = True) -> None:
+        episode.is_over = True
+        self._canary_monitor.end(episode, is_whole=is_whole)
+        metrics.ARM_RETURN.labels(episode.arm).observe(episode.total_return)
+        self.episodes.close(episode)
+        metrics.EPISODES_OPEN.set(len(self.episodes))
+
+    def sweep(self) -> None:
+        """Give up episodes whose client is silent, and send what has ripened."""
+        now = self._now()
+        for episode in self.episodes.overdue(now):
+            if episode.waiting is None:
+                self.abandon(episode)
+        if self.learning is not None:
+            self.learning.ripen(now)
 
 
 def _check_step(episode: Episode, request: pb.ActRequest) -> None:
@@ -341,3 +462,24 @@ def _check_allowed(
             raise invalid(
                 f"taken_action: {head.path} is one that action_mask forbids; send the mask that held"
             )
+
+
+def _ended(episode: Episode) -> pb.EndEpisodeReply:
+    return pb.EndEpisodeReply(total_return=episode.total_return, length=episode.segment_builder.length)
+
+
+def rewards_of(episode: Episode | None, request: Any) -> list[tuple[int, float]]:
+    """Steps and amounts of a RewardRequest; raises Refused. episode: None where it is forgotten."""
+    check_count(len(request.rewards))
+    length = None if episode is None else episode.segment_builder.length
+    amounts = []
+    for reward in request.rewards:
+        if not reward.HasField("step") and not length:
+            raise invalid("rewards.step: absent, and no newest step is known; name it")
+        step = reward.step if reward.HasField("step") else (length or 0) - 1
+        if length is not None and step >= length:
+            raise invalid(f"rewards.step={step}: the episode has {length} steps")
+        if step > MAX_NUMBER:
+            raise invalid(f"rewards.step={step}: no episode has more than {MAX_NUMBER} steps")
+        amounts.append((step, check_amount(reward.amount)))
+    return amounts

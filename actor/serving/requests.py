@@ -62,10 +62,12 @@ class Layout:
 
     def read(self, field: str, parts: Parts, batch: int) -> dict[str, Array]:
         """Return arrays [max(batch, 1), *shape] by tensor name; raises Refused for anything else."""
-        if len(parts) != len(self._wanted):
-            raise invalid(f"{field}: {len(parts)} parts, the space has {self._named()}")
+        count = len(parts)
+        if count != len(self._wanted):
+            raise invalid(f"{field}: {count} parts, the space has {self._named()}")
         arrays: dict[str, Array] = {}
-        for part in parts:
+        for index in range(count):  # to iterate over a field of messages costs three times as much
+            part = parts[index]
             wanted = self._wanted.get(part.path)
             if wanted is None or wanted.name in arrays:
                 raise invalid(f"{field}: part {part.path[:80]!r} is unknown or twice; give {self._named()}")

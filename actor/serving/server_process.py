@@ -26,7 +26,6 @@ from penstock.actor.acting.masks import learner_reward, potentials
 from penstock.actor.link.broker_client import BrokerClient, connect
 from penstock.actor.serving.answering import open_shadow_record
 from penstock.actor.serving.batcher import Batcher
-from penstock.actor.serving.episode_requests import EpisodeRequests
 from penstock.actor.serving.episodes import Episodes
 from penstock.actor.serving.experience import Learning, RunFollower, ServedQueue
 from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
@@ -105,26 +104,11 @@ class PolicyServer:
             self._record,
             self._episodes,
             self._learning,
-            self._canary_monitor.answered,
-            now,
-        )
-        self._episode_requests = EpisodeRequests(
-            self._handler.reader,
-            self._loaded_versions,
-            self._episodes,
-            self._learning,
             None if traffic is None else traffic.keep_feedback,
             self._canary_monitor,
             now,
         )
-        self._service = PolicyService(
-            self._handler,
-            self._episode_requests,
-            self._episodes,
-            section,
-            (specification.run, *spaces),
-            learns=self._learning is not None,
-        )
+        self._service = PolicyService(self._handler, section, (specification.run, *spaces))
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         self._service.add_to(server)
@@ -151,12 +135,12 @@ class PolicyServer:
             self._learning.flush(self._episodes, asyncio.get_running_loop().time())
 
     def sweep(self) -> None:
-        self._episode_requests.sweep()
+        self._handler.sweep()
 
     async def finish(self) -> None:
         await self._handler.shadow.finish()
         for episode in self._episodes:
-            self._episode_requests.abandon(episode)
+            self._handler.abandon(episode)
         if self._learning is not None:
             self._learning.send_all()
 

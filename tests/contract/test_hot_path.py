@@ -279,7 +279,7 @@ async def crowded(**asked: Any) -> tuple[Stand, bytes]:
 
 async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
     """The method Act of a server."""
-    service = stand.service(learns=False)
+    service = stand.service()
     return lambda data, context: service.act(policy_pb2.ActRequest.FromString(data), context)
 
 

@@ -40,7 +40,7 @@ def served_policy(made: RunSpecification, socket: Path, **serving: Any) -> Itera
         stand = found["stand"] = Stand(made, **serving)
         found["end"] = asyncio.Event()
         server = grpc.aio.server()
-        stand.service(learns=True).add_to(server)
+        stand.service().add_to(server)
         server.add_insecure_port(f"unix:{socket}")
         await server.start()
         begun.set()

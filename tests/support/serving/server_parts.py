@@ -12,7 +12,6 @@ from torch import nn
 
 from penstock.actor.serving.answering import Answered, ShadowRecord
 from penstock.actor.serving.batcher import Batcher, Loaded, Question
-from penstock.actor.serving.episode_requests import EpisodeRequests
 from penstock.actor.serving.episodes import Episodes
 from penstock.actor.serving.experience import Learning, ServedQueue
 from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
@@ -117,6 +116,19 @@ def reason_of(error: BaseException | None) -> Reason:
     return error.refusal.reason
 
 
+class _Monitor(CanaryMonitor):
+    """Keeps in `told` what it is told, too."""
+
+    def __init__(self, told: deque[Answered], *judging: Any) -> None:
+        super().__init__(*judging)
+        self._told = told
+
+    def answered(self, answered: Answered) -> None:
+        """Called with every answer."""
+        self._told.append(answered)
+        super().answered(answered)
+
+
 class Stand:
     """Made in a running loop.
 
@@ -143,8 +155,9 @@ class Stand:
         self.queue = ServedQueue(self.section.outbox_fragments, self.specification.stale_after)
         self.episodes = Episodes(self.section, self.specification.unroll_length)
         now = lambda: self.now_s  # noqa: E731 - three uses
-        self.canary_monitor = CanaryMonitor(
-            judging, lambda version, why: self.withdrawn.append((version, why)), now
+        self.told = deque[Answered](maxlen=32)
+        self.canary_monitor = _Monitor(
+            self.told, judging, lambda version, why: self.withdrawn.append((version, why)), now
         )
         self.learning = self._learning() if learns else None
         spaces = (self.specification.observation_space, self.specification.action_space)
@@ -155,15 +168,6 @@ class Stand:
             self.loaded_versions,
             self.batcher,
             record,
-            self.episodes,
-            self.learning,
-            self._note_answered,
-            now,
-        )
-        self.told = deque[Answered](maxlen=32)
-        self.episode_requests = EpisodeRequests(
-            self.handler.reader,
-            self.loaded_versions,
             self.episodes,
             self.learning,
             None,
@@ -179,21 +183,11 @@ class Stand:
         self.fetched.append(version)
         return self.weights.get(version)
 
-    def _note_answered(self, answered: Answered) -> None:
-        self.told.append(answered)
-        self.canary_monitor.answered(answered)
-
-    def service(self, *, learns: bool) -> PolicyService:
+    def service(self) -> PolicyService:
         """The service of these parts."""
         made = self.specification
-        return PolicyService(
-            self.handler,
-            self.episode_requests,
-            self.episodes,
-            self.section,
-            (made.run, made.observation_space, made.action_space),
-            learns=learns,
-        )
+        described = (made.run, made.observation_space, made.action_space)
+        return PolicyService(self.handler, self.section, described)
 
     # ------------------------------------------------------------ versions
 
@@ -217,7 +211,7 @@ class Stand:
     def start(self, client_key: str = "ada", **fields: Any) -> str:
         """The id of a new episode."""
         request = pb.StartEpisodeRequest(client_key=client_key, **({"request_id": self.new_id()} | fields))
-        return self.episode_requests.start(request).episode_id
+        return self.handler.start(request).episode_id
 
     def asking(self, observation: Any, **fields: Any) -> pb.ActRequest:
         """A request with a new id."""
@@ -259,13 +253,13 @@ class Stand:
         request = pb.RewardRequest(
             episode_id=episode, request_id=request_id or self.new_id(), rewards=rewards
         )
-        return (await self.episode_requests.reward(request)).late
+        return (await self.handler.reward(request)).late
 
     def end(self, episode: str, ending: pb.Ending.ValueType, **fields: Any) -> pb.EndEpisodeReply:
         """The end of an episode."""
         final = fields.pop("final", None)
         parts = [] if final is None else parts_of(self.specification.observation_space, final)
-        return self.episode_requests.end(
+        return self.handler.end(
             pb.EndEpisodeRequest(
                 episode_id=episode,
                 ending=ending,

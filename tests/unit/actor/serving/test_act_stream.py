@@ -119,7 +119,7 @@ async def test_an_unforeseen_error_ends_the_stream(monkeypatch: pytest.MonkeyPat
     def fail(_answered: Answered) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(stand.handler, "_on_answered", fail)
+    monkeypatch.setattr(stand.handler, "_note_answered", fail)
     with pytest.raises(ZeroDivisionError):
         await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0))]), caller)
 

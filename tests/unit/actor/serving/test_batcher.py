@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.actor.serving.batcher import INLINE_S, Answer, Batcher, Loaded, NotFinite
+from penstock.actor.serving.batcher import INLINE_S, Answer, Asked, Batcher, Loaded, NotFinite
 from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import broken, loaded_of, question_of, reason_of, specification
@@ -164,11 +164,11 @@ async def test_who_is_late_may_ask_again_at_once() -> None:
     batcher._expected = 2
     again: list[asyncio.Future[Answer]] = []
 
-    def ask_again(_refused: object) -> None:
+    def ask_again(*_refused: object) -> None:
         again.append(batcher.ask(loaded, question_of(2)))
 
     timely = batcher.ask(loaded, question_of())
-    batcher.put(loaded, question_of(), -1.0, ask_again, lambda: False)
+    batcher.put(Asked(loaded, question_of(), -1.0, 0.0, ask_again, lambda: False))
     batcher._expected = 1
     with passes() as counted:
         assert isinstance(await timely, Answer)
@@ -294,12 +294,12 @@ async def test_who_is_told_may_ask_again_at_once() -> None:
         batcher._work.note(rows, seconds)
     asked: list[asyncio.Future[Answer]] = []
 
-    def ask_again(_answer: object) -> None:
+    def ask_again(*_answer: object) -> None:
         asked.append(batcher.ask(held.loaded, question_of(2, value=True)))
         asked.append(batcher.ask(held.loaded, question_of(1)))
 
     with passes() as counted:
-        batcher.put(held.loaded, question_of(1), NEVER_S * 1e6, ask_again, lambda: False)
+        batcher.put(Asked(held.loaded, question_of(1), NEVER_S * 1e6, 0.0, ask_again, lambda: False))
         await asyncio.to_thread(held.begun.wait, 60)
         for _ in range(10):
             await asyncio.sleep(0)

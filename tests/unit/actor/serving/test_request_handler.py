@@ -150,7 +150,7 @@ async def test_a_reward_that_is_repeated_counts_once() -> None:
     for _ in range(2):
         await stand.reward(episode, (0, 1.0), request_id="c")
     stand.now_s = 10.0
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     (fragment,) = stand.fragments()
     assert fragment.arrays()["reward"].tolist() == [[5.0]]
 
@@ -328,7 +328,7 @@ async def test_an_episode_that_was_given_up_is_unknown() -> None:
     stand.now_s = 59.0
     await stand.act(kept, seen(0))
     stand.now_s = 61.0
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     assert [episode.id for episode in stand.episodes] == [kept]
     with refused(Reason.EPISODE_UNKNOWN, "given up"):
         await stand.act(left, seen(0))
@@ -344,7 +344,7 @@ async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None
     caller = asyncio.create_task(stand.act(episode, seen(0), want_value=True))
     await asyncio.to_thread(held.begun.wait, 60)
     stand.now_s = 100.0
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     assert len(stand.episodes) == 1
     held.go.set()
     await caller
@@ -362,7 +362,7 @@ async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
             if number % 10 == 0:
                 await stand.act(episode, seen(0))
         stand.now_s += 5.0
-        stand.episode_requests.sweep()
+        stand.handler.sweep()
     assert len(stand.episodes) == 0
     assert len(stand.episodes._over) == REMEMBERED_EPISODES
     assert len(stand.episodes._started) <= REMEMBERED_EPISODES
@@ -460,7 +460,7 @@ async def test_only_who_follows_the_learner_is_learned_from() -> None:
     stand = await ready()
     stand.keep(2)
     await stand.loaded_versions.steer(arms(active=2, pinned=(2,)))
-    reply = stand.episode_requests.start(pb.StartEpisodeRequest(client_key="ada"))
+    reply = stand.handler.start(pb.StartEpisodeRequest(client_key="ada"))
     assert (reply.arm, reply.learned) == (pb.ARM_ACTIVE, False)
     await stand.play(reply.episode_id, 6)
     assert stand.end(reply.episode_id, TERMINATED).length == 6

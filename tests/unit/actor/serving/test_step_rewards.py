@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.actor.serving.episode_requests import rewards_of
+from penstock.actor.serving.request_handler import rewards_of
 from penstock.actor.serving.requests import MAX_REWARDS
 from penstock.protocol.limits import MAX_NUMBER
 from penstock.protocol.refusal import Refused

@@ -86,7 +86,7 @@ async def by_stream(stand: Stand, *requests: pb.ActRequest) -> list[pb.ActReply]
 
 async def by_calls(stand: Stand, *requests: pb.ActRequest) -> list[pb.ActReply]:
     """An Act each."""
-    service = stand.service(learns=False)
+    service = stand.service()
     replies = await asyncio.gather(*(service.act(request, Call()) for request in requests))
     return [pb.ActReply.FromString(reply) for reply in replies]
 

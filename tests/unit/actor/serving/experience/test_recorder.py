@@ -168,10 +168,10 @@ async def test_who_is_not_heard_of_is_given_up() -> None:
     stand, episode = await begun(episode_timeout_s=60.0)
     await stand.play(episode, 3)
     stand.now_s = 59.9
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     assert len(stand.episodes) == 1
     stand.now_s = 60.0
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     assert len(stand.episodes) == 0
     assert steps_seen(stand.fragments()) == [[0, 1, 2]]
 
@@ -212,19 +212,19 @@ async def test_a_late_reward_lands_in_its_step_within_the_window() -> None:
         await stand.act(episode, seen(step))
     stand.now_s = 1.0
     stand.end(episode, TERMINATED)
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     assert stand.fragments() == []
     assert await stand.reward(episode, (0, 10.0), (3, 13.0), (5, 15.0)) == 0
     stand.now_s = 4.9
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     assert stand.fragments() == []
     stand.now_s = 5.0
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     (first,) = stand.fragments()
     assert column(first, "reward") == [10, 0, 0, 13]
     assert await stand.reward(episode, (4, 14.0)) == 0
     stand.now_s = 6.0
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     (last,) = stand.fragments()
     assert column(last, "reward") == [14, 15]
 
@@ -502,7 +502,7 @@ async def served(played: Sequence[Played], unroll: int) -> list[Transition]:
             if way == "late":
                 assert await stand.reward(episode, (step, reward)) == 0
     stand.now_s = 2.0
-    stand.episode_requests.sweep()
+    stand.handler.sweep()
     found = stand.fragments()
     assert all(fragment.header.steps <= unroll for fragment in found)
     found.sort(key=lambda fragment: fragment.header.slots[0][1:])
