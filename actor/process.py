@@ -5,7 +5,7 @@ import socket
 from functools import partial
 
 from penstock.actor.acting.local_policy import BEING_MADE, ENVIRONMENT, watch_broker
-from penstock.actor.evaluation.evaluator import Evaluator
+from penstock.actor.evaluator import Evaluator
 from penstock.actor.link.broker_client import connect
 from penstock.actor.rollout.loop import FragmentGenerator, Worker
 from penstock.config.settings import ConfigurationError, Settings

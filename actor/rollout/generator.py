@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from penstock.actor import specification as run
 from penstock.actor.acting.local_policy import (
     BEING_MADE,
     ENVIRONMENT,
@@ -20,8 +21,7 @@ from penstock.actor.acting.local_policy import (
 from penstock.actor.acting.masks import learner_reward
 from penstock.actor.link.session import Session
 from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
-from penstock.actor.specification import run
-from penstock.actor.specification.run import Run
+from penstock.actor.specification import Run
 from penstock.config.settings import Settings
 from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.protocol.fragment import Fragment

@@ -32,8 +32,7 @@ from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
 from penstock.actor.serving.policy_service import NAME, PolicyService
 from penstock.actor.serving.release import CanaryMonitor, Traffic
 from penstock.actor.serving.request_handler import RequestHandler
-from penstock.actor.specification.policy_maker import policy_maker, probe_answer
-from penstock.actor.specification.run import actor_section, environment_section
+from penstock.actor.specification import actor_section, environment_section, policy_maker, probe_answer
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection, Settings
 from penstock.config.trusted import check_trusted

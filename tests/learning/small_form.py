@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from benchmarks.train import Experience
-from penstock.actor.evaluation.evaluator import Playing, play_wave
-from penstock.actor.specification import run as actor_run
+from penstock.actor import specification as actor_run
+from penstock.actor.evaluator import Playing, play_wave
 from penstock.config.settings import Settings, load
 from penstock.learner.batch import assemble
 from penstock.learner.feed.payloads import check_meaning

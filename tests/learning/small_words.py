@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from penstock.actor import specification as actor_run
 from penstock.actor.acting.local_policy import HeaderFields
-from penstock.actor.specification import run as actor_run
 from penstock.config.settings import Settings, load
 from penstock.learner.batch import assemble
 from penstock.learner.feed.payloads import check_meaning

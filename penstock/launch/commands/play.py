@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from penstock.actor import specification as actor_run
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import learner_reward
-from penstock.actor.evaluation.evaluator import Runner
+from penstock.actor.evaluator import Runner
 from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
 from penstock.actor.rollout.generator import action_seed, environment_seeds
-from penstock.actor.specification import run as actor_run
-from penstock.actor.specification.run import Run, evaluation_section
+from penstock.actor.specification import Run, evaluation_section
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, LearnerSection
 from penstock.config.workload import find, load

@@ -374,7 +374,7 @@ def export(
 
 
 def _onnx(folder: Path, version: PolicyVersion, blob: bytes, *, trust: bool) -> bytes:
-    from penstock.actor.specification.policy_maker import policy_maker
+    from penstock.actor.specification import policy_maker
     from penstock.policy.weights import load_into
 
     try:

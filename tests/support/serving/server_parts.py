@@ -18,7 +18,7 @@ from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
 from penstock.actor.serving.policy_service import PolicyService
 from penstock.actor.serving.release import CanaryMonitor
 from penstock.actor.serving.request_handler import RequestHandler
-from penstock.actor.specification.policy_maker import policy_maker
+from penstock.actor.specification import policy_maker
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
 from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.policy import Policy, build

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.specification import run as actor_run
+from penstock.actor import specification as actor_run
 from penstock.launch.commands.play import record
 from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan

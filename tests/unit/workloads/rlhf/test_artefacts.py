@@ -13,7 +13,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from penstock.actor.specification.policy_maker import policy_maker
+from penstock.actor.specification import policy_maker
 from penstock.config import settings as configuration
 from penstock.config.settings import ActorSection, ConfigurationError, Settings, dump
 from penstock.learner.checkpoint.store import CheckpointStore

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.actor.specification.run import overlay
+from penstock.actor.specification import overlay
 from penstock.config.settings import ActorSection
 
 

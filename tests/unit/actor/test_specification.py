@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.actor.specification import run
-from penstock.actor.specification.policy_maker import policy_maker
+from penstock.actor import specification as run
+from penstock.actor.specification import policy_maker
 from penstock.config.settings import ActorSection, ConfigurationError, EnvironmentSection
 from penstock.policy.actor_critic import CustomBody
 from penstock.policy.policy import Policy

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.evaluation.evaluator import Played, Playing, in_waves, play_wave
+from penstock.actor.evaluator import Played, Playing, in_waves, play_wave
 from penstock.config.settings import PolicySection
 from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete

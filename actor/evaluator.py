@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock.actor import specification as run
 from penstock.actor.acting.local_policy import BEING_MADE, ENVIRONMENT, LocalPolicy
 from penstock.actor.acting.stepper import Stepped, Stepper
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.session import Session, count_strikes, open_session
-from penstock.actor.specification import run
-from penstock.actor.specification.run import Run, evaluation_section
+from penstock.actor.specification import Run, evaluation_section
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
 from penstock.policy.acting.acting_policy import ActingPolicy, begun

@@ -6,8 +6,9 @@ point, an environment by its Gymnasium id. The module of an id or of a network i
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,6 +17,7 @@ from penstock.actor.acting.masks import Masks, potentials
 from penstock.actor.acting.stepper import Stepper
 from penstock.config.settings import (
     ActorSection,
+    ConfigurationError,
     EnvironmentSection,
     EvaluationSection,
     PolicySection,
@@ -24,8 +26,11 @@ from penstock.config.settings import (
 from penstock.config.trusted import check_trusted, placed
 from penstock.config.workload import Workload, find, load
 from penstock.policy.acting.acting_policy import ActingPolicy
-from penstock.protocol.specification import RunSpecification
+from penstock.protocol.specification import Probe, RunSpecification
 from penstock.runtime.exit import Fatal
+
+if TYPE_CHECKING:
+    from penstock.policy.policy import Policy
 
 # ---- The sections that a run specification carries, and what of them is this process's own.
 
@@ -149,3 +154,44 @@ def _check_spaces(run: Run) -> None:
                 f"{name}: {run.environment.id} has {own} on this machine and {in_run} in the run; "
                 "install the same version of the environment"
             )
+
+
+# ---- The policy for a process that answers one request at a time, and what it answers to the probe.
+
+
+def policy_maker(
+    specification: RunSpecification, local: ActorSection | None = None
+) -> "Callable[[], Policy]":
+    """Return what makes the policy of a run that is asked for one action at a time.
+
+    local: the settings of this process; None: it trusts no module. Raises as
+    `read`; what is returned raises ConfigurationError for a policy that
+    gives no single actions.
+    """
+    local = local or ActorSection()
+    workload = find(specification.workload)
+    section = at_places("policy", policy_section(specification), workload, local)
+    check_trusted("policy.network", section.network, local.allow_modules)
+    make = load(workload.policy)
+
+    def one() -> "Policy":
+        from penstock.policy.policy import Policy  # noqa: PLC0415 - loads torch
+
+        spaces = specification.observation_space, specification.action_space
+        policy: object = make(*spaces, section, specification.seed)
+        if not isinstance(policy, Policy):
+            raise ConfigurationError(
+                f"workload={workload.name!r}: its {type(policy).__name__} gives no single actions, so it is "
+                "neither served nor exported as ONNX"
+            )
+        return policy
+
+    return one
+
+
+def probe_answer(policy: "Policy", probe: Probe) -> tuple[float, ...]:
+    """Return the log-probabilities of the probe's actions under the outputs that the policy acts with."""
+    # Copies: torch does not take the read-only views of a message.
+    observation = {path: array.copy() for path, array in probe.observation.items()}
+    action = {path: array.copy() for path, array in probe.action.items()}
+    return tuple(policy.acting_log_prob(observation, action).tolist())

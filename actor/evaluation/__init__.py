@@ -1,1 +1,0 @@
-"""Evaluation actors: whole episodes are played to measure a version."""

@@ -1,1 +1,0 @@
-"""What an actor makes of a run specification: its sections, its environments, its policy."""
