@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from penstock.actor import specification as run
 from penstock.actor.acting.local_policy import BEING_MADE, ENVIRONMENT, LocalPolicy
-from penstock.actor.acting.stepper import Stepped, Stepper
+from penstock.actor.acting.stepper import Stepper
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.session import Session, count_strikes, open_session
 from penstock.actor.specification import Run, evaluation_section
@@ -26,7 +25,7 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
 from penstock.policy.acting.acting_policy import ActingPolicy, begun
 from penstock.protocol.messages import BASE, Episode, Report, Role, RunState
-from penstock.protocol.refusal import Reason, Refusal
+from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
@@ -74,43 +73,24 @@ def play_wave(stepper: Stepper, policy: ActingPolicy, seed: int, how: Playing) -
     What a slot does behind its episode is ignored, so short episodes are not counted more often. A vector
     entry point takes one seed per wave.
     """
-    wave = _Wave(stepper.slots)
-    seeds = range(seed, seed + stepper.slots)
-    observation = stepper.reset(seeds) | policy.initial_state(stepper.slots)
-    while wave.is_running:
+    slots = stepper.slots
+    is_alive, is_terminated = np.ones(slots, np.bool_), np.zeros(slots, np.bool_)
+    returns, lengths = np.zeros(slots, np.float64), np.zeros(slots, np.int64)
+    observation = stepper.reset(range(seed, seed + slots)) | policy.initial_state(slots)
+    while is_alive.any():
         if how.stop.is_set():
             return None
         acted = policy.act(observation, deterministic=how.deterministic)
         stepped = stepper.step(policy.environment_action(acted.action))
-        wave.add(stepped)
+        returns += np.where(is_alive, stepped.reward, 0.0)
+        lengths += is_alive
+        is_terminated |= is_alive & stepped.terminated
+        if stepped.ended is not None:
+            is_alive[stepped.ended.slots] = False
         how.on_step()
         observation = stepped.observation | begun(acted.state, stepped.begins)
-    return wave.episodes()
-
-
-class _Wave:
-    """The first episode of every slot."""
-
-    def __init__(self, slots: int) -> None:
-        self._alive = np.ones(slots, np.bool_)
-        self._return = np.zeros(slots, np.float64)
-        self._length = np.zeros(slots, np.int64)
-        self._terminated: Any = np.zeros(slots, np.bool_)
-
-    @property
-    def is_running(self) -> bool:
-        return bool(self._alive.any())
-
-    def add(self, stepped: Stepped) -> None:
-        self._return += np.where(self._alive, stepped.reward, 0.0)
-        self._length += self._alive
-        self._terminated |= self._alive & stepped.terminated
-        if stepped.ended is not None:
-            self._alive[stepped.ended.slots] = False
-
-    def episodes(self) -> list[Played]:
-        rows = zip(self._return.tolist(), self._length.tolist(), self._terminated.tolist(), strict=True)
-        return [Played(episode_return=r, length=n, terminated=t) for r, n, t in rows]
+    rows = zip(returns.tolist(), lengths.tolist(), is_terminated.tolist(), strict=True)
+    return [Played(episode_return=r, length=n, terminated=t) for r, n, t in rows]
 
 
 MAX_ENVIRONMENTS = 100
@@ -335,15 +315,12 @@ class Evaluator:
                 metrics.EPISODES.labels("yes").inc(len(episodes))
                 del self._unsent[deterministic]
                 return True
-            self._refused(session, refusal)
+            if refusal is None or refusal.reason in (Reason.FULL, Reason.NOT_READY):
+                wait_ms = refusal.retry_after_ms if refusal else 0
+                self._lifecycle.draining.wait(max(_LEAST_WAIT_S, wait_ms / 1000))
+            else:
+                session.end_by(refusal)
         return False
-
-    def _refused(self, session: Session, refusal: Refusal | None) -> None:
-        if refusal is None or refusal.reason in (Reason.FULL, Reason.NOT_READY):
-            wait_ms = refusal.retry_after_ms if refusal else 0
-            self._lifecycle.draining.wait(max(_LEAST_WAIT_S, wait_ms / 1000))
-        else:
-            session.end_by(refusal)
 
     def _is_done(self, session: Session, *, reported: bool) -> bool:
         if session.ended is None or session.ended.reason is Reason.RUN_CLOSED:

@@ -26,7 +26,7 @@ from penstock.config.settings import (
 from penstock.config.trusted import check_trusted, placed
 from penstock.config.workload import Workload, find, load
 from penstock.policy.acting.acting_policy import ActingPolicy
-from penstock.protocol.specification import Probe, RunSpecification
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime.exit import Fatal
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _check_spaces(run: Run) -> None:
             )
 
 
-# ---- The policy for a process that answers one request at a time, and what it answers to the probe.
+# ---- The policy for a process that answers one request at a time.
 
 
 def policy_maker(
@@ -187,11 +187,3 @@ def policy_maker(
         return policy
 
     return one
-
-
-def probe_answer(policy: "Policy", probe: Probe) -> tuple[float, ...]:
-    """Return the log-probabilities of the probe's actions under the outputs that the policy acts with."""
-    # Copies: torch does not take the read-only views of a message.
-    observation = {path: array.copy() for path, array in probe.observation.items()}
-    action = {path: array.copy() for path, array in probe.action.items()}
-    return tuple(policy.acting_log_prob(observation, action).tolist())

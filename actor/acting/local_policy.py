@@ -31,9 +31,7 @@ class LocalPolicy:
         self.place = ExplorationSlots()
         """Which of the run's environments it acts in, for exploration that differs between them."""
         self.publication = Publication()
-        # Copies: torch does not take the read-only views of a message.
-        self._observation = {path: array.copy() for path, array in probe.observation.items()}
-        self._action = {path: array.copy() for path, array in probe.action.items()}
+        self._probe = probe
 
     def apply(self, weights: Weights) -> None:
         """Act with these weights from now on; raises Fatal when they do not fit the policy."""
@@ -54,8 +52,15 @@ class LocalPolicy:
 
     def answer_probe(self, session: Session) -> None:
         """Have the session say which weights are applied, and the probe's log-probabilities under them."""
-        answer = self.policy.acting_log_prob(self._observation, self._action)
-        session.report_applied(self.publication, tuple(answer.tolist()))
+        session.report_applied(self.publication, probe_answer(self.policy, self._probe))
+
+
+def probe_answer(policy: ActingPolicy, probe: Probe) -> tuple[float, ...]:
+    """Return the log-probabilities of the probe's actions under the outputs that the policy acts with."""
+    # Copies: torch does not take the read-only views of a message.
+    observation = {path: array.copy() for path, array in probe.observation.items()}
+    action = {path: array.copy() for path, array in probe.action.items()}
+    return tuple(policy.acting_log_prob(observation, action).tolist())
 
 
 # ---- The one place where the header of a new fragment is built.

@@ -49,8 +49,7 @@ class Masks:
                     f"space has {self._total}; give one value for each choice"
                 )
             flat[:] = came
-        cuts = np.split(flat, np.cumsum(list(self._sizes.values()))[:-1], 1)
-        return dict(zip(self._sizes, cuts, strict=True))
+        return self._parted(flat)
 
     def last(self, final: Any, infos: dict[str, Any], slots: NDArray[np.intp]) -> Rows:
         """Return the masks of K last observations, bool [K, n] by name.
@@ -61,6 +60,9 @@ class Masks:
         if not isinstance(given, dict) or self._key not in given:
             return {name: mask[slots] for name, mask in self.read(None, infos).items()}
         flat = np.concatenate([_joined(self._space, final[slot][self._key], 1) for slot in slots])
+        return self._parted(flat)
+
+    def _parted(self, flat: NDArray[np.bool_]) -> Rows:
         cuts = np.split(flat, np.cumsum(list(self._sizes.values()))[:-1], 1)
         return dict(zip(self._sizes, cuts, strict=True))
 
@@ -105,16 +107,14 @@ def _joined(space: Space, given: Any, slots: int) -> NDArray[np.bool_]:
             given if isinstance(given, dict) else dict(zip(map(str, range(len(given))), given, strict=True))
         )
         pieces = [
-            _joined(part, named[name], slots) for name, part in parts(space) if _takes(part, named, name)
+            _joined(part, named[name], slots)
+            for name, part in parts(space)
+            if named.get(name) is not None and mask_rules(part)
         ]
         return np.concatenate([np.zeros((slots, 0), np.bool_), *pieces], 1)
     if isinstance(given, tuple | list):
         return np.concatenate([_joined(space, one, slots) for one in given], 1)
     return np.asarray(given).reshape(slots, -1).astype(np.bool_)
-
-
-def _takes(part: Space, given: dict[str, Any], name: str) -> bool:
-    return given.get(name) is not None and bool(mask_rules(part))
 
 
 # ---- What the learner is given as reward: the wrappers of `environment.reward` over what the environment

@@ -93,7 +93,11 @@ class Stepper:
         own = action.copy() if isinstance(action, np.ndarray) else copy.deepcopy(action)
         observation, reward, terminated, truncated, infos = self.environment.step(own)
         slots = np.logical_or(terminated, truncated).nonzero()[0]
-        stepped = self._finish(self._flat(observation, infos), reward, terminated, truncated, infos, slots)
+        flat = self._flat(observation, infos)
+        if slots.size or self._resetting is not None:
+            stepped = self._finish(flat, reward, terminated, truncated, infos, slots)
+        else:
+            stepped = Stepped(flat, reward, terminated, truncated, None, None)
         if self._masks is not None:
             self._masks.check(stepped.observation, stepped.begins)
         return stepped
@@ -133,16 +137,12 @@ class Stepper:
     def _same_step(
         self, observation: Observation, reward: Any, terminated: Any, truncated: Any, infos: Any, slots: Any
     ) -> Stepped:
-        if not slots.size:
-            return Stepped(observation, reward, terminated, truncated, None, None)
         ended = Ended(slots, self._final(infos, slots))
         return Stepped(observation, reward, terminated, truncated, None, ended, self._are(slots))
 
     def _reset_ended(
         self, observation: Observation, reward: Any, terminated: Any, truncated: Any, _: Any, slots: Any
     ) -> Stepped:
-        if not slots.size:
-            return Stepped(observation, reward, terminated, truncated, None, None)
         ended = Ended(slots, _rows(observation, slots))
         begins = self._are(slots)
         # The reset may write in the arrays that the step returned.

@@ -83,26 +83,21 @@ class Acknowledged:
     created_us: int
 
 
-class AckJournal:
+class AckJournal(JournalFile):
     """Writes the journal of one actor; `record` from the outbox's thread."""
 
     def __init__(self, folder: Path, run: str, actor_id: str) -> None:
-        self._run, self._actor_id = check_id("run", run), check_id("actor_id", actor_id)
-        self.path = folder / f"{run}.{actor_id}{_SUFFIX}"
-        self._file = JournalFile(self.path)
+        self._head = {"run": check_id("run", run), "actor": check_id("actor_id", actor_id)}
+        super().__init__(folder / f"{run}.{actor_id}{_SUFFIX}")
 
     def record(self, fragments: Sequence[Fragment]) -> None:
         """Write a line for each, in one write; raises Fatal when the disk does not take it."""
-        self._file.write(map(self._line, fragments))
-
-    def close(self) -> None:
-        self._file.close()
+        self.write(map(self._line, fragments))
 
     def _line(self, fragment: Fragment) -> dict[str, Any]:
         header = fragment.header
         return {
-            "run": self._run,
-            "actor": self._actor_id,
+            **self._head,
             "session": header.session,
             "sequence": header.sequence,
             "kind": header.kind.name.lower(),
@@ -138,27 +133,24 @@ class SampledLine:
     sha256: str = ""
 
 
-class SampleJournal:
+class SampleJournal(JournalFile):
     """Used by one thread."""
 
     def __init__(self, folder: Path, run: str, actor_id: str, server: str) -> None:
         """server: drawn anew in each life of it."""
         self._head = {"run": check_id("run", run), "actor": check_id("actor_id", actor_id)}
-        self._file = JournalFile(folder / f"{run}.{check_id('server', server)}{_SAMPLE_SUFFIX}")
+        super().__init__(folder / f"{run}.{check_id('server', server)}{_SAMPLE_SUFFIX}")
 
     def sampled(self, conversation: str, version: int, answers: Iterable[Sequence[int]]) -> None:
         """Note the token ids of answers; raises Fatal when the disk does not take it."""
-        self._write(conversation, [Run(version, digest(ids)) for ids in answers], "")
+        self._note(conversation, [Run(version, digest(ids)) for ids in answers], "")
 
     def sent(self, conversation: str, fragment: Fragment) -> None:
         """Note a fragment of one slot; raises as `sampled`."""
-        self._write(conversation, runs_of(fragment), hashlib.sha256(fragment.payload).hexdigest())
+        self._note(conversation, runs_of(fragment), hashlib.sha256(fragment.payload).hexdigest())
 
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, conversation: str, runs: Sequence[Run], sha256: str) -> None:
-        self._file.write([{**self._head, "conversation": conversation, "runs": runs, "sha256": sha256}])
+    def _note(self, conversation: str, runs: Sequence[Run], sha256: str) -> None:
+        self.write([{**self._head, "conversation": conversation, "runs": runs, "sha256": sha256}])
 
 
 def digest(ids: Sequence[int]) -> str:

@@ -113,15 +113,6 @@ class SessionReply:
     credit: Credit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendReply:
-    """How far the log got, why no further, and credit to go on."""
-
-    acked_through: int
-    refusal: Refusal | None
-    credit: Credit
-
-
 def _understood(method: Callable[P, T]) -> Callable[P, T]:
     """`method`; Fatal where the reply holds what this version has no name for (a reason, a state)."""
 
@@ -190,19 +181,18 @@ class BrokerClient:
     @_understood
     def append(
         self, session: int, acked_through: int, fragments: Sequence[Fragment], stop: threading.Event
-    ) -> AppendReply:
-        """Append, the same message each time it is repeated."""
+    ) -> tuple[int, Refusal | None, Credit]:
+        """Append, the same message each time it is repeated.
+
+        Returns how far the log got, why no further, and credit to go on.
+        """
         request = append.encode(session, acked_through, fragments)
         size = sum(len(fragment.payload) for fragment in fragments)
         metrics.FRAGMENT_BYTES_SENT.inc(size)
         deadline_s = APPEND_DEADLINE_S + size / LEAST_BYTES_PER_S
         repeated = lambda: metrics.FRAGMENTS_RESENT.inc(len(fragments))  # noqa: E731 - one use
         reply = self._call(lambda connection: connection.append, request, deadline_s, stop, repeated)
-        return AppendReply(
-            acked_through=reply.acked_through,
-            refusal=Refusal.from_proto(reply.refusal),
-            credit=Credit.from_proto(reply.leave),
-        )
+        return reply.acked_through, Refusal.from_proto(reply.refusal), Credit.from_proto(reply.leave)
 
     @_understood
     def report(self, report: Report, stop: threading.Event) -> tuple[int, Refusal | None]:

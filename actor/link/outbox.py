@@ -206,10 +206,10 @@ class Outbox:
 
     def _append(self, fragments: list[Fragment]) -> None:
         failpoint("append.sending", fragments[-1].header.sequence)
-        reply = self._session.append(self.acked_through, fragments)
-        self._acknowledge(reply.acked_through)
-        if reply.refusal is not None:
-            self._refused(reply.refusal)
+        through, refusal = self._session.append(self.acked_through, fragments)
+        self._acknowledge(through)
+        if refusal is not None:
+            self._refused(refusal)
 
     def _acknowledge(self, through: int) -> None:
         now = time.monotonic()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from penstock.actor.link.broker_client import AppendReply, BrokerClient, SessionReply
+from penstock.actor.link.broker_client import BrokerClient, SessionReply
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.limits import MAX_WATCH_WAIT_MS, MAX_WEIGHT_BYTES
 from penstock.protocol.messages import Credit, News, Publication, Report, Role, RunState, Watch
@@ -215,12 +215,17 @@ class Session:
         self._begun_through = sequence
         return self.credit.round
 
-    def append(self, acked_through: int, fragments: Sequence[Fragment]) -> AppendReply:
-        """Send fragments and take the credit that comes back; repeated until the end (Interrupted)."""
-        reply = self._broker_client.append(self.number, acked_through, fragments, self._closing)
-        failpoint("append.answered", reply.acked_through)
-        self.raise_credit(reply.credit)
-        return reply
+    def append(self, acked_through: int, fragments: Sequence[Fragment]) -> tuple[int, Refusal | None]:
+        """Send fragments and take the credit that comes back; repeated until the end (Interrupted).
+
+        Returns how far the log got, and why no further.
+        """
+        through, refusal, credit = self._broker_client.append(
+            self.number, acked_through, fragments, self._closing
+        )
+        failpoint("append.answered", through)
+        self.raise_credit(credit)
+        return through, refusal
 
     def give_back(self) -> None:
         """Let others have the credit for what is not begun: nothing more will be begun here."""
@@ -308,8 +313,11 @@ class Session:
         """Return whether anything was new."""
         known, newest = self._known_version(), news.latest.version
         self._note_lag(known, newest, 0)
-        fresh = self._newer(news) if newest > known else None
+        fresh = None
+        if newest > known:
+            fresh = checked(news.latest, news.weights) if news.weights else self.fetch(newest)
         if fresh is not None:
+            fresh = replace(fresh, scalars=news.scalars)
             self._note_lag(newest, newest, 0)
         self.raise_credit(news.credit)
         with self._changed:
@@ -329,10 +337,6 @@ class Session:
         if not self._follows_weights:
             return _EVERY_VERSION
         return self.weights.publication.version if self.weights else 0
-
-    def _newer(self, news: News) -> Weights | None:
-        weights = checked(news.latest, news.weights) if news.weights else self.fetch(news.latest.version)
-        return None if weights is None else replace(weights, scalars=news.scalars)
 
 
 def open_session(

@@ -7,13 +7,12 @@ lost between two. Each end adds the true last observation, so a fragment of larg
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.actor.acting.local_policy import HeaderFields
-from penstock.actor.acting.stepper import Ended, Stepped
 from penstock.config.settings import ConfigurationError
 from penstock.policy.acting.acting_policy import begun
 from penstock.protocol.fragment import Fragment, Slot, build
@@ -22,6 +21,9 @@ from penstock.protocol.schema import Axes, FragmentSchema, observed
 from penstock.protocol.spaces import Space, leaves
 from penstock.protocol.tensor import DTYPES, Array
 from penstock.runtime.exit import Fatal
+
+if TYPE_CHECKING:
+    from penstock.actor.acting.stepper import Ended, Stepped
 
 # ---- Which episode each slot is in, and the episodes that an unroll finished.
 
@@ -212,7 +214,7 @@ class FragmentBuilder:
         self,
         action: Mapping[str, Array],
         log_prob: Array,
-        stepped: Stepped,
+        stepped: "Stepped",
         state: Mapping[str, Array] = _NOTHING,
     ) -> None:
         """Add the step that `action` [N, ...] by path led to.

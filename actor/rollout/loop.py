@@ -15,7 +15,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -73,14 +72,6 @@ class FragmentGenerator(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """The fragment in hand."""
-
-    sequence: int
-    round: int
-
-
 class Rollout:
     """The loop of one session."""
 
@@ -96,7 +87,8 @@ class Rollout:
         self._session, self._outbox, self._generator, self._health = session, outbox, generator, health
         self._cutting = threading.RLock()
         """Held by who cuts; and until that is handed over, where the environment stands still."""
-        self._begun: _Begun | None = None
+        self._begun: tuple[int, int] | None = None
+        """Sequence and lock-step round of the fragment in hand."""
         self.stood_still = False
         """Whether the environment did, so that it is to be reset in a session of its own."""
         self._ended = threading.Event()
@@ -121,7 +113,7 @@ class Rollout:
         sequence = 1
         while self._await_credit(sequence):
             generator.follow(session)
-            self._begun = _Begun(sequence, session.begin(sequence))
+            self._begun = (sequence, session.begin(sequence))
             failpoint("unroll.begun", sequence)
             generator.unroll(self._is_over)
             cut = self._cut()
@@ -175,7 +167,7 @@ class Rollout:
             begun, self._begun = self._begun, None
             if begun is None:
                 return None
-            return self._generator.cut(self._session.number, begun.sequence, begun.round)
+            return self._generator.cut(self._session.number, *begun)
 
     def _hand_over(self, fragment: Fragment, episodes: list[Episode]) -> bool:
         sequence = fragment.header.sequence
@@ -263,7 +255,11 @@ class Worker:
         """Act in one session; True when the worker's work is done, False when another one is needed."""
         session.start()
         try:
-            _check_run(generator, session)
+            known, served = generator.specification.run, session.specification.run
+            if known != served:
+                raise Fatal(
+                    f"the broker serves run {served} now, this actor works for {known}; start it again"
+                )
             outbox = Outbox(session, FragmentQueue(generator.outbox_fragments), self._journal)
             outbox.start()
             self._health.set_ready(True)
@@ -289,9 +285,3 @@ class Worker:
             return True
         self._strikes = count_strikes(self._strikes, session.ended, acknowledged=outbox.acked_through > 0)
         return False
-
-
-def _check_run(generator: FragmentGenerator, session: Session) -> None:
-    known, served = generator.specification.run, session.specification.run
-    if known != served:
-        raise Fatal(f"the broker serves run {served} now, this actor works for {known}; start it again")

@@ -11,15 +11,15 @@ import copy
 import json
 import logging
 import os
-import queue
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from logging.handlers import QueueListener, RotatingFileHandler
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,11 +54,11 @@ class Fallback:
         self.is_previous = section.fallback == "previous"
         """Whether the version that answered before is asked first."""
         self._name = "uniform" if self.is_previous else section.fallback
-        draws: dict[str, Callable[[Space], Draw]] = {
-            "uniform": uniform,
-            "fixed": lambda given: fixed(given, section),
-        }
-        self._draw = draws[self._name](space) if self._name in draws else None
+        self._draw: Draw | None = None
+        if self._name == "uniform":
+            self._draw = uniform(space)
+        elif self._name == "fixed":
+            self._draw = fixed(space, section)
 
     def draw(self, rows: int) -> tuple[str, Mapping[str, Array]]:
         """Return its name and actions by name, [rows, *shape]; raises Refused (NOT_READY) without one."""
@@ -140,9 +140,10 @@ GRACE_S: Final = 0.005
 """After which a reply is written; within it others come and share the pass."""
 _LEAST_PRIORITY: Final = 19
 _MOST_BYTES: Final = 64 * 2**20
-_MOST_WAITING: Final = 4096
 _MOST_WAITING_ROWS: Final = 16_384
 """Of all requests together: one may have a thousand, each with an action and a distribution."""
+_LEAST_ROWS: Final = 4
+"""As so many rows a smaller request counts: it has names and an object of its own."""
 
 log = logging.getLogger(__name__)
 
@@ -251,35 +252,51 @@ class Shadow:
 
 
 class ShadowRecord:
-    """A file that grows by `note`; used by one event loop."""
+    """A file that grows by `note`; used by one event loop, and written by a thread of its own."""
 
     def __init__(self, path: Path) -> None:
         """path: made with the first line; each server needs a file of its own."""
-        file = _File(path, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
-        file.setFormatter(_JsonLine())
-        self._file = file
-        self._waiting: queue.Queue[Any] = queue.Queue(_MOST_WAITING)
-        self._rows = _Rows()
-        self._listener = _Listener(self._waiting, file, self._rows)
-        self._listener.start()
+        self._file = _File(path, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
+        self._thread = ThreadPoolExecutor(1, "shadow-record")
+        self._lock, self._waiting_rows = threading.Lock(), 0
 
     def note(
         self, arm: Arm, question: Question, answered: Answer, shadow: int, other: Answer | BaseException
     ) -> None:
         """Note what was answered, and what version `shadow` says of it or why it could not."""
-        row = _Row(time.time(), arm, question.episode_id, question.request_id, answered, shadow, other)
-        if not self._rows.take(question.rows):
+        rows = max(question.rows, _LEAST_ROWS)
+        with self._lock:
+            has_room = self._waiting_rows < _MOST_WAITING_ROWS
+            self._waiting_rows += rows if has_room else 0
+        if not has_room:
             metrics.SHADOW_UNRECORDED.inc()
             return
-        try:
-            self._waiting.put_nowait(logging.makeLogRecord({"row": row, "rows": question.rows}))
-        except queue.Full:
-            self._rows.give_back(question.rows)
-            metrics.SHADOW_UNRECORDED.inc()
+        # Of the question the thread gets names alone.
+        line = {
+            "time": time.time(),
+            "episode_id": question.episode_id,
+            "request_id": question.request_id,
+            "answered": {"version": answered.loaded.version, "arm": str(arm)},
+            "shadow": {"version": shadow},
+        }
+        self._thread.submit(self._write, rows, line, answered, other)
 
     def close(self) -> None:
-        self._listener.stop()
+        self._thread.shutdown()
         self._file.close()
+
+    def _write(
+        self, rows: int, line: dict[str, Any], answered: Answer, other: Answer | BaseException
+    ) -> None:
+        line["answered"] |= {"action": _lists(answered.action), "log_prob": answered.log_prob.tolist()}
+        if isinstance(other, BaseException):
+            line["shadow"]["error"] = str(other)
+        else:
+            described = _lists(other.distribution or {})
+            line["shadow"] |= {"log_prob": other.log_prob.tolist(), "distribution": described}
+        self._file.handle(logging.makeLogRecord({"msg": json.dumps(line, separators=(",", ":"))}))
+        with self._lock:
+            self._waiting_rows -= rows
 
 
 def open_shadow_record(section: ServingSection, run_dir: Path | None) -> ShadowRecord | None:
@@ -298,80 +315,12 @@ def open_shadow_record(section: ServingSection, run_dir: Path | None) -> ShadowR
     )
 
 
-class _Rows:
-    """How many wait; both threads use it."""
-
-    def __init__(self) -> None:
-        self._lock, self._waiting = threading.Lock(), 0
-
-    def take(self, rows: int) -> bool:
-        """So many more wait; False where too many do already."""
-        with self._lock:
-            if self._waiting >= _MOST_WAITING_ROWS:
-                return False
-            self._waiting += rows
-            return True
-
-    def give_back(self, rows: int) -> None:
-        with self._lock:
-            self._waiting -= rows
-
-
-class _Listener(QueueListener):
-    def __init__(self, waiting: "queue.Queue[Any]", file: logging.Handler, rows: _Rows) -> None:
-        super().__init__(waiting, file)
-        self._rows = rows
-
-    def handle(self, record: logging.LogRecord) -> None:
-        super().handle(record)
-        self._rows.give_back(record.__dict__["rows"])
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """Made into text by the other thread. time: Unix, in seconds. Of the question it has names alone."""
-
-    time: float
-    arm: Arm
-    episode_id: str
-    request_id: str
-    answered: Answer
-    shadow: int
-    other: Answer | BaseException
-
-    def told(self) -> dict[str, Any]:
-        return {
-            "time": self.time,
-            "episode_id": self.episode_id,
-            "request_id": self.request_id,
-            "answered": {
-                "version": self.answered.loaded.version,
-                "arm": str(self.arm),
-                "action": _lists(self.answered.action),
-                "log_prob": self.answered.log_prob.tolist(),
-            },
-            "shadow": {"version": self.shadow, **_told(self.other)},
-        }
-
-
-class _JsonLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        row: _Row = record.__dict__["row"]
-        return json.dumps(row.told(), separators=(",", ":"))
-
-
 class _File(RotatingFileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
         """A full disk costs the record, not the answers."""
         metrics.SHADOW_UNRECORDED.inc()
         why = str(sys.exc_info()[1])
         log.error("a shadow's answer was not recorded", extra={"file": self.baseFilename, "why": why})
-
-
-def _told(other: Answer | BaseException) -> dict[str, Any]:
-    if isinstance(other, BaseException):
-        return {"error": str(other)}
-    return {"log_prob": other.log_prob.tolist(), "distribution": _lists(other.distribution or {})}
 
 
 def _lists(arrays: Mapping[str, Array]) -> dict[str, Any]:

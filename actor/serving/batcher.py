@@ -102,8 +102,10 @@ class NotFinite(ArithmeticError):
 
 def answer(loaded: Loaded, questions: Sequence[Question]) -> Sequence[Answer | NotFinite]:
     """Return an answer per question, in order; neighbours in the pass change it by rounding at most."""
-    policy = loaded.policy
-    observation = _together(questions)
+    policy, observation = loaded.policy, questions[0].observation
+    if len(questions) > 1:
+        together = [question.observation for question in questions]
+        observation = {name: np.concatenate([rows[name] for rows in together]) for name in observation}
     step = policy.step(observation)
     parameters = step.parameters
     values = policy.values(observation) if any(question.value for question in questions) else None
@@ -120,13 +122,6 @@ def answer(loaded: Loaded, questions: Sequence[Question]) -> Sequence[Answer | N
         answers.append(_single(loaded, question, parameters[rows], part, state))
         start += question.rows
     return answers
-
-
-def _together(questions: Sequence[Question]) -> Mapping[str, Array]:
-    if len(questions) == 1:
-        return questions[0].observation
-    names = questions[0].observation
-    return {name: np.concatenate([question.observation[name] for question in questions]) for name in names}
 
 
 def _split(
@@ -421,9 +416,10 @@ class Batcher:
             self._schedule(0.0)
 
     def _note(self, rows: int, outcome: "_Outcome") -> None:
-        self._cost.note(rows, outcome.seconds)
-        self._work.note(rows, outcome.cpu_s)
-        for asked, result in outcome.answers:
+        answers, seconds, cpu_s = outcome
+        self._cost.note(rows, seconds)
+        self._work.note(rows, cpu_s)
+        for asked, result in answers:
             if not asked.is_gone():
                 asked.on_result(asked, result)
 
@@ -435,11 +431,8 @@ def _settle(future: "asyncio.Future[Answer]", _asked: Asked, result: Answer | Ex
         future.set_result(result)
 
 
-@dataclass(slots=True)
-class _Outcome:
-    answers: list[tuple[Asked, Answer | Exception]]
-    seconds: float
-    cpu_s: float
+_Outcome = tuple[list[tuple[Asked, Answer | Exception]], float, float]
+"""Answers, and the seconds that they took by the clock and of a core."""
 
 
 def _answer_all(batch: Sequence[Asked]) -> _Outcome:
@@ -458,7 +451,7 @@ def _answer_all(batch: Sequence[Asked]) -> _Outcome:
             if answered.__class__ is Answer:
                 answered.passed = passed
         answers += zip(group, given, strict=True)
-    return _Outcome(answers, group_began - began, time.thread_time() - began_cpu)
+    return answers, group_began - began, time.thread_time() - began_cpu
 
 
 def _answer(loaded: Loaded, questions: list[Question]) -> Sequence[Answer | Exception]:

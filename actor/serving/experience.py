@@ -124,7 +124,10 @@ class NumberedWhenSent(FragmentQueue):
         if self._is_dropped:
             return []
         taken = self._queue.exchange([queued.fragment for queued in self._queued], update)
-        batch = [_numbered(fragment, session, sequence) for sequence, fragment in enumerate(taken, first)]
+        batch = [
+            replace(fragment, header=replace(fragment.header, session=session, sequence=sequence))
+            for sequence, fragment in enumerate(taken, first)
+        ]
         now = time.monotonic()
         self._queued = deque(Queued(fragment, now) for fragment in batch)
         return batch
@@ -141,10 +144,6 @@ class NumberedWhenSent(FragmentQueue):
         self._queue.note_gone(len(dropped))
         count_not_learned("lost", sum(fragment.header.steps for fragment in dropped))
         return dropped
-
-
-def _numbered(fragment: Fragment, session: int, sequence: int) -> Fragment:
-    return replace(fragment, header=replace(fragment.header, session=session, sequence=sequence))
 
 
 def count_not_learned(reason: str, steps: int) -> None:
@@ -267,12 +266,11 @@ class Learning:
         self._ripening.append((now_s + self._section.reward_window_s, episode, segment))
 
     def ripen(self, now_s: float) -> None:
+        """Send what no reward may come for any more; at infinity: all."""
         while self._ripening and self._ripening[0][0] <= now_s:
-            self._send_first()
-
-    def send_all(self) -> None:
-        while self._ripening:
-            self._send_first()
+            _, episode, segment = self._ripening.popleft()
+            episode.ripening.remove(segment)
+            self._send(episode, segment)
 
     def _report(self, episode: Episode, *, terminated: bool) -> None:
         metrics.EPISODE_RETURN.observe(episode.total_return)
@@ -288,11 +286,6 @@ class Learning:
                 version=episode.version,
             )
         )
-
-    def _send_first(self) -> None:
-        _, episode, segment = self._ripening.popleft()
-        episode.ripening.remove(segment)
-        self._send(episode, segment)
 
     def _send(self, episode: Episode, segment: Segment) -> None:
         self._buffered.add(episode.owner, -segment.bytes)

@@ -119,7 +119,11 @@ class LoadedVersions:
         loaded = self._find(version)
         if loaded is None:
             async with self._loading:
-                loaded = self._find(version) or await self._load_asked_for(version)
+                loaded = self._find(version)
+                if loaded is None:
+                    loaded = self._asked_for[version] = await self._obtain(version)
+                    while len(self._asked_for) > MAX_LOADED:
+                        del self._asked_for[next(iter(self._asked_for))]
         if version in self._asked_for:
             self._asked_for[version] = self._asked_for.pop(version)  # the last to be let go of
         return Choice(Arm.PINNED, loaded)
@@ -185,12 +189,6 @@ class LoadedVersions:
             if answers is not None:
                 table.setdefault(answers.version, (answers, []))[1].append(arm)
         return dict(sorted(table.items()))
-
-    async def _load_asked_for(self, version: int) -> Loaded:
-        loaded = self._asked_for[version] = await self._obtain(version)
-        while len(self._asked_for) > MAX_LOADED:
-            del self._asked_for[next(iter(self._asked_for))]
-        return loaded
 
     async def _obtain(self, version: int) -> Loaded:
         if version > MAX_NUMBER:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -53,23 +53,13 @@ MAX_WINDOWS: Final = 64
 
 
 @dataclass(slots=True)
-class _Passes:
-    """Answers of passes of one size: of the canary and of the active version, and how many were slow."""
-
-    canary: int = 0
-    canary_slow: int = 0
-    active: int = 0
-    active_slow: int = 0
-
-
-@dataclass(slots=True)
 class _Open:
     began_s: float
     answers: int = 0
     failed: int = 0
     not_finite: int = 0
-    passes: dict[int, _Passes] = field(default_factory=lambda: defaultdict(_Passes))
-    """By the power of two of their rows."""
+    passes: Counter[tuple[int, bool, bool]] = field(default_factory=Counter)
+    """Answers by the size of their pass (the power of two of its rows), the canary's or not, slow or not."""
 
 
 class AnswerWindows:
@@ -88,14 +78,8 @@ class AnswerWindows:
             window.not_finite += answered.is_to_blame and answered.not_finite
         answer = answered.answer
         if answer is not None and answer.passed is not None and not answered.fallback:
-            passes = window.passes[answer.passed.rows.bit_length()]
-            is_slow = answer.passed.seconds > self._slow_s
-            if canary:
-                passes.canary += 1
-                passes.canary_slow += is_slow
-            else:
-                passes.active += 1
-                passes.active_slow += is_slow
+            size = answer.passed.rows.bit_length()
+            window.passes[size, canary, answer.passed.seconds > self._slow_s] += 1
         if window.answers >= WINDOW_ANSWERS:
             self._close(now_s)
 
@@ -118,17 +102,18 @@ class AnswerWindows:
             )
 
 
-def _slower(passes: dict[int, _Passes]) -> float | None:
+def _slower(passes: Counter[tuple[int, bool, bool]]) -> float | None:
     """Return by how much more often the canary was slow; None without passes to compare with."""
     compared = active = active_slow = 0
     more = 0.0
-    for size in sorted(passes, reverse=True):
-        here = passes[size]
-        active += here.active
-        active_slow += here.active_slow
-        if here.canary and active:
-            compared += here.canary
-            more += here.canary_slow - here.canary * active_slow / active
+    for size in sorted({size for size, _, _ in passes}, reverse=True):
+        canary_slow, slow = passes[size, True, True], passes[size, False, True]
+        canary = passes[size, True, False] + canary_slow
+        active += passes[size, False, False] + slow
+        active_slow += slow
+        if canary and active:
+            compared += canary
+            more += canary_slow - canary * active_slow / active
     return more / compared if compared else None
 
 
@@ -218,7 +203,19 @@ class ClientReturns:
                 watched = due.popleft()
                 worth = watched.worth()
                 if worth is not None:
-                    found.append(self._return_of(watched, level, worth))
+                    value = worth.value
+                    if worth.rated is None:
+                        value = min(max(value, self._low), self._high)
+                    found.append(
+                        ClientReturn(
+                            client=watched.client,
+                            level=level,
+                            canary=watched.canary,
+                            part=watched.part,
+                            value=value,
+                            rated=worth.rated,
+                        )
+                    )
                 self._go_on(watched, level + 1)
         return found
 
@@ -227,16 +224,6 @@ class ClientReturns:
         self._known.clear()
         for due in self._due:
             due.clear()
-
-    def _return_of(self, watched: WatchedClient, level: int, worth: Worth) -> ClientReturn:
-        return ClientReturn(
-            client=watched.client,
-            level=level,
-            canary=watched.canary,
-            part=watched.part,
-            value=min(max(worth.value, self._low), self._high) if worth.rated is None else worth.value,
-            rated=worth.rated,
-        )
 
     def _go_on(self, watched: WatchedClient, level: int) -> None:
         """To its next level; one without a key is another one with its next episode."""
@@ -394,12 +381,11 @@ def _is_same(one: Any, other: Any) -> bool:
 @lru_cache(maxsize=64)
 def _contents(one: Path, other: Path) -> bool:
     """Return whether two folders hold the same files; large ones are read once for each pair."""
-    names = [{str(file.relative_to(folder)) for file in _files(folder)} for folder in (one, other)]
+    names = [
+        {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        for folder in (one, other)
+    ]
     return names[0] == names[1] and all(_digest(one / name) == _digest(other / name) for name in names[0])
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _digest(file: Path) -> str:

@@ -195,45 +195,36 @@ class RequestHandler:
                 return
         _check_step(episode, request)
         step = self._read_step(episode, request)
+        question, taken = step.question, step.taken
         episode.last_request, episode.last_reply, episode.waiting = request.request_id, b"", [on_reply]
         try:
-            self._ask_step(step, until_s)
+            if taken is None or question.distribution or question.value or self.reader.remembers:
+                # Whether its caller is there or not: it may come again for the reply.
+                on_answer = partial(self._take_step, step)
+                self._answerer.ask(step.choice, question, until_s, on_answer, lambda: False)
+            else:
+                self._take_step(step, Answered(episode.arm, taken, None, ""))
         except Exception:
             episode.waiting = None
             raise
 
     def _read_step(self, episode: Episode, request: pb.ActRequest) -> _Step:
         question = self.reader.read(request)
-        self._check_taken_version(request)
+        if request.taken_version:
+            if not request.taken_action:
+                text = f"taken_version={request.taken_version}: give taken_action, which it drew"
+                raise invalid(f"{text}, or leave it out")
+            self.loaded_versions.update_of(request.taken_version)
         if episode.state:
             question = replace(question, observation={**question.observation, **episode.state})
         reward, taken = reward_of_step_before(episode, request), self.reader.read_taken(request)
         return _Step(episode, request, question, reward, self._choose(episode), taken)
-
-    def _check_taken_version(self, request: pb.ActRequest) -> None:
-        if not request.taken_version:
-            return
-        if not request.taken_action:
-            raise invalid(
-                f"taken_version={request.taken_version}: give taken_action, which it drew, or leave it out"
-            )
-        self.loaded_versions.update_of(request.taken_version)
 
     def _choose(self, episode: Episode) -> Choice:
         loaded = episode.loaded
         if loaded is None or episode.segment_builder.is_due(self._now()):
             return self.loaded_versions.follow(episode.arm, episode.client_key)
         return Choice(episode.arm, loaded, False, self.loaded_versions.shadow_of(loaded))
-
-    def _ask_step(self, step: _Step, until_s: float) -> None:
-        question, taken = step.question, step.taken
-        if taken is None or question.distribution or question.value or self.reader.remembers:
-            # Whether its caller is there or not: it may come again for the reply.
-            on_answer = partial(self._take_step, step)
-            self._answerer.ask(step.choice, question, until_s, on_answer, lambda: False)
-        else:
-            arm = step.episode.arm
-            self._take_step(step, Answered(arm=arm, action=taken, answer=None, fallback=""))
 
     def _take_step(self, step: _Step, said: Answered | Exception) -> None:
         """Take the step, or leave the episode as it was; every waiting call gets the reply."""

@@ -11,17 +11,19 @@ Draining: the server is not serving any more, finishes its calls and flushes.
 
 import asyncio
 import logging
+import math
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 import torch
 
+from penstock.actor.acting.local_policy import probe_answer
 from penstock.actor.acting.masks import learner_reward, potentials
 from penstock.actor.link.broker_client import BrokerClient, connect
 from penstock.actor.serving.answering import open_shadow_record
@@ -32,7 +34,7 @@ from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
 from penstock.actor.serving.policy_service import NAME, PolicyService
 from penstock.actor.serving.release import CanaryMonitor, Traffic
 from penstock.actor.serving.request_handler import RequestHandler
-from penstock.actor.specification import actor_section, environment_section, policy_maker, probe_answer
+from penstock.actor.specification import actor_section, environment_section, policy_maker
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection, Settings
 from penstock.config.trusted import check_trusted
@@ -141,7 +143,7 @@ class PolicyServer:
         for episode in self._episodes:
             self._handler.abandon(episode)
         if self._learning is not None:
-            self._learning.send_all()
+            self._learning.ripen(math.inf)
 
     def close(self) -> None:
         self._batcher.close()
@@ -360,7 +362,7 @@ async def _serve(
         # The steps of open episodes are many small objects that live for seconds and hold no cycles.
         collect_seldom()
         log.info("serving", extra={"address": address, "run_name": specification.run})
-        await _until(stop, hosted)
+        await _first_of(stop.wait(), hosted.background_tasks.first_error())
         health.set_ready(False, "draining")
         await _drain(frame, hosted, run_follower, lifecycle)
     finally:
@@ -388,12 +390,9 @@ def _hosted(
     return made
 
 
-async def _until(stop: asyncio.Event, hosted: HostedService) -> None:
-    stopped, failed = (
-        asyncio.ensure_future(stop.wait()),
-        asyncio.ensure_future(hosted.background_tasks.first_error()),
-    )
-    done, rest = await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
+async def _first_of(*ends: Coroutine[Any, Any, Any]) -> None:
+    tasks = [asyncio.ensure_future(end) for end in ends]
+    done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
         task.cancel()
     for task in done:

@@ -107,7 +107,7 @@ def _read(client: Any) -> HeldLog | None:
         return None
     number_before = int(client.execute_command("HGET", keys.STATE, "number") or 0)
     entries = tuple(_entries(client))
-    shadow = tuple(_shadow(client))
+    shadow = [parse_header(values[b"h"]) for _, values in client.xrange(keys.SHADOW)]
     publications = client.execute_command("HGETALL", keys.PUBLICATIONS)
     lost = [text.decode().split(" ") for text in client.execute_command("LRANGE", keys.LOST, 0, -1)]
     commits = client.execute_command("LRANGE", keys.COMMITS, 0, -1)
@@ -117,7 +117,7 @@ def _read(client: Any) -> HeldLog | None:
         counters={name: int(state.get(name.encode(), 0)) for name in _COUNTERS},
         number_before=number_before,
         entries=entries,
-        shadow=shadow,
+        shadow=tuple((header.session, header.sequence) for header in shadow),
         commits=tuple(Commit.decode(text) for text in commits),
         publications={
             int(version): replies.publication(int(version), value).update
@@ -192,9 +192,3 @@ def _held(entry: LogEntry, payload: bytes | None) -> HeldEntry:
         weights=tuple((span.version, span.update) for span in header.weights),
         created_us=header.created_us,
     )
-
-
-def _shadow(client: Any) -> Iterator[tuple[int, int]]:
-    for _, values in client.xrange(keys.SHADOW):
-        header = parse_header(values[b"h"])
-        yield header.session, header.sequence

@@ -26,22 +26,6 @@ from penstock.broker.log.connection import (
     is_unavailable,
     without_password,
 )
-from penstock.broker.log.replies import (
-    Answer,
-    Command,
-    Commit,
-    Lease,
-    LogEntry,
-    LogState,
-    MissingReason,
-    OtherLayout,
-    Pacing,
-    Renewal,
-    ReportEntry,
-    Residue,
-    Status,
-    unpack,
-)
 from penstock.broker.log.script import load
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, WEIGHT_CHUNK_BYTES
@@ -61,10 +45,10 @@ class LogMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._state = LogState(run="")
+        self._state = replies.LogState(run="")
 
     @property
-    def state(self) -> LogState:
+    def state(self) -> replies.LogState:
         """Return a consistent copy."""
         with self._lock:
             return self._state
@@ -73,7 +57,7 @@ class LogMemory:
         with self._lock:
             self._state = replace(self._state, **values)
 
-    def resume(self, state: LogState) -> None:
+    def resume(self, state: replies.LogState) -> None:
         """Take over the state of a checkpoint, except for run and epoch."""
         with self._lock:
             self._state = replace(state, run=self._state.run, epoch=self._state.epoch)
@@ -84,7 +68,7 @@ class LogMemory:
             higher = {name: max(value, getattr(self._state, name)) for name, value in values.items()}
             self._state = replace(self._state, **higher)
 
-    def saw(self, entries: Sequence[LogEntry]) -> None:
+    def saw(self, entries: Sequence[replies.LogEntry]) -> None:
         if not entries:
             return
         with self._lock:
@@ -104,7 +88,7 @@ class LogMemory:
                 steps_total=max(self._state.steps_total, newest.steps_total),
             )
 
-    def committed(self, commit: Commit, trim_floor: int) -> None:
+    def committed(self, commit: replies.Commit, trim_floor: int) -> None:
         with self._lock:
             commits = tuple(known for known in self._state.commits if known != commit)
             self._state = replace(
@@ -114,7 +98,7 @@ class LogMemory:
             )
 
 
-def to_lua(state: LogState) -> dict[str, Any]:
+def to_lua(state: replies.LogState) -> dict[str, Any]:
     """Return the state as `open_log.lua` reads it: commits as the texts that Redis keeps."""
     plain = {item.name: getattr(state, item.name) for item in fields(state) if item.type in (int, "int")}
     plain.pop("epoch")
@@ -175,8 +159,8 @@ class LearnerCalls:
                 return self.client.execute_command("EVAL", script.source, 0, *arguments, _ANY_INCARNATION)
 
         try:
-            return unpack(self.patient(evaluate))[1]
-        except OtherLayout as error:
+            return replies.unpack(self.patient(evaluate))[1]
+        except replies.OtherLayout as error:
             raise Fatal(str(error)) from error
 
     def fenced(self, name: str, *arguments: Any) -> Any:
@@ -267,7 +251,7 @@ class LearnerLog:
         self._calls = LearnerCalls(client, url, self._memory, wait_s=wait_s, stop=stop)
         self.kept = KeptWeights(self._calls, self._memory)
         self._holder, self._ttl_ms = "", 0
-        self._pacing: Pacing | None = None
+        self._pacing: replies.Pacing | None = None
 
     @classmethod
     def connect(
@@ -297,7 +281,7 @@ class LearnerLog:
 
     # ---- lease
 
-    def acquire(self, run: str, holder: str, ttl_ms: int) -> Lease:
+    def acquire(self, run: str, holder: str, ttl_ms: int) -> replies.Lease:
         """Take the lease; succeeds at once when it is free, expired or held by the same holder.
 
         holder: name of this learner, the same after a restart. Raises Refused (FENCED, with `retry_after_ms`)
@@ -317,7 +301,7 @@ class LearnerLog:
         self._memory.replace(run=run, epoch=lease.epoch)
         return lease
 
-    def renew(self) -> Renewal:
+    def renew(self) -> replies.Renewal:
         """Keep the lease (every ttl/3), close expired sessions, return the state. Raises Refused(FENCED)."""
         newest = self._memory.state.number
         renewal = replies.renewal(self._calls.fenced("renew", self._ttl_ms, newest))
@@ -334,8 +318,8 @@ class LearnerLog:
     def start(
         self,
         specification: bytes,
-        pacing: Pacing,
-        resume: LogState | None = None,
+        pacing: replies.Pacing,
+        resume: replies.LogState | None = None,
         position: int | None = None,
     ) -> None:
         """Write specification and pacing and open the log; sets settled *back* to `position`.
@@ -352,15 +336,15 @@ class LearnerLog:
         self._open(resume, position)
         self._memory.replace(settled=position)
 
-    def reopen(self, state: LogState) -> None:
+    def reopen(self, state: replies.LogState) -> None:
         """Open the log of a restarted Redis with the maximum of both sides' counters. Publish next."""
         self._open(state, None)
 
-    def snapshot(self) -> LogState:
+    def snapshot(self) -> replies.LogState:
         """Return what this process knows of the log, for checkpoints and for `reopen`."""
         return self._memory.state
 
-    def _open(self, state: LogState | None, position: int | None) -> None:
+    def _open(self, state: replies.LogState | None, position: int | None) -> None:
         """Open and trim the log; once more when Redis is restarted in between."""
         while True:
             self._open_once(state, position)
@@ -373,7 +357,7 @@ class LearnerLog:
             else:
                 return
 
-    def _open_once(self, state: LogState | None, position: int | None) -> None:
+    def _open_once(self, state: replies.LogState | None, position: int | None) -> None:
         if self._pacing is None:
             raise RuntimeError("LearnerLog.reopen before start: nothing says how the log is paced")
         arguments = (
@@ -451,7 +435,7 @@ class LearnerLog:
         """Return True when every session of the round's roster has appended its fragment or is closed."""
         return bool(self._calls.fenced("round_complete", round)[1])
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: replies.Commit) -> None:
         """Make a checkpoint count, then remove entries up to `commit.trim`; may be repeated."""
         answers = [part for one in commit.answers for part in (one.number, one.encode())]
         reply = self._calls.fenced("commit", commit.encode(), commit.position, commit.trim, *answers)
@@ -459,9 +443,9 @@ class LearnerLog:
         failpoint("commit.trimming", commit.trim)
         self._trim()
 
-    def commands(self) -> list[Command]:
+    def commands(self) -> list[replies.Command]:
         """Return the newest commands of operators, oldest first, answered or not."""
-        found = [Command.from_reply(reply) for reply in self._calls.run("commands")]
+        found = [replies.Command.from_reply(reply) for reply in self._calls.run("commands")]
         if found:
             self._memory.raise_to(command=found[-1].number)
         return found
@@ -475,7 +459,7 @@ class LearnerLog:
         reply = self._calls.fenced("flush", number, int(force))
         return int(reply[1]), int(reply[2]) if reply[2] else None
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: replies.Answer) -> None:
         """Say that a command was not done; what was done is said with its commit."""
         self._calls.fenced("answer", answer.number, answer.encode())
 
@@ -489,7 +473,7 @@ class LearnerLog:
 
     # ---- reading
 
-    def read(self, after: int, count: int, block_ms: int) -> list[LogEntry]:
+    def read(self, after: int, count: int, block_ms: int) -> list[replies.LogEntry]:
         """Return entries with number > `after`, at most `count`; waits up to `block_ms` (0: not at all)."""
         wait = min(block_ms, _MAX_BLOCK_MS) or None
         found: Any = self._calls.patient(
@@ -499,7 +483,7 @@ class LearnerLog:
         self._memory.saw(entries)
         return entries
 
-    def entries(self, numbers: Sequence[int]) -> list[LogEntry]:
+    def entries(self, numbers: Sequence[int]) -> list[replies.LogEntry]:
         """Return those of the named entries that are in the log, in order of number."""
         if not numbers:
             return []
@@ -521,17 +505,17 @@ class LearnerLog:
             payloads += self._calls.patient(partial(self._calls.client.execute_command, "MGET", *names))
         return payloads
 
-    def missing(self, number: int) -> MissingReason:
+    def missing(self, number: int) -> replies.MissingReason:
         """Return why entry or payload is missing; raises Refused(NOT_READY) while the log is closed."""
         try:
             reply = self._calls.fenced("missing", number)
         except Refused as refused:
             if refused.refusal.reason is Reason.FENCED:
-                return MissingReason.EPOCH_LOST
+                return replies.MissingReason.EPOCH_LOST
             raise
-        return MissingReason.TRIMMED if reply[0] == b"TRIMMED" else MissingReason.LOG_LOST
+        return replies.MissingReason.TRIMMED if reply[0] == b"TRIMMED" else replies.MissingReason.LOG_LOST
 
-    def read_reports(self, after: int, count: int) -> list[ReportEntry]:
+    def read_reports(self, after: int, count: int) -> list[replies.ReportEntry]:
         """Return reports with number > `after`; the oldest are dropped when they are not read for long."""
         found: Any = self._calls.patient(
             lambda: self._calls.client.xrange(keys.REPORTS, min=f"({keys.entry_id(after)}", count=count)
@@ -541,7 +525,7 @@ class LearnerLog:
             self._memory.raise_to(reports=reports[-1].number)
         return reports
 
-    def residue(self, after: int) -> Residue:
+    def residue(self, after: int) -> replies.Residue:
         """Return what lies behind `after`, by walking the log; a number that is missing there was lost."""
         total, last = 0, after
         while True:
@@ -550,7 +534,7 @@ class LearnerLog:
                 partial(self._calls.client.xrange, keys.LOG, min=start, count=_WALK_SLICE)
             )
             if not found:
-                return Residue(entries=total, lost=last - after - total)
+                return replies.Residue(entries=total, lost=last - after - total)
             total += sum(values[b"h"] != b"" for _, values in found)
             last = int(found[-1][0].partition(b"-")[0])
 
@@ -570,7 +554,7 @@ class LearnerLog:
         value = self._calls.patient(lambda: self._calls.client.execute_command("HGET", keys.STATE, name))
         return int(value or 0)
 
-    def status(self) -> Status:
+    def status(self) -> replies.Status:
         return replies.status(self._calls.run("status"))
 
 

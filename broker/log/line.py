@@ -79,9 +79,7 @@ class Line:
         """Return the reply to one command; raises it where it is an error."""
         if not self.is_open:
             await self.open()
-        reply = asyncio.get_running_loop().create_future()
-        self.write((hiredis.pack_command(command),), (partial(answer, reply),))
-        return await reply
+        return await _asked(self.write, command)
 
     def write(self, pieces: Iterable[Piece], on_replies: Sequence[OnReply | None]) -> None:
         """Write packed commands; tells each `on_reply` that is not None, also where the line is not open."""
@@ -115,7 +113,7 @@ class Line:
             raise RedisConnectionError(f"{self._shown}: {error}") from error
         try:
             for command in self._introduction():
-                await wire.ask(command)
+                await _asked(wire.write, command)
         except BaseException:
             await wire.aclose()
             raise
@@ -170,11 +168,6 @@ class _Wire(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._broken is None
-
-    async def ask(self, command: tuple[Any, ...]) -> Any:
-        reply = self._loop.create_future()
-        self.write((hiredis.pack_command(command),), (partial(answer, reply),))
-        return await reply
 
     def write(self, pieces: Iterable[Piece], on_replies: Sequence[OnReply | None]) -> None:
         if self._broken is not None:
@@ -276,6 +269,12 @@ def _files(tls: TlsFiles, address: Mapping[str, Any]) -> TlsFiles:
     )
 
 
+def _asked(write: Callable[..., None], command: tuple[Any, ...]) -> "asyncio.Future[Any]":
+    reply = asyncio.get_running_loop().create_future()
+    write((hiredis.pack_command(command),), (partial(answer, reply),))
+    return reply
+
+
 def answer(reply: "asyncio.Future[Any]", given: Any) -> None:
     """Give a caller what came in; nothing where it waits no more."""
     if reply.done():
@@ -365,14 +364,11 @@ class Appends:
             size += len(payload)
         arguments.append(incarnation)
         reply = asyncio.get_running_loop().create_future()
-        staged = [self._staging_key() for _ in payloads]
+        first, self._attempts = self._attempts + 1, self._attempts + len(payloads)
+        staged = [f"{keys.STAGING}{self._nonce}:{number}" for number in range(first, self._attempts + 1)]
         self._waiting.append(_Waiting(staged, payloads, size, arguments, reply))
         self._send_soon()
         return reply
-
-    def _staging_key(self) -> str:
-        self._attempts += 1
-        return f"{keys.STAGING}{self._nonce}:{self._attempts}"
 
     def _send_soon(self) -> None:
         """Send what waits, unless as much as may be is under way.

@@ -145,7 +145,10 @@ def _with_literals(source: str, constants: Mapping[str, str | int]) -> str:
 
     def replaced(found: re.Match[str]) -> str:
         word = found[0]
-        return "" if word.startswith("--") else _literal(constants[word]) if word in constants else word
+        if word.startswith("--"):
+            return ""
+        value = constants.get(word)
+        return word if value is None else str(value) if isinstance(value, int) else f"'{value}'"
 
     return _TOKEN.sub(replaced, source)
 
@@ -159,7 +162,3 @@ def _called(parts: str, body: str) -> str:
         waiting += [functions[name] for name in found]
         called |= found
     return _FUNCTION.sub(lambda found: found[0] if found[1] in called else "", parts)
-
-
-def _literal(value: str | int) -> str:
-    return str(value) if isinstance(value, int) else f"'{value}'"

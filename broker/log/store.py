@@ -16,20 +16,6 @@ from redis.exceptions import NoScriptError
 from penstock.broker.log import keys, replies
 from penstock.broker.log.connection import connect_async, is_unavailable
 from penstock.broker.log.line import Appends, Line
-from penstock.broker.log.replies import (
-    Appended,
-    AppendItem,
-    Change,
-    Command,
-    CommandAction,
-    ControlAction,
-    Opened,
-    OtherIncarnation,
-    OtherLayout,
-    Status,
-    Watched,
-    unpack,
-)
 from penstock.broker.log.script import Script, load
 from penstock.protocol.limits import STAGING_EXPIRY_S
 from penstock.protocol.messages import Publication, Report, Role, RunState, Watch
@@ -77,7 +63,7 @@ class Store:
             await line.aclose()
         await self._redis.aclose(close_connection_pool=True)
 
-    async def open_session(self, actor_id: str, role: Role, owner: str = "") -> Opened | Refusal:
+    async def open_session(self, actor_id: str, role: Role, owner: str = "") -> replies.Opened | Refusal:
         """Draw a session number and close the actor's previous session. owner: identity that opens it.
 
         Refusals: NOT_READY (no specification yet, or the log waits to be opened again), RUN_CLOSED.
@@ -97,7 +83,9 @@ class Store:
         owner = await self._read("HGET", f"{keys.SESSION}{session}", "owner")
         return None if owner is None else owner.decode()
 
-    async def append(self, session: int, acked_through: int, items: Sequence[AppendItem]) -> Appended:
+    async def append(
+        self, session: int, acked_through: int, items: Sequence[replies.AppendItem]
+    ) -> replies.Appended:
         await self.open()
         return await self.outcome(self.begin_append(session, acked_through, items))
 
@@ -106,8 +94,8 @@ class Store:
             await self._guarded(self._append_line.open)
 
     def begin_append(
-        self, session: int, acked_through: int, items: Sequence[AppendItem]
-    ) -> "asyncio.Future[Appended]":
+        self, session: int, acked_through: int, items: Sequence[replies.AppendItem]
+    ) -> "asyncio.Future[replies.Appended]":
         """Append checked fragments with consecutive sequence numbers, each at most once.
 
         Call it right after `open`, and ask `outcome` what became of it: it goes on without its caller.
@@ -117,11 +105,11 @@ class Store:
         failpoint("append.sending", items[-1].header.sequence if items else 0)
         return self._appends.begin(session, acked_through, items, self._remembered())
 
-    async def outcome(self, begun: "asyncio.Future[Appended]") -> Appended:
-        appended: Appended = await self._guarded(lambda: asyncio.shield(begun))
+    async def outcome(self, begun: "asyncio.Future[replies.Appended]") -> replies.Appended:
+        appended: replies.Appended = await self._guarded(lambda: asyncio.shield(begun))
         return appended
 
-    def _read_append(self, answer: Sequence[Any]) -> Appended:
+    def _read_append(self, answer: Sequence[Any]) -> replies.Appended:
         appended = replies.appended(self._open(answer))
         failpoint("append.stored", appended.acked_through)
         return appended
@@ -139,7 +127,7 @@ class Store:
         given = (report.session, report.sequence, report.encode(), int(report.evaluation))
         return replies.reported(await self._run("report", *given))
 
-    async def watch(self, watch: Watch) -> Watched:
+    async def watch(self, watch: Watch) -> replies.Watched:
         """Renew the session, note which versions it uses, and grant or take back credit; never waits."""
         answer = ""
         if watch.probe_log_prob:
@@ -174,10 +162,10 @@ class Store:
         """Return chunk `index` (of WEIGHT_CHUNK_BYTES) of a version, or None."""
         return await self._read("GET", keys.weights(version, index))
 
-    async def status(self) -> Status:
+    async def status(self) -> replies.Status:
         return replies.status(await self._run("status"))
 
-    async def control(self, action: ControlAction, reason: str = "") -> tuple[int, RunState]:
+    async def control(self, action: replies.ControlAction, reason: str = "") -> tuple[int, RunState]:
         """Write the desired state; returns (revision, state now wanted). STOPPING cannot be revoked.
 
         action: pause, resume or stop. reason: of the operator, for the audit. Raises Refused(NOT_READY)
@@ -189,8 +177,8 @@ class Store:
         return int(reply[1]), RunState(int(reply[2]))
 
     async def command(
-        self, action: CommandAction, argument: str, request_id: str, reason: str = ""
-    ) -> tuple[Command, bool]:
+        self, action: replies.CommandAction, argument: str, request_id: str, reason: str = ""
+    ) -> tuple[replies.Command, bool]:
         """Note a command for the learner; return it as it stands, and whether the id was new.
 
         Raises Refused: NOT_READY before a learner took the lease, INVALID where the id names another command,
@@ -198,10 +186,10 @@ class Store:
         """
         reply = await self._run("command", request_id, action, argument, reason)
         if reply[0] == b"OK":
-            return Command.from_reply(reply[1]), bool(reply[2])
+            return replies.Command.from_reply(reply[1]), bool(reply[2])
         raise Refused(replies.command_refusal(reply, request_id))
 
-    async def changes(self) -> AsyncIterator[Change | None]:
+    async def changes(self) -> AsyncIterator[replies.Change | None]:
         """Yield every change that may end a wait; None once a second where there was none.
 
         It subscribes again by itself when the connection breaks; the change that follows concerns all
@@ -211,7 +199,7 @@ class Store:
             try:
                 async with self._redis.pubsub() as subscription:
                     await subscription.subscribe(keys.CHANGED)
-                    yield Change()
+                    yield replies.Change()
                     while True:
                         message = await subscription.get_message(
                             ignore_subscribe_messages=True, timeout=CHANGES_HEARTBEAT_S
@@ -235,11 +223,11 @@ class Store:
 
     def _open(self, answer: Sequence[Any]) -> Any:
         try:
-            incarnation, reply = unpack(answer)
-        except OtherIncarnation as error:
+            incarnation, reply = replies.unpack(answer)
+        except replies.OtherIncarnation as error:
             self._meet(error.incarnation)
             raise StoreUnavailable(str(error)) from error
-        except OtherLayout as error:
+        except replies.OtherLayout as error:
             raise (StoreUnavailable if error.is_earlier else OtherRelease)(str(error)) from error
         if not self._incarnation:
             self._meet(incarnation)

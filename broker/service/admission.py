@@ -113,13 +113,10 @@ class Admission:
 async def _check_beside(
     session: int, messages: Sequence[SentFragment], specification: RunSpecification
 ) -> Admitted:
-    if len(messages) > CHECKED_ON_LOOP or _rows(messages) > ROWS_ON_LOOP:
+    rows = sum(len(message.header.slots) + len(message.header.weights) for message in messages)
+    if len(messages) > CHECKED_ON_LOOP or rows > ROWS_ON_LOOP:
         return await asyncio.to_thread(check_all, session, messages, specification)
     return check_all(session, messages, specification)
-
-
-def _rows(messages: Sequence[SentFragment]) -> int:
-    return sum(len(message.header.slots) + len(message.header.weights) for message in messages)
 
 
 def check_all(session: int, messages: Sequence[SentFragment], specification: RunSpecification) -> Admitted:

@@ -152,8 +152,15 @@ class ExperienceService(ExperienceServiceServicer):
     def _ended(self, items: Sequence[AppendItem], size: int, begun: "asyncio.Future[Appended]") -> None:
         self._appends.discard(begun)
         self._staging.give_back(size)
-        if not begun.cancelled() and begun.exception() is None:
-            _count(items, size, begun.result())
+        if begun.cancelled() or begun.exception() is not None:
+            return
+        appended, taken = begun.result(), len(items)
+        if appended.refusal is not None or appended.appended < taken:
+            taken = sum(item.header.sequence <= appended.acked_through for item in items)
+            size = sum(len(item.payload) for item in items[taken - appended.appended : taken])
+            metrics.FRAGMENTS_REPEATED.inc(taken - appended.appended)
+        metrics.FRAGMENTS_APPENDED.inc(appended.appended)
+        metrics.FRAGMENT_BYTES_APPENDED.inc(size)
 
     async def finish_appends(self) -> None:
         """Wait for the appends that have begun; their callers may be gone."""
@@ -182,16 +189,6 @@ class ExperienceService(ExperienceServiceServicer):
         return pb.ReportEpisodesReply(
             acked_through=acked_through, refusal=refusal.to_proto() if refusal else None
         )
-
-
-def _count(items: Sequence[AppendItem], size: int, appended: Appended) -> None:
-    taken = len(items)
-    if appended.refusal is not None or appended.appended < taken:
-        taken = sum(item.header.sequence <= appended.acked_through for item in items)
-        size = sum(len(item.payload) for item in items[taken - appended.appended : taken])
-        metrics.FRAGMENTS_REPEATED.inc(taken - appended.appended)
-    metrics.FRAGMENTS_APPENDED.inc(appended.appended)
-    metrics.FRAGMENT_BYTES_APPENDED.inc(size)
 
 
 def _untaken(request: AppendCall, refusal: Refusal) -> Appended:

@@ -118,7 +118,8 @@ class Changes:
         """Wake for every change of `source`, for ever; None is a heartbeat."""
         async for change in source:
             if change is None:
-                self._wake_old()
+                now_s = asyncio.get_running_loop().time()
+                self._wake(held for held in self._held.values() if held.is_old(now_s))
                 continue
             self._wake(held for session in change.sessions if (held := self._held.get(session)))
             if change.scope is not Scope.NAMED:
@@ -128,10 +129,6 @@ class Changes:
         """Wake everybody, now and from now on."""
         self.closed = True
         self._wake(self._held.values())
-
-    def _wake_old(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._wake(held for held in self._held.values() if held.is_old(now_s))
 
     def _wake_many(self, scope: Scope) -> None:
         loop = asyncio.get_running_loop()
@@ -207,11 +204,8 @@ class WeightCache:
             _verify(publication, digest.hexdigest())
             self._held.pop(publication.version, None)
             self._held[publication.version] = (publication, chunks)
-            while self._size() > MAX_CACHED_BYTES:
+            while sum(kept.size for kept, _ in self._held.values()) > MAX_CACHED_BYTES:
                 del self._held[next(iter(self._held))]
-
-    def _size(self) -> int:
-        return sum(publication.size for publication, _ in self._held.values())
 
 
 def _verify(publication: Publication, sha256: str) -> None:
@@ -282,7 +276,12 @@ class WeightService(WeightServiceServicer):
         outcome = watched.refusal or watched.news
         if outcome is None:
             raise RuntimeError("the store answered neither news nor a refusal")
-        if isinstance(outcome, News) and _is_to_be_fetched(outcome.latest, watch.known_version):
+        # What the caller lacks and is too large to come with the reply.
+        if (
+            isinstance(outcome, News)
+            and outcome.latest.version > watch.known_version
+            and outcome.latest.size > WEIGHT_CHUNK_BYTES
+        ):
             found = await self._store.begin_fetch(watch.session, watch.known_version)
             outcome = replace(outcome, latest=found or outcome.latest)
         return outcome, watched.waits
@@ -335,11 +334,6 @@ class WeightService(WeightServiceServicer):
         chunk = await self._cache.chunk(publication, offset // WEIGHT_CHUNK_BYTES)
         within = offset % WEIGHT_CHUNK_BYTES
         return chunk[within:] if chunk and within else chunk
-
-
-def _is_to_be_fetched(publication: Publication, known_version: int) -> bool:
-    """Return whether the caller lacks it and it is too large to come with the reply."""
-    return publication.version > known_version and publication.size > WEIGHT_CHUNK_BYTES
 
 
 def read_watch(request: pb.WatchLatestRequest) -> Watch:

@@ -62,6 +62,6 @@ def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_configuration(tmp_path
 def test_a_disk_that_takes_no_more_ends_the_actor(tmp_path: Path) -> None:
     journal = AckJournal(tmp_path, RUN, "actor-0")
     full = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - handed over
-    journal._file._file = full
+    journal._file = full
     with pytest.raises(Fatal, match="No space left"):
         journal.record([fragment(1)])

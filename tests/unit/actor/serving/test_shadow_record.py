@@ -155,7 +155,7 @@ async def test_what_waits_to_be_written_is_bounded_by_its_rows(
     stand.keep(2)
     await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     before = metrics.SHADOW_UNRECORDED._value.get()
-    monkeypatch.setattr(record._listener, "handle", held := Held(record._listener.handle))
+    monkeypatch.setattr(record, "_write", held := Held(record._write))
     for seed in range(5):
         await stand.answer(stand.asking(rows_of(32, seed)["observation"], batch=32), 1e12)
         await stand.handler.shadow.finish()
@@ -163,19 +163,19 @@ async def test_what_waits_to_be_written_is_bounded_by_its_rows(
     held.may_go_on.set()
     record.close()
     assert len(written(tmp_path / "shadow.jsonl")) == 2
-    assert record._rows._waiting == 0
+    assert record._waiting_rows == 0
 
 
 class Held:
     """A disk that stands still for a while."""
 
-    def __init__(self, handle: Callable[[Any], None]) -> None:
-        self._handle, self.may_go_on = handle, threading.Event()
+    def __init__(self, write: Callable[..., None]) -> None:
+        self._write, self.may_go_on = write, threading.Event()
 
-    def __call__(self, record: Any) -> None:
+    def __call__(self, *line: Any) -> None:
         """Written when it goes on."""
         assert self.may_go_on.wait(30.0)
-        self._handle(record)
+        self._write(*line)
 
 
 def test_shadows_are_recorded_where_there_is_a_place_for_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Step for step they are what a rollout worker would send.
 """
 
 import asyncio
+import math
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -234,7 +235,7 @@ async def test_at_the_end_of_the_server_what_ripens_goes_as_it_is() -> None:
     await stand.play(episode, 6)
     stand.end(episode, TERMINATED)
     assert stand.learning is not None
-    stand.learning.send_all()
+    stand.learning.ripen(math.inf)
     assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 4], [4, 5, 5]]
     assert stand.learning._buffered.used == 0
 
