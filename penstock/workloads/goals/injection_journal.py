@@ -15,7 +15,7 @@ import math
 import os
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,100 +117,62 @@ GoalLine = TypeVar("GoalLine", Injection, Feedback, Veto)
 _CHUNK: Final = 65_536
 
 
-class DurableLines:
-    """One file, written by one process; `add_alone` is for one that several write."""
+def add_line(path: Path, line: dict[str, Any]) -> None:
+    """Add a line, of several processes one at a time; it is on the disk when this returns.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._cut_torn_line()
-        sync_folder(path.parent)
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Add a line; it is on the disk when this returns. Raises OSError, and then the file is unchanged."""
-        size = os.fstat(self._file).st_size
-        data = json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    The beginning of a line that a kill has left there is cut. Raises OSError, and then nothing was added.
+    """
+    data = json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    is_new = not path.exists()
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = _whole_bytes(file)
+        os.ftruncate(file, end)
         try:
             written = 0
             while written < len(data):
-                written += os.write(self._file, data[written:])
-            os.fsync(self._file)
+                written += os.write(file, data[written:])
+            os.fsync(file)
         except OSError as error:
-            os.ftruncate(self._file, size)
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _cut_torn_line(self) -> None:
-        size = end = os.fstat(self._file).st_size
-        while end:
-            begin = max(end - _CHUNK, 0)
-            newline = os.pread(self._file, end - begin, begin).rfind(b"\n")
-            if newline >= 0:
-                end = begin + newline + 1
-                break
-            end = begin
-        if end != size:
-            os.ftruncate(self._file, end)
-            os.fsync(self._file)
+            os.ftruncate(file, end)
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(file)
+    if is_new:
+        sync_folder(path.parent)
 
 
-def add_alone(path: Path, line: dict[str, Any]) -> None:
-    """Add a line to a file that other processes add lines to as well; raises as `DurableLines` does."""
-    with path.open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lines = DurableLines(path)
-        try:
-            lines.add(line)
-        finally:
-            lines.close()
+def _whole_bytes(file: int) -> int:
+    """Return where the last whole line of a file ends."""
+    end = os.fstat(file).st_size
+    while end:
+        begin = max(end - _CHUNK, 0)
+        newline = os.pread(file, end - begin, begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        end = begin
+    return 0
 
 
 _Numbered = tuple[int | None, dict[str, Any]]
 """Number of a line, from 1, where it is known, and its content."""
 
 
-class FollowedLines:
-    """Reads a file that others add lines to: each whole line once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = self._number = 0
-
-    def new(self) -> Iterator[_Numbered]:
-        """Yield each whole line not yet yielded; none without a file."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return
-                    self._offset += len(line)
-                    self._number += 1
-                    yield self._number, _parsed(self._path, self._number, line)
-        except FileNotFoundError:
-            return
-
-
-def read_newest_lines(path: Path, most_bytes: int) -> Iterator[_Numbered]:
-    """Yield the whole lines in the last `most_bytes`, oldest first; none without a file."""
+def read_lines(path: Path, most_bytes: int | None = None) -> Iterator[_Numbered]:
+    """Yield the whole lines, oldest first; none without a file. most_bytes: of its end; None: all of it."""
     try:
         with path.open("rb") as file:
-            begin = max(file.seek(0, os.SEEK_END) - most_bytes, 0)
+            begin = 0 if most_bytes is None else max(file.seek(0, os.SEEK_END) - most_bytes, 0)
             file.seek(max(begin - 1, 0))
             if begin and file.read(1) != b"\n":
                 file.readline()
-            for line in file:
+            for count, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
-                    yield None, _parsed(path, None, line)
+                    number = None if begin else count
+                    yield number, _parsed(path, number, line)
     except FileNotFoundError:
         return
-
-
-def read_lines(path: Path) -> Iterator[_Numbered]:
-    """Yield every whole line; none without a file."""
-    return FollowedLines(path).new()
 
 
 def _parsed(path: Path, number: int | None, line: bytes) -> dict[str, Any]:
@@ -224,15 +186,19 @@ def _parsed(path: Path, number: int | None, line: bytes) -> dict[str, Any]:
     return found
 
 
-def _records(kind: type[Record], lines: Iterable[_Numbered]) -> Iterator[Record]:
-    """Yield lines as records; raises ConfigurationError that names file, line and field."""
-    for number, line in lines:
+def records(kind: type[Record], folder: Path, most_bytes: int | None = None) -> Iterator[Record]:
+    """Yield the lines of a folder's file; raises ConfigurationError that names file, line and field.
+
+    most_bytes: how much of the end of the file is read; None: all.
+    """
+    name = _FILES[kind]
+    for number, line in read_lines(folder / name, most_bytes):
         try:
             yield kind.model_validate(line)
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
-            where = _FILES[kind] if number is None else f"{_FILES[kind]}: line {number}"
+            where = name if number is None else f"{name}: line {number}"
             raise ConfigurationError(
                 f"{where}: {field}={str(first['input'])[:80]!r}: {first['msg'].lower()}; "
                 "move the file away, or repair the line"
@@ -265,16 +231,13 @@ class InjectionJournal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._injections = DurableLines(folder / INJECTIONS)
-        self._feedback = DurableLines(folder / FEEDBACK)
+        (folder / INJECTIONS).touch(0o600)  # by which the page finds an injector
         self.newest, self.outcomes = newest(Injection, folder), newest(Feedback, folder)
         self._told = told_of(self.newest, self.outcomes)
         injected = [one.timestamp for one in self.newest.values() if one.injected]
         self._days = Counter(map(_day, injected))
         self.last_injected_at = max(injected, default=0.0)
         """Unix time in seconds; 0 for never."""
-        self._vetoes = FollowedLines(folder / VETOES)
-        self._vetoed: set[str] = set()
 
     @classmethod
     @contextmanager
@@ -291,15 +254,10 @@ class InjectionJournal:
                 raise ConfigurationError(
                     f"--folder {folder}: another injector works in it; end that one or name another folder"
                 ) from error
-            journal = cls(folder)
-            try:
-                yield journal
-            finally:
-                journal._injections.close()
-                journal._feedback.close()
+            yield cls(folder)
 
     def add(self, injection: Injection) -> None:
-        self._injections.add(injection.model_dump())
+        add_line(self.folder / INJECTIONS, injection.model_dump())
         before = self.newest.get(injection.goal_id)
         if injection.injected and not (before and before.injected):
             self._days[_day(injection.timestamp)] += 1
@@ -307,7 +265,7 @@ class InjectionJournal:
         self.newest[injection.goal_id] = injection
 
     def add_outcome(self, feedback: Feedback) -> None:
-        self._feedback.add(feedback.model_dump())
+        add_line(self.folder / FEEDBACK, feedback.model_dump())
         self.outcomes[feedback.goal_id] = feedback
         self._told += told_of({feedback.goal_id: self.newest[feedback.goal_id]}, self.outcomes)
 
@@ -330,11 +288,10 @@ class InjectionJournal:
         return self._days[_day(at)]
 
     def is_vetoed(self, goal_id: str) -> bool:
-        self._vetoed.update(one.goal_id for one in _records(Veto, self._vetoes.new()))
-        return goal_id in self._vetoed
+        return any(one.goal_id == goal_id for one in records(Veto, self.folder))
 
     def stop(self, why: str, at: float) -> None:
-        add_alone(self.folder / STOPPED, {"why": why, "timestamp": at})
+        add_line(self.folder / STOPPED, {"why": why, "timestamp": at})
 
     def start_again(self, *, allowed: bool) -> float:
         """Return since when outcomes count for drift; raises Fatal where it had stopped and may not go on."""
@@ -344,18 +301,13 @@ class InjectionJournal:
         if not allowed:
             raise Fatal(f"injecting stopped: {stopped}; look with --explain, then start with --resume")
         now = time.time()
-        add_alone(self.folder / STOPPED, {"why": stopped, "timestamp": now, "resumed": True})
+        add_line(self.folder / STOPPED, {"why": stopped, "timestamp": now, "resumed": True})
         return now
 
 
 def newest(kind: type[GoalLine], folder: Path, most_bytes: int | None = None) -> dict[str, GoalLine]:
-    """Return the newest line of every goal, in the order in which goals were first named.
-
-    most_bytes: how much of the end of the file is read; None: all.
-    """
-    path = folder / _FILES[kind]
-    lines = read_lines(path) if most_bytes is None else read_newest_lines(path, most_bytes)
-    return {record.goal_id: record for record in _records(kind, lines)}
+    """Return the newest line of every goal, in the order in which goals were first named."""
+    return {record.goal_id: record for record in records(kind, folder, most_bytes)}
 
 
 def stopped_by(folder: Path) -> str | None:
@@ -365,8 +317,7 @@ def stopped_by(folder: Path) -> str | None:
 
 
 def _last_stop(folder: Path) -> dict[str, Any]:
-    lines = [line for _, line in read_lines(folder / STOPPED)]
-    return lines[-1] if lines else {}
+    return next((line for _, line in deque(read_lines(folder / STOPPED), 1)), {})
 
 
 def told_of(newest: dict[str, Injection], outcomes: dict[str, Feedback]) -> list[Told]:
@@ -397,7 +348,7 @@ def veto(folder: Path, goal_id: str, by: str = "") -> None:
     if held and held != VETO:
         raise TooLate(f"the goal is not carried out anyway: {held}")
     if not held:
-        add_alone(folder / VETOES, Veto(goal_id=goal_id, timestamp=time.time(), by=by).model_dump())
+        add_line(folder / VETOES, Veto(goal_id=goal_id, timestamp=time.time(), by=by).model_dump())
 
 
 def _day(at: float) -> tuple[int, ...]:
@@ -407,36 +358,23 @@ def _day(at: float) -> tuple[int, ...]:
 # ---- The switch of a folder: whether goals are carried out, changed while the injector goes on.
 
 
-class AutoSwitch:
-    """Reads the switch of one folder. default: what counts before it was ever used."""
-
-    def __init__(self, folder: Path, *, default: bool) -> None:
-        self._lines, self._on = FollowedLines(folder / SWITCHES), default
-
-    def is_on(self) -> bool:
-        for one in _records(Switch, self._lines.new()):
-            self._on = one.on
-        return self._on
-
-
 def switch(folder: Path, *, on: bool, by: str = "") -> None:
     """Switch the injector of a folder; raises ConfigurationError where there is no such folder."""
     if not folder.is_dir():
         raise ConfigurationError(
             f"--folder {folder}: is no folder; name the one that `penstock inject` works in"
         )
-    add_alone(folder / SWITCHES, Switch(on=on, by=by, timestamp=time.time()).model_dump())
+    add_line(folder / SWITCHES, Switch(on=on, by=by, timestamp=time.time()).model_dump())
 
 
 def last_switch(folder: Path) -> Switch | None:
-    found = list(_records(Switch, read_lines(folder / SWITCHES)))
-    return found[-1] if found else None
+    """Return how a folder was switched last; None where it never was."""
+    return next(iter(deque(records(Switch, folder), 1)), None)
 
 
 # ---- What an injector says of itself while it lives, for those who look at its folder: `pulse.json`.
 
 PULSE: Final = "pulse.json"
-_LEAST_S: Final = 1.0
 _MOST_BYTES: Final = 65_536
 
 
@@ -456,21 +394,11 @@ class Beat(_Line):
     ended: bool = False
 
 
-class Pulse:
-    """Writes the beats of one injector."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / PULSE
-        self._next_s = 0.0
-
-    def beat(self, beat: Beat) -> None:
-        """Write a beat, unless one of the same second was; the last one is always written. Raises OSError."""
-        if time.monotonic() < self._next_s and not beat.ended:
-            return
-        self._next_s = time.monotonic() + _LEAST_S
-        made = self._file.with_suffix(".tmp")
-        made.write_text(beat.model_dump_json())
-        made.replace(self._file)
+def write_beat(folder: Path, beat: Beat) -> None:
+    """Write a beat in place of the one before; raises OSError."""
+    made = folder / f"{PULSE}.tmp"
+    made.write_text(beat.model_dump_json())
+    made.replace(folder / PULSE)
 
 
 def last_beat(folder: Path) -> Beat | None:

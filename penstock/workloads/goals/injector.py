@@ -37,17 +37,16 @@ from penstock.workloads.goals.host import GoalReward, History, Outcome, Simulate
 from penstock.workloads.goals.injection_journal import (
     INTERRUPTED,
     VETO,
-    AutoSwitch,
     Beat,
     Feedback,
     Injection,
     InjectionJournal,
     InjectionRules,
-    Pulse,
     QuietHours,
     fit_success,
     goal_id,
     last_switch,
+    write_beat,
 )
 from penstock.workloads.goals.live_host import Commands, Executor, read_commands
 
@@ -239,16 +238,15 @@ class Gate:
         """Return what is done where `drawn` came from μ = chances; draw: uniform in [0, 1), for ε."""
         done = self.done_with(chances)
         certainty = float(chances[drawn])
+        action, why = drawn, f"certainty {certainty:.2f} ≥ {self.threshold:.2f}"
         if drawn == NOTHING:
-            return self._gated(NOTHING, done, "the policy would do nothing")
-        if certainty >= self.threshold:
-            return self._gated(drawn, done, f"certainty {certainty:.2f} ≥ {self.threshold:.2f}")
-        below = f"certainty {certainty:.2f} < {self.threshold:.2f}"
-        if self.safe[drawn] and draw < self.explore:
-            return self._gated(drawn, done, f"{below}, tried as one of {self.explore:.0%} of safe goals")
-        return self._gated(NOTHING, done, below)
-
-    def _gated(self, action: int, done: NDArray[np.float64], why: str) -> Gated:
+            why = "the policy would do nothing"
+        elif certainty < self.threshold:
+            why = f"certainty {certainty:.2f} < {self.threshold:.2f}"
+            if self.safe[drawn] and draw < self.explore:
+                why += f", tried as one of {self.explore:.0%} of safe goals"
+            else:
+                action = NOTHING
         return Gated(action, math.log(done[action]), why)
 
 
@@ -256,6 +254,7 @@ EPISODE_STEPS: Final = 50
 """An episode is cut after so many intervals, as one of `Goals-v0` is."""
 
 _REWARD: Final = GoalReward()
+_BEAT_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -268,14 +267,14 @@ class Drifted(Exception):
 class Injector:
     """Proposes goals, carries out those that may be, and reports their outcomes.
 
-    random: of ε. pause: waits so many seconds, at most until it is to end. drift_since: outcomes before it,
+    auto: whether goals are carried out, before the folder was ever switched. random: of ε. pause: waits so many seconds, at most until it is to end. drift_since: outcomes before it,
     Unix time in seconds, are not looked at for drift.
     """
 
     policy: AskedPolicy
     executor: Executor
     journal: InjectionJournal
-    switch: AutoSwitch
+    auto: bool
     gate: Gate
     rules: InjectionRules
     random: np.random.Generator
@@ -286,10 +285,10 @@ class Injector:
     _behind: bool = True
     _version: int = 0
     _history: History = field(init=False)
-    _pulse: Pulse = field(init=False)
+    _next_beat_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._history, self._pulse = History(self.executor.goals), Pulse(self.journal.folder)
+        self._history = History(self.executor.goals)
 
     # ------------------------------------------------------------ life
 
@@ -338,7 +337,7 @@ class Injector:
         policy = self.policy
         gated = self.gate.decide(suggestion.chances, suggestion.action, float(self.random.random()))
         now = time.time()
-        forbidden = self.rules.forbids(now, self.journal.injected_on(now), auto=self.switch.is_on())
+        forbidden = self.rules.forbids(now, self.journal.injected_on(now), auto=self._is_on())
         proposal = self._proposal(suggestion, gated, forbidden, now)
         if proposal is None or gated.action == NOTHING or forbidden:
             if proposal is not None:
@@ -352,7 +351,7 @@ class Injector:
             failpoint("inject.proposed", policy.step)
             self.pause(self.rules.veto_s)
         why = VETO if self.journal.is_vetoed(proposal.goal_id) else ""
-        why = why or ("" if self.switch.is_on() else "auto is off")
+        why = why or ("" if self._is_on() else "auto is off")
         why = why or ("the injector ends" if self.draining() else "")
         if why:
             metadata = {**proposal.metadata, "held": why}
@@ -460,16 +459,24 @@ class Injector:
             self.journal.stop(why, time.time())
             raise Drifted(why)
 
+    def _is_on(self) -> bool:
+        switched = last_switch(self.journal.folder)
+        return self.auto if switched is None else switched.on
+
     def _beat(self, trouble: str, *, ended: bool = False) -> None:
+        """Say how it is, at most once a second; the last beat is always written."""
+        if time.monotonic() < self._next_beat_s and not ended:
+            return
+        self._next_beat_s = time.monotonic() + _BEAT_S
         gate, rules = self.gate, self.rules
         beat = Beat(
-            at=time.time(), auto=self.switch.is_on(), trouble=trouble, version=self._version,
+            at=time.time(), auto=self._is_on(), trouble=trouble, version=self._version,
             threshold=gate.threshold, explore=gate.explore, interval_s=rules.interval_s,
             daily_limit=rules.daily_limit, veto_s=rules.veto_s, quiet=[one.text for one in rules.quiet],
             ended=ended,
         )  # fmt: skip
         try:
-            self._pulse.beat(beat)
+            write_beat(self.journal.folder, beat)
         except OSError as error:
             log.warning("its state was not written", extra={"error": str(error)})
 
@@ -509,7 +516,7 @@ def work(asked: InjectOptions, lifecycle: Lifecycle, settings: Settings, *, as_j
         _tell_switch(asked)
         injector = Injector(
             policy=AskedPolicy(client, asked.client_key, executor.goals), executor=executor, journal=journal,
-            switch=AutoSwitch(asked.folder, default=asked.auto), gate=gate, rules=rules,
+            auto=asked.auto, gate=gate, rules=rules,
             random=np.random.default_rng(asked.seed), pause=lifecycle.draining.wait,
             draining=lifecycle.draining.is_set, drift_since=journal.start_again(allowed=asked.resume),
         )  # fmt: skip

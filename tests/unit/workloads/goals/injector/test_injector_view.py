@@ -12,9 +12,9 @@ from penstock.workloads.goals.injection_journal import (
     PULSE,
     STOPPED,
     Beat,
-    Pulse,
     TooLate,
     last_beat,
+    write_beat,
     switch,
     veto,
 )
@@ -65,7 +65,7 @@ def test_its_day_its_success_and_its_last_goals(tmp_path: Path) -> None:
         *(outcome(n, success=n % 3 != 0) for n in range(1, 30)),
         outcome(30, success=None),
     )
-    Pulse(tmp_path).beat(beat())
+    write_beat(tmp_path, beat())
     seen = view_of(tmp_path, NOW)
     assert seen["state"] == "running"
     assert seen["day"] == {
@@ -91,7 +91,7 @@ def test_its_day_its_success_and_its_last_goals(tmp_path: Path) -> None:
 )
 def test_whether_it_lives(tmp_path: Path, said: dict[str, Any], later_s: float, state: str) -> None:
     write(tmp_path / INJECTIONS, goal(1, age_s=0.0, injected=False))
-    Pulse(tmp_path).beat(beat(**said))
+    write_beat(tmp_path, beat(**said))
     seen = view_of(tmp_path, NOW + later_s)
     assert seen["state"] == state
     assert seen["goals"][0]["mayVeto"] is (later_s == 0 and state == "running")
@@ -122,5 +122,5 @@ def test_a_veto_that_comes_too_late_is_told(tmp_path: Path) -> None:
             veto(tmp_path, late)
     for good in ("g3", "g3", "g4"):
         veto(tmp_path, good, "ada")
-    Pulse(tmp_path).beat(beat())
+    write_beat(tmp_path, beat())
     assert [one["goal_id"] for one in view_of(tmp_path, NOW)["goals"] if one["vetoed"]] == ["g3"]
