@@ -17,7 +17,7 @@ from penstock.runtime.foreground import AsJson, command
 
 if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
-    from penstock.workloads.chat.loop.loop_state import LoopOrder
+    from penstock.workloads.chat.loop_state import LoopOrder
 
 chat_commands = typer.Typer(help="Chat: its base, ratings, guardrails, its loop.", no_args_is_help=True)
 guard_commands = typer.Typer(help="Guardrails: train their classifier, check texts.", no_args_is_help=True)
@@ -278,8 +278,8 @@ def run(
 
     def body(lifecycle: "Lifecycle") -> int:
         from penstock.config.run_folder import keep_private
-        from penstock.workloads.chat.loop.learning_loop import LearningLoop
-        from penstock.workloads.chat.loop.step_process import read_run
+        from penstock.workloads.chat.learning_loop import LearningLoop
+        from penstock.workloads.chat.step_process import read_run
 
         keep_private()
         order = _order(
@@ -310,7 +310,7 @@ def check_options(words: Sequence[str]) -> None:
 
 def _order(**said: Any) -> "LoopOrder":
     """Return how the loop goes. said: options of `run` by name; None of a list: nothing."""
-    from penstock.workloads.chat.loop.loop_state import LoopOrder
+    from penstock.workloads.chat.loop_state import LoopOrder
 
     lists = ("heads", "weights", "reward", "train")
     return LoopOrder(**{**said, **{name: tuple(said[name] or ()) for name in lists}})
@@ -321,8 +321,8 @@ def status(run: Run, as_json: AsJson = False) -> int:
     """Tell which step the loop is at, how far the canary's trial is, and what became of rounds before."""
     from penstock.registry.records import RegistryError
     from penstock.registry.registry import Registry
-    from penstock.workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
-    from penstock.workloads.chat.loop.step_process import read_run
+    from penstock.workloads.chat.loop_state import look_at_canaries, look_at_loop
+    from penstock.workloads.chat.step_process import read_run
 
     served = read_run(run)
     try:
@@ -340,7 +340,7 @@ def status(run: Run, as_json: AsJson = False) -> int:
 @command(loop_commands)
 def weigh(run: Run, weights: Annotated[list[str], _WEIGHTS], reason: Reason) -> int:
     """Change what heads count in the reward, from the next reward model of the loop on."""
-    from penstock.workloads.chat.loop import loop_state
+    from penstock.workloads.chat import loop_state
     from penstock.workloads.language.reward.heads import parse_weights
 
     every = loop_state.weigh(_loop_of(run), parse_weights(weights), _why(reason), getpass.getuser())
@@ -351,7 +351,7 @@ def weigh(run: Run, weights: Annotated[list[str], _WEIGHTS], reason: Reason) -> 
 @command(loop_commands)
 def pause(run: Run, reason: Reason) -> int:
     """Have the loop wait: it trains and promotes nothing. Servers still withdraw a canary that is worse."""
-    from penstock.workloads.chat.loop import loop_state
+    from penstock.workloads.chat import loop_state
 
     loop_state.pause(_loop_of(run), _why(reason), getpass.getuser())
     return EXIT_OK
@@ -360,7 +360,7 @@ def pause(run: Run, reason: Reason) -> int:
 @command(loop_commands)
 def resume(run: Run) -> int:
     """Let the loop go on; a step that failed is tried again."""
-    from penstock.workloads.chat.loop import loop_state
+    from penstock.workloads.chat import loop_state
 
     loop_state.resume(_loop_of(run))
     return EXIT_OK
@@ -369,7 +369,7 @@ def resume(run: Run) -> int:
 @command(loop_commands)
 def abandon(run: Run, reason: Reason) -> int:
     """Give up the round that goes on: its canary is withdrawn, and the next one begins by new ratings."""
-    from penstock.workloads.chat.loop import loop_state
+    from penstock.workloads.chat import loop_state
 
     number = loop_state.abandon(_loop_of(run), _why(reason), getpass.getuser())
     _print(f"round {number} is given up as soon as the loop looks: `penstock chat loop status`")
@@ -377,8 +377,8 @@ def abandon(run: Run, reason: Reason) -> int:
 
 
 def _loop_of(run: Path) -> Path:
-    from penstock.workloads.chat.loop.loop_state import folder_of
-    from penstock.workloads.chat.loop.step_process import read_run
+    from penstock.workloads.chat.loop_state import folder_of
+    from penstock.workloads.chat.step_process import read_run
 
     read_run(run)
     return folder_of(run)
@@ -395,7 +395,7 @@ def _why(reason: str) -> str:
 
 def _status_lines(told: dict[str, Any]) -> list[str]:
     from penstock.registry.canary import Verdict
-    from penstock.workloads.chat.loop.loop_state import shown_weights
+    from penstock.workloads.chat.loop_state import shown_weights
 
     found, canaries = told["loop"], told["canaries"]
     trial = canaries["trial"]

@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -370,6 +370,12 @@ def switch(folder: Path, *, on: bool, by: str = "") -> None:
 def last_switch(folder: Path) -> Switch | None:
     """Return how a folder was switched last; None where it never was."""
     return next(iter(deque(records(Switch, folder), 1)), None)
+
+
+def is_on(folder: Path, *, default: bool) -> bool:
+    """Return whether goals are carried out. default: what counts before the folder was ever switched."""
+    last = last_switch(folder)
+    return default if last is None else last.on
 
 
 # ---- What an injector says of itself while it lives, for those who look at its folder: `pulse.json`.

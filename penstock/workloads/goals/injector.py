@@ -45,6 +45,7 @@ from penstock.workloads.goals.injection_journal import (
     QuietHours,
     fit_success,
     goal_id,
+    is_on,
     last_switch,
     write_beat,
 )
@@ -267,8 +268,9 @@ class Drifted(Exception):
 class Injector:
     """Proposes goals, carries out those that may be, and reports their outcomes.
 
-    auto: whether goals are carried out, before the folder was ever switched. random: of ε. pause: waits so many seconds, at most until it is to end. drift_since: outcomes before it,
-    Unix time in seconds, are not looked at for drift.
+    auto: whether goals are carried out, before the folder was ever switched. random: of ε. pause: waits so
+    many seconds, at most until it is to end. drift_since: outcomes before it, Unix time in seconds, are not
+    looked at for drift.
     """
 
     policy: AskedPolicy
@@ -460,8 +462,7 @@ class Injector:
             raise Drifted(why)
 
     def _is_on(self) -> bool:
-        switched = last_switch(self.journal.folder)
-        return self.auto if switched is None else switched.on
+        return is_on(self.journal.folder, default=self.auto)
 
     def _beat(self, trouble: str, *, ended: bool = False) -> None:
         """Say how it is, at most once a second; the last beat is always written."""

@@ -15,8 +15,8 @@ import pytest
 from penstock.registry.records import NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, write_kept
-from penstock.workloads.chat.loop import loop_state
-from penstock.workloads.chat.loop.loop_state import LoopOrder, read_weighed
+from penstock.workloads.chat import loop_state
+from penstock.workloads.chat.loop_state import LoopOrder, read_weighed
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.chat.chat_gateway import ChatGateway
 from tests.support.run.broker_process import eventually

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
-from penstock.workloads.chat.loop.loop_state import (
+from penstock.workloads.chat.loop_state import (
     LoopState,
     Outcome,
     Step,
@@ -18,8 +18,8 @@ from penstock.workloads.chat.loop.loop_state import (
     read_state,
     round_folder,
 )
-from penstock.workloads.chat.loop.step_process import has_checkpoint
 from penstock.workloads.chat.people import draw_prompt
+from penstock.workloads.chat.step_process import has_checkpoint
 from tests.support.chat.chat_gateway import ChatGateway
 from tests.support.chat.people_who_rate import talks
 from tests.support.run.broker_process import eventually

@@ -19,10 +19,15 @@ from penstock.registry.registry import Registry
 from penstock.rpc.auth import Credentials
 from penstock.workloads.chat import people
 from penstock.workloads.chat.http.chat_routes import site
-from penstock.workloads.chat.loop.loop_state import folder_of, member_heads, member_weights, with_members
-from penstock.workloads.chat.loop.loop_view import write_rows
-from penstock.workloads.chat.loop.step_process import ServedJudge, judge_address, keep_judge
+from penstock.workloads.chat.loop_state import (
+    folder_of,
+    member_heads,
+    member_weights,
+    with_members,
+    write_rows,
+)
 from penstock.workloads.chat.people import population
+from penstock.workloads.chat.step_process import ServedJudge, judge_address, keep_judge
 from penstock.workloads.language.feedback import Source, parse_scale
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.launch.run.supervisor import penstock
-from penstock.workloads.chat.loop.loop_state import LoopState, Step, folder_of, read_state
+from penstock.workloads.chat.loop_state import LoopState, Step, folder_of, read_state
 
 PATIENCE_S = 120.0
 

@@ -15,10 +15,10 @@ from penstock.registry.ratings import Rating
 from penstock.registry.records import NewVersion, Origin, PolicyVersion, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import write_kept
-from penstock.workloads.chat.loop import loop_state
-from penstock.workloads.chat.loop.learning_loop import WAITS_S, LearningLoop, run_name
-from penstock.workloads.chat.loop.loop_state import LoopOrder, LoopState, Step
-from penstock.workloads.chat.loop.step_process import ServedRun, read_run
+from penstock.workloads.chat import loop_state
+from penstock.workloads.chat.learning_loop import WAITS_S, LearningLoop, run_name
+from penstock.workloads.chat.loop_state import LoopOrder, LoopState, Step
+from penstock.workloads.chat.step_process import ServedRun, read_run
 
 POLICY = "default"
 

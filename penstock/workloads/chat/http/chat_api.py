@@ -29,8 +29,8 @@ from penstock.gateway.sites.site import RunSettings, ServedText, Upstream, answe
 from penstock.registry.ratings import RatedConversation, Rating
 from penstock.registry.records import RegistryError
 from penstock.workloads.chat.http import chat_bodies as bodies
-from penstock.workloads.chat.loop.loop_state import disagreement, folder_of, told
-from penstock.workloads.chat.loop.step_process import judge_address
+from penstock.workloads.chat.loop_state import disagreement, folder_of, told
+from penstock.workloads.chat.step_process import judge_address
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import RewardError, Sample

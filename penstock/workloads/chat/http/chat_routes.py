@@ -37,12 +37,11 @@ from penstock.gateway.sites.site import (
 from penstock.registry.ratings import RatedConversation, Tally
 from penstock.registry.records import Event, PolicyVersion, RegistryError, Unavailable, UnknownVersion
 from penstock.registry.registry import Registry
+from penstock.workloads.chat import loop_state
 from penstock.workloads.chat.commands import check_options
 from penstock.workloads.chat.http import chat_bodies as bodies
 from penstock.workloads.chat.http.chat_api import ACCOUNT, ChatApi, TalkCounts, VersionCounts, person_of
-from penstock.workloads.chat.loop import loop_state
-from penstock.workloads.chat.loop.loop_state import Change, folder_of
-from penstock.workloads.chat.loop.loop_view import look_at_canaries, look_at_loop
+from penstock.workloads.chat.loop_state import Change, folder_of, look_at_canaries, look_at_loop
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 

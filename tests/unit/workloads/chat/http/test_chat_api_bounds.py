@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 
 from penstock.workloads.chat.http import chat_routes
 from penstock.workloads.chat.http.chat_api import MOST_OF_ONE
-from penstock.workloads.chat.loop.loop_state import folder_of
+from penstock.workloads.chat.loop_state import folder_of
 from tests.support.chat.chat_stand import chat_app, client_at, upstream_at
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import TextStand, make_model

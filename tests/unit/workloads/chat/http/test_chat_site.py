@@ -18,7 +18,7 @@ from penstock.gateway.store.tables import Role
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from penstock.workloads.chat.http.chat_routes import site
-from penstock.workloads.chat.loop.loop_state import (
+from penstock.workloads.chat.loop_state import (
     LoopOrder,
     LoopState,
     Step,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.workloads.chat.loop.loop_state import (
+from penstock.workloads.chat.loop_state import (
     MEMBERS,
     disagreement,
     member_heads,

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from penstock.workloads.chat.loop.loop_view import (
+from penstock.workloads.chat.loop_state import (
     NewRatings,
     believed,
     new_among,

@@ -11,8 +11,8 @@ import pytest
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.records import Status
 from penstock.runtime.exit import Fatal
-from penstock.workloads.chat.loop import loop_state
-from penstock.workloads.chat.loop.loop_state import LoopOrder, LoopState, Outcome, Step, round_folder, weigh
+from penstock.workloads.chat import loop_state
+from penstock.workloads.chat.loop_state import LoopOrder, LoopState, Outcome, Step, round_folder, weigh
 from penstock.workloads.chat.ratings import RatingRules
 from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand, soon
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.loop.loop_state import LoopOrder
+from penstock.workloads.chat.loop_state import LoopOrder
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.loop.loop_state import (
+from penstock.workloads.chat.loop_state import (
     MOST_PAST,
     LoopState,
     Outcome,

@@ -10,17 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.workloads.chat.commands import loop_commands
-from penstock.workloads.chat.loop.loop_state import (
+from penstock.workloads.chat.loop_state import (
     LoopOrder,
     LoopState,
     Outcome,
     Step,
+    look_at_loop,
     pause,
     weigh,
     write_state,
 )
-from penstock.workloads.chat.loop.loop_view import look_at_loop
-from penstock.workloads.chat.loop.step_process import facts_of
+from penstock.workloads.chat.step_process import facts_of
 from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand
 
 MEASURES = {

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.workloads.chat.loop.step_process import (
+from penstock.workloads.chat.step_process import (
     StepFailed,
     forget_texts,
-    is_done,
     rated_heads,
+    summary_of,
     told_apart,
 )
 
@@ -75,4 +75,4 @@ def test_heads_are_those_that_were_rated(tmp_path: Path) -> None:
 def test_a_training_is_done_when_its_folder_says_so(tmp_path: Path, summary: str | None, done: bool) -> None:
     if summary is not None:
         (tmp_path / "summary.json").write_text(summary)
-    assert is_done(tmp_path) is done
+    assert (summary_of(tmp_path) is not None) is done

@@ -7,7 +7,7 @@ from penstock.actor.serving.release import is_same_network
 from penstock.config.settings import load
 from penstock.learner.model import make_model as make_learned
 from penstock.policy import weights
-from penstock.workloads.chat.loop.learning_loop import recipe_of
+from penstock.workloads.chat.learning_loop import recipe_of
 from tests.support.chat.loop_stand import loop_stand
 from tests.support.language.text_stand import make_model
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from penstock.workloads.chat.loop.step_process import JUDGE, ServedJudge, judge_address, keep_judge
+from penstock.workloads.chat.step_process import JUDGE, ServedJudge, judge_address, keep_judge
 
 
 def made(folder: Path, name: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workloads.chat.loop.step_process import LOG, StepFailed, run_step
+from penstock.workloads.chat.step_process import LOG, StepFailed, run_step
 
 
 def test_a_step_that_was_killed_is_said_to_be(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.commands import loop_commands
-from penstock.workloads.chat.loop.loop_state import (
+from penstock.workloads.chat.loop_state import (
     MOST_CHANGES,
     LoopOrder,
     LoopState,

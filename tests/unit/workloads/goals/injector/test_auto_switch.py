@@ -5,17 +5,15 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.injection_journal import SWITCHES, AutoSwitch, last_switch, switch
+from penstock.workloads.goals.injection_journal import SWITCHES, is_on, last_switch, switch
 
 
 @pytest.mark.parametrize("default", [False, True])
 def test_the_newest_line_counts_and_without_one_the_option(tmp_path: Path, default: bool) -> None:
-    seen = AutoSwitch(tmp_path, default=default)
-    assert seen.is_on() is default
+    assert is_on(tmp_path, default=default) is default
     for wanted in (not default, default, not default):
         switch(tmp_path, on=wanted, by="ada")
-        assert seen.is_on() is wanted
-        assert AutoSwitch(tmp_path, default=default).is_on() is wanted
+        assert is_on(tmp_path, default=default) is wanted
     found = last_switch(tmp_path)
     assert found is not None
     assert (found.on, found.by) == (not default, "ada")
@@ -24,7 +22,7 @@ def test_the_newest_line_counts_and_without_one_the_option(tmp_path: Path, defau
 def test_a_line_that_is_no_switch_is_named(tmp_path: Path) -> None:
     (tmp_path / SWITCHES).write_text('{"on": "perhaps", "timestamp": 1.0}\n')
     with pytest.raises(ConfigurationError, match=r"auto_switches.jsonl: line 1: on='perhaps'"):
-        AutoSwitch(tmp_path, default=False).is_on()
+        is_on(tmp_path, default=False)
 
 
 def test_a_folder_that_is_none_is_not_made(tmp_path: Path) -> None:

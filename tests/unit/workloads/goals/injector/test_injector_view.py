@@ -14,9 +14,9 @@ from penstock.workloads.goals.injection_journal import (
     Beat,
     TooLate,
     last_beat,
-    write_beat,
     switch,
     veto,
+    write_beat,
 )
 from penstock.workloads.goals.injector_view import view_of
 

@@ -36,39 +36,10 @@ from penstock.registry.records import NotAllowed, PolicyVersion, RegistryError, 
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import registry_url, replace_file
 from penstock.runtime.exit import Fatal
-from penstock.workloads.chat.loop import loop_state, loop_view
-from penstock.workloads.chat.loop.loop_state import (
-    Abandonment,
-    LoopOrder,
-    LoopState,
-    Outcome,
-    Step,
-    read_weighed,
-    with_members,
-)
-from penstock.workloads.chat.loop.step_process import (
-    BEGIN,
-    BELIEVED,
-    CARD,
-    JUDGE,
-    PROMPTS,
-    RECIPE,
-    RUN,
-    ServedJudge,
-    ServedRun,
-    StepFailed,
-    StepInterrupted,
-    facts_of,
-    forget_texts,
-    has_checkpoint,
-    is_done,
-    keep_judge,
-    name_of,
-    rated_heads,
-    run_step,
-    serving_version,
-    told_apart,
-)
+from penstock.workloads.chat import loop_state
+from penstock.workloads.chat import step_process as steps
+from penstock.workloads.chat.loop_state import Abandonment, LoopOrder, LoopState, Outcome, Step
+from penstock.workloads.chat.step_process import ServedJudge, ServedRun, StepFailed, StepInterrupted
 
 # ---- The training of a round, as a recipe for `penstock train`.
 
@@ -89,8 +60,8 @@ def recipe_of(run: ServedRun, folder: Path, number: int) -> str:
     kwargs: dict[str, Any] = {
         name: given.environment.kwargs[name] for name in _KEPT if name in given.environment.kwargs
     }
-    kwargs |= {"prompts": str(folder / PROMPTS), "reward": str(folder / JUDGE)}
-    policy = {**given.policy.kwargs, "begin_with": str(folder / BEGIN)}
+    kwargs |= {"prompts": str(folder / steps.PROMPTS), "reward": str(folder / steps.JUDGE)}
+    policy = {**given.policy.kwargs, "begin_with": str(folder / steps.BEGIN)}
     registry = RegistrySection(
         url=registry_url(run.folder, given.registry.url),
         password_file=given.registry.password_file,
@@ -149,7 +120,7 @@ class LearningLoop:
         self._run, self._order, self._draining, self._once = run, order, draining, once
         self._folder = loop_state.folder_of(run.folder)
         self._state = LoopState()
-        self._new: loop_view.NewRatings | None = None
+        self._new: loop_state.NewRatings | None = None
         """Ratings behind the last round, or, while a canary is on trial, since that began."""
         self._seen = 0
         """How many of them there were when they were last looked through."""
@@ -164,7 +135,7 @@ class LearningLoop:
             self._state = replace(loop_state.read_state(self._folder), order=self._order.shown())
             if self._state.step is Step.WAITING:
                 self._state = replace(self._state, labels=0)  # they are counted anew
-                forget_texts(self._round)  # of a loop that was killed as it did so
+                steps.forget_texts(self._round)  # of a loop that was killed as it did so
             loop_state.write_state(self._folder, self._state)
             ended = len(self._state.past)
             while not self._draining.is_set():
@@ -234,7 +205,7 @@ class LearningLoop:
         if self._state.step is not Step.REWARD:
             self._to(failure="")
             return
-        new = loop_view.NewRatings(self._run.policy, self._state.through)
+        new = loop_state.NewRatings(self._run.policy, self._state.through)
         new.look(registry)
         self._to(failure="", step=Step.RATINGS, through=new.newest)
 
@@ -266,12 +237,12 @@ class LearningLoop:
         new, wanted = self._new_behind(self._state.taken), self._order.labels
         count = new.look(registry)
         if count > self._seen and self._state.labels + count - self._seen >= wanted:
-            kept = loop_view.believed(registry, self._run.policy, self._order.rules, new.newest)
+            kept = loop_state.believed(registry, self._run.policy, self._order.rules, new.newest)
             self._seen = count
-            self._to(labels=loop_view.new_among(kept, self._state.taken))
+            self._to(labels=loop_state.new_among(kept, self._state.taken))
         if self._state.labels < wanted:
             return False
-        if serving_version(registry, self._run.policy, by=BY) is None:
+        if steps.serving_version(registry, self._run.policy, by=BY) is None:
             self._note(
                 "no version is registered: a run that serves registers the one that it begins with where "
                 "learner.keep_every_updates is set"
@@ -282,36 +253,45 @@ class LearningLoop:
         return True
 
     def _leave_out(self, registry: Registry) -> bool:
-        rows = loop_view.believed(registry, self._run.policy, self._order.rules, self._state.through)
+        rows = loop_state.believed(registry, self._run.policy, self._order.rules, self._state.through)
         given = str(self._run.settings.environment.kwargs.get("prompts", ""))
-        loop_view.write_rows(self._round / PROMPTS, loop_view.replayed_prompts(rows, given))
-        loop_view.write_rows(self._round / BELIEVED, with_members(rows))
-        self._to(step=Step.REWARD, labels=loop_view.new_among(rows, self._state.taken))
+        loop_state.write_rows(self._round / steps.PROMPTS, loop_state.replayed_prompts(rows, given))
+        loop_state.write_rows(self._round / steps.BELIEVED, loop_state.with_members(rows))
+        self._to(step=Step.REWARD, labels=loop_state.new_among(rows, self._state.taken))
         return True
 
     def _train_reward(self, registry: Registry) -> bool:
         del registry
-        judge = self._round / JUDGE
-        if not (judge / CARD).exists():
-            words = ["rlhf", "reward", "train", BELIEVED, "--model", self._run.model, "--out", JUDGE]
+        judge = self._round / steps.JUDGE
+        if not (judge / steps.CARD).exists():
+            words = [
+                "rlhf",
+                "reward",
+                "train",
+                steps.BELIEVED,
+                "--model",
+                self._run.model,
+                "--out",
+                steps.JUDGE,
+            ]
             words.append("--json")
-            heads = self._order.heads or rated_heads(self._round / BELIEVED)
-            changed = read_weighed(self._folder).standing
-            run_step([*words, *self._order.reward_words(heads, changed)], self._round, self._is_over)
-        self._to(judge={"round": self._state.number, **facts_of(judge / CARD)})
-        auc, tells = told_apart(judge / CARD)
+            heads = self._order.heads or steps.rated_heads(self._round / steps.BELIEVED)
+            changed = loop_state.read_weighed(self._folder).standing
+            steps.run_step([*words, *self._order.reward_words(heads, changed)], self._round, self._is_over)
+        self._to(judge={"round": self._state.number, **steps.facts_of(judge / steps.CARD)})
+        auc, tells = steps.told_apart(judge / steps.CARD)
         least = self._order.least_auc
         if least and (tells is None or tells < least):
             told = "nothing, for the ratings held out say all the same" if tells is None else f"{tells:.2f}"
             self._end(Outcome.UNLEARNED, f"the reward model tells apart {told}; at least {least:g} is wanted")
         else:
-            keep_judge(self._folder, judge)
+            steps.keep_judge(self._folder, judge)
             self._to(step=Step.TRAINING, auc=auc, tries=0)
         return True
 
     def _train_policy(self, registry: Registry) -> bool:
-        if not (self._round / BEGIN).exists():
-            base = serving_version(registry, self._run.policy, by=BY)
+        if not (self._round / steps.BEGIN).exists():
+            base = steps.serving_version(registry, self._run.policy, by=BY)
             if base is None:
                 raise StepFailed("no version answers people any more: promote one")
             try:
@@ -319,25 +299,27 @@ class LearningLoop:
             except ValueError as error:
                 raise StepFailed(str(error)) from error
             self._to(base=base.version)
-            replace_file(self._round / BEGIN, blob)
-        run = self._round / RUN
-        if not is_done(run):
-            run_step(self._training(run), self._round, self._is_over)
+            replace_file(self._round / steps.BEGIN, blob)
+        run = self._round / steps.RUN
+        if steps.summary_of(run) is None:
+            steps.run_step(self._training(run), self._round, self._is_over)
         made = self._made(registry)
         if made is None:
             raise StepFailed(f"{run}: the training registered no version; its logs say why")
-        new = loop_view.NewRatings(self._run.policy, self._state.through)
+        new = loop_state.NewRatings(self._run.policy, self._state.through)
         new.look(registry)
         self._to(step=Step.TRIAL, version=made.version, trial_from=new.newest, tries=0)
         return True
 
     def _training(self, run: Path) -> list[str]:
         said = ["--json", *(f"--set={one}" for one in self._order.train)]
-        if has_checkpoint(run):
-            return ["train", RUN, "--resume", *said]
+        if steps.has_checkpoint(run):
+            return ["train", steps.RUN, "--resume", *said]
         shutil.rmtree(run, ignore_errors=True)  # it has learned nothing yet, or could not
-        replace_file(self._round / RECIPE, recipe_of(self._run, self._round, self._state.number).encode())
-        return ["train", RECIPE, "--run-dir", RUN, *said]
+        replace_file(
+            self._round / steps.RECIPE, recipe_of(self._run, self._round, self._state.number).encode()
+        )
+        return ["train", steps.RECIPE, "--run-dir", steps.RUN, *said]
 
     def _try_canary(self, registry: Registry) -> bool:
         assert self._state.version is not None
@@ -394,9 +376,9 @@ class LearningLoop:
     def _round(self) -> Path:
         return loop_state.round_folder(self._folder, self._state.number)
 
-    def _new_behind(self, after: int) -> loop_view.NewRatings:
+    def _new_behind(self, after: int) -> loop_state.NewRatings:
         if self._new is None:
-            self._new, self._seen = loop_view.NewRatings(self._run.policy, after), 0
+            self._new, self._seen = loop_state.NewRatings(self._run.policy, after), 0
         return self._new
 
     def _to(self, **changes: Any) -> None:
@@ -410,7 +392,7 @@ class LearningLoop:
     def _end(self, outcome: Outcome, why: str) -> None:
         self._state, self._new = self._state.ended(outcome, why), None
         loop_state.write_state(self._folder, self._state)
-        forget_texts(self._round)
+        steps.forget_texts(self._round)
         log.info("round over", extra={"round": self._state.number, "outcome": outcome.value, "why": why})
 
     def _is_over(self, seconds: float) -> bool:
@@ -421,6 +403,6 @@ class LearningLoop:
         )
 
     def _made(self, registry: Registry) -> PolicyVersion | None:
-        name = name_of(self._round / RUN)
-        own = [one for one in registry.list(self._run.policy) if one.run == name]
+        summary = steps.summary_of(self._round / steps.RUN) or {}
+        own = [one for one in registry.list(self._run.policy) if one.run == summary.get("run")]
         return own[-1] if own else None

@@ -53,12 +53,15 @@ def run_step(words: Sequence[str], folder: Path, wait: Callable[[float], bool]) 
             log.flush()
             begin = log.tell()
             child = start_command(words, folder, log, reading, lock.fileno())
-            code = _ended(child, wait)
+            while child.poll() is None:
+                if wait(_LOOK_S):
+                    child.terminate()
+                    child.wait()
+                    raise StepInterrupted
     finally:
         os.close(reading)
         os.close(writing)
-    if code is None:
-        raise StepInterrupted
+    code = child.returncode
     if code != EXIT_OK:
         said = _last_line(folder / LOG, begin) or f"exit code {code}"
         why = f"was killed by signal {-code}; its last line: {said}" if code < 0 else said
@@ -86,22 +89,10 @@ def _take(lock: IO[str], wait: Callable[[float], bool]) -> None:
     """Take the round's lock, which what a killed loop started may still hold; raises StepInterrupted."""
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if wait(_LOOK_S):
                 raise StepInterrupted from None
-        else:
-            return
-
-
-def _ended(child: "subprocess.Popen[bytes]", wait: Callable[[float], bool]) -> int | None:
-    """Return the exit code of a process, None of one that was asked to end first."""
-    while child.poll() is None:
-        if wait(_LOOK_S):
-            child.terminate()
-            child.wait()
-            return None
-    return child.returncode
 
 
 def _last_line(log: Path, begin: int) -> str:
@@ -153,13 +144,13 @@ def facts_of(card: Path) -> dict[str, Any]:
     return {"weights": found["weights"], "measures": found["trained"]["measures"]}
 
 
-def is_done(run: Path) -> bool:
-    summary = _summary(run)
-    return bool(summary) and not summary["interrupted"] and "failure" not in summary
-
-
-def name_of(run: Path) -> str:
-    return str(_summary(run)["run"])
+def summary_of(run: Path) -> dict[str, Any] | None:
+    """Return the summary of a training that is done; None while there is something left to do."""
+    try:
+        summary: dict[str, Any] = json.loads((run / _SUMMARY).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return None if not summary or summary["interrupted"] or "failure" in summary else summary
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -174,13 +165,6 @@ def forget_texts(folder: Path) -> None:
     for path in (folder / RUN).glob("*"):
         if path.name not in _LASTS_OF_RUN:
             _remove(path)
-
-
-def _summary(run: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((run / _SUMMARY).read_bytes()))
-    except (FileNotFoundError, ValueError):
-        return {}
 
 
 def _remove(path: Path) -> None:

@@ -9,7 +9,6 @@ import json
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,10 +18,14 @@ from typing import Any, Final
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import make_private
 from penstock.config.settings import load, parse_assignment
+from penstock.registry.canary import Cause, TrialState
+from penstock.registry.ratings import KeptRating
+from penstock.registry.records import MAX_EVENTS, Action, Status
+from penstock.registry.registry import Registry
 from penstock.registry.weight_files import replace_file
-from penstock.workloads.chat.loop.step_process import KNOWN
-from penstock.workloads.chat.ratings import RatingRules, Row
-from penstock.workloads.language.feedback import place_of
+from penstock.workloads.chat.ratings import RatingRules, Row, filter_ratings
+from penstock.workloads.chat.step_process import KNOWN
+from penstock.workloads.language.feedback import place_of, rating_row, rows_of
 from penstock.workloads.language.prompt import identity, parse_prompt
 from penstock.workloads.language.reward.heads import (
     PREFERRED,
@@ -106,27 +109,16 @@ class LoopState:
 
     def ended(self, outcome: Outcome, why: str) -> "LoopState":
         done = PastRound(
-            number=self.number,
-            outcome=outcome,
-            why=why,
-            labels=self.labels,
-            version=self.version,
-            auc=self.auc,
-            ended_s=time.time(),
-        )
+            number=self.number, outcome=outcome, why=why, labels=self.labels, version=self.version,
+            auc=self.auc, ended_s=time.time(),
+        )  # fmt: skip
         return replace(
             self,
             step=Step.WAITING,
             taken=self.through,
-            labels=0,
-            base=None,
-            version=None,
-            auc=None,
-            note="",
-            failure="",
-            tries=0,
+            labels=0, base=None, version=None, auc=None, note="", failure="", tries=0,
             past=(*self.past, done)[-MOST_PAST:],
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +221,9 @@ def with_members(rows: Iterable[Row]) -> Iterator[Row]:
     for row in rows:
         yield row
         if row.get("key") == OF and row.get("score") is not None:
-            for number, name in enumerate(MEMBERS):
-                if _learns(number, row):
+            prompt = _prompt_of(row)
+            for number, name in enumerate(MEMBERS, 1):
+                if prompt is not None and place_of(prompt, number)[0] % 2 == 0:
                     yield {**row, "key": name}
 
 
@@ -253,12 +246,12 @@ def told(shares: Mapping[str, float]) -> dict[str, float]:
     return {name: share for name, share in shares.items() if name not in MEMBERS}
 
 
-def _learns(number: int, row: Row) -> bool:
+def _prompt_of(row: Row) -> str | None:
+    """Return the name of a row's prompt; None where it has none, which its training tells."""
     try:
-        name = identity(parse_prompt(row.get("prompt")))
+        return identity(parse_prompt(row.get("prompt")))
     except ValueError:
-        return False  # the training says what is wrong with it
-    return place_of(name, number + 1)[0] % 2 == 0
+        return None
 
 
 # ---- How the loop goes: how many labels, which rewards, how a canary is tried.
@@ -314,21 +307,20 @@ class LoopOrder:
             )
         if not 0 <= self.least_auc <= 1:
             raise ConfigurationError(f"--least-auc {self.least_auc:g}: must lie between 0 and 1")
-        heads = parse_heads(self.heads or [f"{name}={scale}" for name, scale in KNOWN.items()])
+        heads = _heads_of(self.heads)
         known = [*(one.name for one in heads), PREFERRED]
         weights = parse_weights(self.weights)
         for name in weights:
             if name not in known:
                 raise ConfigurationError(f"--weight {name}: there is no such head; use {', '.join(known)}")
         reward_weights(heads, weights)
+        option = "--reward"
         try:
             training_settings(self.reward)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--reward {error}") from error
-        try:
+            option = "--train"
             load([_ROUND, *map(parse_assignment, self.train)])
         except ConfigurationError as error:
-            raise ConfigurationError(f"--train {error}") from error
+            raise ConfigurationError(f"{option} {error}") from error
         for key in (one.partition("=")[0] for one in self.train):
             if any(f"{key}.".startswith(f"{own}.") or own.startswith(f"{key}.") for own in _OWN):
                 raise ConfigurationError(f"--train {key}: the loop sets it in every round; leave it out")
@@ -350,8 +342,7 @@ class LoopOrder:
         return [one for one in said if one.partition("=")[0] in there]
 
     def shown(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+        return dict(json.loads(json.dumps(asdict(self))))
 
 
 # ---- What each criterion counts in the reward of a loop, as people change it while the loop goes on.
@@ -397,7 +388,9 @@ def read_weighed(folder: Path) -> Weighed:
 def weigh(folder: Path, weights: Mapping[str, float], reason: str, by: str) -> dict[str, float]:
     """Change weights of heads from the next reward model on; returns those of all heads by now."""
     order = read_state(folder).order
-    with _held(folder):
+    make_private(folder)
+    with (folder / "weights.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         before = read_weighed(folder)
         heads, known = _known(order, before.standing)
         every = reward_weights(heads, {**known, **weights})
@@ -419,21 +412,164 @@ def shown_weights(weights: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {one:g}" for name, one in weights.items())
 
 
+def _heads_of(said: Sequence[str] | None) -> tuple[Head, ...]:
+    """Return the heads that were named, else those that the page asks for."""
+    return parse_heads(said or [f"{name}={scale}" for name, scale in KNOWN.items()])
+
+
 def _known(
     order: Mapping[str, Any], standing: Mapping[str, float]
 ) -> tuple[tuple[Head, ...], dict[str, float]]:
     """Return the heads of a loop, and what was said of them: by its order, and above that by people."""
-    heads = parse_heads(order.get("heads") or [f"{name}={scale}" for name, scale in KNOWN.items()])
+    heads = _heads_of(order.get("heads"))
     there = {*(one.name for one in heads), PREFERRED}
     said = {**parse_weights(order.get("weights", ())), **standing}
     # The loop may have had other heads when an earlier change was made.
     return heads, {name: one for name, one in said.items() if name in there}
 
 
-@contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """One change at a time, whichever process makes it."""
-    make_private(folder)
-    with (folder / "weights.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+# ---- What people have said of a run's answers that counts, and how much of it is new.
+
+_PAGE: Final = 1000
+
+
+class NewRatings:
+    """Counts the ratings of a policy behind a number, and reads each of them once."""
+
+    def __init__(self, policy: str, after: int) -> None:
+        self._policy = policy
+        self.count, self.newest = 0, after
+
+    def look(self, registry: Registry) -> int:
+        while page := registry.ratings(self._policy, self.newest, _PAGE):
+            self.count, self.newest = self.count + len(page), page[-1].number
+        return self.count
+
+
+def believed(registry: Registry, policy: str, rules: RatingRules, through: int) -> list[Row]:
+    """Return the rows that count among the ratings up to a number, each with its `number`."""
+    rows = [rating_row(one) for one in _through(registry, policy, through)]
+    return filter_ratings(rows, rules).kept
+
+
+def new_among(rows: Iterable[Row], after: int) -> int:
+    return sum(row["number"] > after for row in rows)
+
+
+def write_rows(file: Path, rows: Iterable[Row]) -> None:
+    """Write rows as JSON lines, whole and on the disk when this returns; raises OSError."""
+    replace_file(file, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+
+
+def replayed_prompts(rows: Iterable[Row], prompts: str) -> list[dict[str, Any]]:
+    """Return what was rated, each prompt once, and behind it the run's own, so that those stay trained."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        found.setdefault(_prompt_of(row) or repr(row["prompt"]), row["prompt"])
+    for _, row in rows_of(prompts) if prompts else ():
+        if not isinstance(row, ValueError) and row.get("prompt") is not None:
+            found.setdefault(_prompt_of(row) or repr(row["prompt"]), row["prompt"])
+    return [{"prompt": prompt} for prompt in found.values()]
+
+
+def _through(registry: Registry, policy: str, through: int) -> Iterable[KeptRating]:
+    after = 0
+    while page := registry.ratings(policy, after, _PAGE):
+        after = page[-1].number
+        yield from (one for one in page if one.number <= through)
+
+
+# ---- What those who look after a chat see of its loop, and by which numbers its canary is judged.
+
+PAST: Final = 10
+"""Rounds that are shown."""
+
+
+def look_at_loop(run: Path, registry: Registry, policy: str) -> dict[str, Any] | None:
+    """Return where the loop of a run stands, as JSON values; None where it was never started."""
+    folder = folder_of(run)
+    state, pause = read_state(folder), read_pause(folder)
+    if not state.order:
+        return None
+    abandoned = read_abandonment(folder)
+    new = NewRatings(policy, state.taken if state.step is Step.WAITING else state.through)
+    return {
+        "round": state.number,
+        "step": state.step.value,
+        "paused": None if pause is None else asdict(pause),
+        "failure": state.failure,
+        "tries": state.tries,
+        "abandoned": None if abandoned is None or abandoned.number != state.number else asdict(abandoned),
+        "note": state.note,
+        "newRatings": new.look(registry),
+        "labels": state.labels,
+        "labelsWanted": state.order["labels"],
+        "weights": standing_weights(state.order, read_weighed(folder)),
+        "judge": _judge(state.judge) if state.judge else None,
+        "base": state.base,
+        "version": state.version,
+        "auc": state.auc,
+        "past": [asdict(one) for one in reversed(state.past[-PAST:])],
+    }
+
+
+def _judge(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how well the newest reward model knows each criterion, by ratings that were held out."""
+    measures = found["measures"]
+    return {
+        "round": found["round"],
+        "heads": [
+            {
+                "head": name,
+                "weight": found["weights"][name],
+                "ratings": one["ratings"],
+                "auc": one["auc"],
+                "squaredError": one["squared_error"],
+                "calibrationError": one["calibration_error"],
+            }
+            for name, one in measures["heads"].items()
+            if name not in MEMBERS
+        ],
+        "pairs": measures["pairs"],
+        "pairAccuracy": measures["pair_accuracy"],
+        "pairsWeight": found["weights"][PREFERRED],
+    }
+
+
+def look_at_canaries(registry: Registry, policy: str, false_alarm: float | None) -> dict[str, Any]:
+    """Return what is known of the canary that is on trial, and how many there have been.
+
+    false_alarm: of each canary: the chance that one that equals the active version is ever taken for worse or
+    better; None where that is not known. `worse`, `better`: how much of the evidence that a verdict needs is
+    there, 1: the verdict. `ratesDiffer`: people rate the arms more or less often, so no verdict rests on it
+    that the canary is better.
+    """
+    trial, state = registry.trial(policy)
+    tried = {
+        one.version
+        for one in registry.events(policy, MAX_EVENTS)
+        if one.action is Action.PROMOTED and one.detail.get("to") == Status.CANARY.value
+    }
+    return {
+        "tried": len(tried),
+        "falseAlarm": false_alarm,
+        "trial": None if trial is None else _shown(trial.canary, state, false_alarm),
+    }
+
+
+def _shown(version: int, state: TrialState | None, false_alarm: float | None) -> dict[str, Any]:
+    found = state or TrialState()
+    first = found.levels[0]
+    return {
+        "version": version,
+        "verdict": found.verdict.text,
+        "canaryPeople": first.canary,
+        "activePeople": first.active,
+        "worse": _progress(found, Cause.LOWER_RETURN, false_alarm),
+        "better": _progress(found, Cause.HIGHER_RETURN, false_alarm),
+        "ratesDiffer": found.rates_differ,
+    }
+
+
+def _progress(state: TrialState, cause: Cause, false_alarm: float | None) -> float | None:
+    return None if false_alarm is None else min(1.0, state.progress(cause, false_alarm))
