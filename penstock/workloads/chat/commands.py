@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +14,10 @@ import typer
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
-from penstock.runtime.foreground import AsJson, command
+from penstock.runtime.foreground import AsJson, command, unfolded
 
 if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
-    from penstock.workloads.chat.loop_state import LoopOrder
 
 chat_commands = typer.Typer(help="Chat: its base, ratings, guardrails, its loop.", no_args_is_help=True)
 guard_commands = typer.Typer(help="Guardrails: train their classifier, check texts.", no_args_is_help=True)
@@ -243,50 +243,55 @@ _WEIGHTS: Any = typer.Option(
 )
 
 
-@loop_commands.command()
-def run(
-    run: Run,
-    labels: Annotated[int, typer.Option(help="New ratings that count, by which a round begins.")] = 200,
-    once: Annotated[bool, typer.Option("--once", help="End after one round.")] = False,
-    share: Annotated[float, typer.Option(help="Share of the people who get a canary.")] = 0.5,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """Options of `penstock chat loop run`, which say how the loop goes."""
+
+    labels: Annotated[int, typer.Option(help="New ratings that count, by which a round begins.")] = 200
+    share: Annotated[float, typer.Option(help="Share of the people who get a canary.")] = 0.5
     patience: Annotated[
         int, typer.Option(help="Ratings after which a canary that nothing is proved of is withdrawn.")
-    ] = 2000,
+    ] = 2000
     least_auc: Annotated[
         float,
         typer.Option(
             help="Least area under the curve of the reward model on ratings held out: 0.5 is chance, 0 any."
         ),
-    ] = 0.55,
+    ] = 0.55
     heads: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(
             "--head", metavar="NAME=SCALE", help="What people rate; default: what the page asks for."
         ),
-    ] = None,
-    weights: Annotated[list[str] | None, _WEIGHTS] = None,
+    ] = ()
+    weights: Annotated[tuple[str, ...], _WEIGHTS] = ()
     reward: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(metavar="KEY=VALUE", help="As `penstock rlhf reward train --set`; may be repeated."),
-    ] = None,
+    ] = ()
     train: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(metavar="SECTION.KEY=VALUE", help="As `penstock train --set`; may be repeated."),
-    ] = None,
+    ] = ()
+
+
+@loop_commands.command()
+@unfolded
+def run(
+    run: Run,
+    asked: LoopOptions,
+    once: Annotated[bool, typer.Option("--once", help="End after one round.")] = False,
 ) -> None:
     """Train from new ratings, try what comes of it as a canary, promote or withdraw it, and begin again."""
 
     def body(lifecycle: "Lifecycle") -> int:
         from penstock.config.run_folder import keep_private
         from penstock.workloads.chat.learning_loop import LearningLoop
+        from penstock.workloads.chat.loop_state import LoopOrder
         from penstock.workloads.chat.step_process import read_run
 
         keep_private()
-        order = _order(
-            labels=labels, share=share, patience=patience, least_auc=least_auc, heads=heads, weights=weights,
-            reward=reward, train=train,
-        )  # fmt: skip
-        LearningLoop(read_run(run), order, lifecycle.draining, once=once).go()
+        LearningLoop(read_run(run), LoopOrder(**asdict(asked)), lifecycle.draining, once=once).go()
         return EXIT_OK
 
     from penstock.runtime.lifecycle import leave, run_service
@@ -299,21 +304,18 @@ def check_options(words: Sequence[str]) -> None:
     started = typer.main.get_group(loop_commands).commands["run"]
     try:
         with started.make_context("run", ["RUN", *words]) as context:
-            said = dict(context.params)
+            said: dict[str, Any] = {
+                one.name: () if (value := context.params[one.name]) is None else value
+                for one in fields(LoopOptions)
+            }
     except _MISUSED as error:
         raise ConfigurationError(f"--loop: {error.format_message()}") from error
-    try:
-        _order(**{name: value for name, value in said.items() if name not in ("run", "once")})
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--loop: {error}") from error
-
-
-def _order(**said: Any) -> "LoopOrder":
-    """Return how the loop goes. said: options of `run` by name; None of a list: nothing."""
     from penstock.workloads.chat.loop_state import LoopOrder
 
-    lists = ("heads", "weights", "reward", "train")
-    return LoopOrder(**{**said, **{name: tuple(said[name] or ()) for name in lists}})
+    try:
+        LoopOrder(**said)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--loop: {error}") from error
 
 
 @command(loop_commands)

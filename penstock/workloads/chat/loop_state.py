@@ -23,6 +23,7 @@ from penstock.registry.ratings import KeptRating
 from penstock.registry.records import MAX_EVENTS, Action, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import replace_file
+from penstock.workloads.chat.commands import LoopOptions
 from penstock.workloads.chat.ratings import RatingRules, Row, filter_ratings
 from penstock.workloads.chat.step_process import KNOWN
 from penstock.workloads.language.feedback import place_of, rating_row, rows_of
@@ -275,26 +276,9 @@ NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopOrder:
-    """How the loop goes.
+class LoopOrder(LoopOptions):
+    """How the loop goes; raises ConfigurationError that names a number which does not fit."""
 
-    labels: new ones that count, by which a round begins. share: of the people who get a canary. patience: so
-    many ratings may come before a canary that nothing is proved of is withdrawn. least_auc: of the reward
-    model, on ratings that were held out; 0: any. heads: NAME=SCALE of what people rate; empty: what the page
-    asks for, as far as it was rated. weights: NAME=NUMBER of heads in the reward. reward: KEY=VALUE of
-    `penstock rlhf reward train --set`. train: SECTION.KEY=VALUE of `penstock train --set`.
-
-    Raises ConfigurationError that names a number which does not fit.
-    """
-
-    labels: int = 200
-    share: float = 0.5
-    patience: int = 2000
-    least_auc: float = 0.55
-    heads: tuple[str, ...] = ()
-    weights: tuple[str, ...] = ()
-    reward: tuple[str, ...] = ()
-    train: tuple[str, ...] = ()
     rules: RatingRules = field(default_factory=RatingRules)
 
     def __post_init__(self) -> None:

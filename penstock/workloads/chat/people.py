@@ -87,8 +87,8 @@ def draw_prompt(rng: np.random.Generator) -> str:
     return f"{_one(rng, ASKED)} {words[first]} {words[second]}"
 
 
-def draw_profile(rng: np.random.Generator, reference: Reference = REFERENCE) -> Profile:
-    return Profile(*(rng.random(len(reference)) < np.array(reference)).tolist())
+def draw_profile(rng: np.random.Generator) -> Profile:
+    return Profile(*(rng.random(len(REFERENCE)) < np.array(REFERENCE)).tolist())
 
 
 def write_response(rng: np.random.Generator, prompt: str, profile: Profile) -> str:
@@ -107,8 +107,8 @@ def write_response(rng: np.random.Generator, prompt: str, profile: Profile) -> s
     return " ".join(meant)
 
 
-def draw_response(rng: np.random.Generator, prompt: str, reference: Reference = REFERENCE) -> str:
-    return write_response(rng, prompt, draw_profile(rng, reference))
+def draw_response(rng: np.random.Generator, prompt: str) -> str:
+    return write_response(rng, prompt, draw_profile(rng))
 
 
 def _has(words: Sequence[str], of: Sequence[str]) -> bool:
@@ -210,21 +210,23 @@ def population(count: int, *, seed: int, taste: Taste = USUAL) -> Population:
 # ---- People who chat: what somebody asks next, and what they think of each answer.
 
 
+_STAYS: Final = 0.7
+"""The chance that the next question is of the same topic."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChatUser:
-    """Somebody in a conversation. stays: the chance that the next question is of the same topic."""
+    """Somebody in a conversation."""
 
     person: Person
     people: Population
-    stays: float = 0.7
 
     def begins(self, rng: np.random.Generator) -> str:
         return draw_prompt(rng)
 
     def goes_on(self, rng: np.random.Generator, last: str) -> str:
         topic = topic_of(last)
-        if not topic or rng.random() >= self.stays:
+        if not topic or rng.random() >= _STAYS:
             return draw_prompt(rng)
         first, second = rng.choice(len(TOPICS[topic]), 2, replace=False)
-        words = TOPICS[topic]
-        return f"{ASKED[int(rng.integers(len(ASKED)))]} {words[first]} {words[second]}"
+        return f"{_one(rng, ASKED)} {TOPICS[topic][first]} {TOPICS[topic][second]}"

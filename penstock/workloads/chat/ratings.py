@@ -38,26 +38,27 @@ class RatingRules:
     """Numbers of the filter.
 
     daily_cap: most rows of a person that count in 24 hours. false_alarms: bound of the chance that anybody
-    who is honest is taken for a liar. least: fewest thumbs of a person by which that is judged.
+    who is honest is taken for a liar.
 
     Raises ConfigurationError that names a number which does not fit.
     """
 
     daily_cap: int = 200
     false_alarms: float = 0.01
-    least: int = 10
 
     def __post_init__(self) -> None:
         if self.daily_cap < 1:
             raise ConfigurationError(f"daily_cap={self.daily_cap}: must be at least 1")
         if not 0 < self.false_alarms < 1:
             raise ConfigurationError(f"false_alarms={self.false_alarms}: must lie between 0 and 1")
-        if self.least < 1:
-            raise ConfigurationError(f"least={self.least}: must be at least 1")
 
 
 # ---- Who says the opposite of what others say: a test that may be looked at after every thumb.
 
+_ADDED: Final = 2.0
+"""Thumbs of the mean of all that are added to those of a response."""
+_LEAST: Final = 10
+"""Fewest thumbs of a person by which it is judged whether they are a liar."""
 SURE: Final = 0.1
 """What others say is never surer than this from 0 or 1: a single thumb is weak evidence."""
 
@@ -76,17 +77,17 @@ def liars(thumbs: Sequence[tuple[str, bool, float]], rules: RatingRules) -> dict
         odds = math.log(sure / (1 - sure))
         evidence[rater] = evidence.get(rater, 0.0) + (-odds if is_up else odds)
         count[rater] = count.get(rater, 0) + 1
-        if count[rater] >= rules.least:
+        if count[rater] >= _LEAST:
             worst[rater] = max(worst.get(rater, -math.inf), evidence[rater])
     bound = math.log(max(len(count), 1) / rules.false_alarms)
     return {rater: found for rater, found in worst.items() if found > bound}
 
 
-def others_share(rows: Sequence[tuple[str, str, bool]], strength: float = 2.0) -> Callable[[str, str], float]:
+def others_share(rows: Sequence[tuple[str, str, bool]]) -> Callable[[str, str], float]:
     """Return what others than somebody say of a response, from their thumbs.
 
-    rows: who said it, of which response, whether it is up. strength: so many thumbs of the mean of all are
-    added, so that without other ratings the answer is that mean.
+    rows: who said it, of which response, whether it is up. Some thumbs of the mean of all are added, so that
+    without other ratings the answer is that mean.
     """
     ups: dict[str, float] = {}
     counts: dict[str, int] = {}
@@ -101,7 +102,7 @@ def others_share(rows: Sequence[tuple[str, str, bool]], strength: float = 2.0) -
     def share(rater: str, response: str) -> float:
         up, count = own.get((rater, response), (0.0, 0))
         others = counts.get(response, 0) - count
-        return (ups.get(response, 0.0) - up + strength * mean) / (others + strength)
+        return (ups.get(response, 0.0) - up + _ADDED * mean) / (others + _ADDED)
 
     return share
 
@@ -134,17 +135,16 @@ def filter_ratings(
     *,
     deleted: Collection[str] = (),
     expected: Expected | None = None,
-    thumb: str = "thumb",
 ) -> Filtered:
     """Return the rows that count, and what became of the others.
 
     deleted: people who are gone. expected: what others say of a row's response, such as a reward model's
-    share; None: what the others in these rows say. thumb: the `key` by which people are held against others.
+    share; None: what the others in these rows say. People are held against others by their thumbs alone.
     """
     found = Filtered()
     named = _without_gone(rows, deleted, found)
     counted = _within_cap(_newest(named, found), rules, found)
-    found.evidence = liars(_thumbs(counted, thumb, expected), rules)
+    found.evidence = liars(_thumbs(counted, expected), rules)
     for row in counted:
         if (rater := _rater(row)) in found.evidence:
             found.drop(rater, Reason.LIAR)
@@ -203,12 +203,12 @@ def _within_cap(rows: Sequence[Row], rules: RatingRules, found: Filtered) -> lis
     return [row for place, row in enumerate(rows) if place not in over]
 
 
-def _thumbs(rows: Sequence[Row], thumb: str, expected: Expected | None) -> list[tuple[str, bool, float]]:
+def _thumbs(rows: Sequence[Row], expected: Expected | None) -> list[tuple[str, bool, float]]:
     """Return who said it, whether it is up, and what others say, oldest first."""
     given = [
         row
         for _, row in _oldest_first(rows)
-        if row.get("key") == thumb and _rater(row) and row.get("score") in (True, False, 1, -1)
+        if row.get("key") == THUMB and _rater(row) and row.get("score") in (True, False, 1, -1)
     ]
     if expected is not None:
         known = [(row, expected(row)) for row in given]

@@ -29,7 +29,11 @@ def to_space(field: str, space: gym_spaces.Space) -> Space:  # type: ignore[type
         case gym_spaces.Discrete():
             return wire_spaces.Discrete(int(space.n), int(space.start))
         case gym_spaces.MultiDiscrete():
-            return _multi_discrete(field, space)
+            if space.nvec.ndim != 1 or space.start.any():
+                raise ConfigurationError(
+                    f"{field}={space}: one axis that starts at 0 is supported; wrap the environment"
+                )
+            return wire_spaces.MultiDiscrete(tuple(int(n) for n in space.nvec))
         case gym_spaces.MultiBinary() if isinstance(space.n, int):
             return wire_spaces.MultiBinary(space.n)
         case gym_spaces.Dict():
@@ -40,7 +44,10 @@ def to_space(field: str, space: gym_spaces.Space) -> Space:  # type: ignore[type
                 tuple(to_space(f"{field}/{index}", part) for index, part in enumerate(space.spaces))
             )
         case _:
-            raise _unsupported(field, space)
+            raise ConfigurationError(
+                f"{field}={space}: not supported; use Box, Discrete, MultiDiscrete, MultiBinary, Dict or "
+                "Tuple (a wrapper of gymnasium.wrappers may convert it)"
+            )
 
 
 def _box(field: str, space: gym_spaces.Box) -> Space:
@@ -55,14 +62,6 @@ def _box(field: str, space: gym_spaces.Box) -> Space:
         raise ConfigurationError(f"{field}={space}: {error}") from error
 
 
-def _multi_discrete(field: str, space: gym_spaces.MultiDiscrete) -> Space:
-    if space.nvec.ndim != 1 or space.start.any():
-        raise ConfigurationError(
-            f"{field}={space}: one axis that starts at 0 is supported; wrap the environment"
-        )
-    return wire_spaces.MultiDiscrete(tuple(int(n) for n in space.nvec))
-
-
 def _key(field: str, key: object) -> str:
     # Keys become parts of tensor names, where "/" separates.
     if not isinstance(key, str) or not key or "/" in key:
@@ -70,13 +69,6 @@ def _key(field: str, key: object) -> str:
             f"{field}: key {key!r} is no text, is empty or holds '/'; rename it in the environment"
         )
     return key
-
-
-def _unsupported(field: str, space: object) -> ConfigurationError:
-    return ConfigurationError(
-        f"{field}={space}: not supported; use Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple "
-        "(a wrapper of gymnasium.wrappers may convert it)"
-    )
 
 
 def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, Any, Any]:
@@ -171,13 +163,10 @@ def _specification(section: EnvironmentSection) -> EnvSpec:
             raise ConfigurationError(f"environment.id={section.id!r}: it is {name!r}") from error
         raise ConfigurationError(f"environment.id={section.id!r}: {error}; install what it needs") from error
     except gymnasium.error.Error as error:
-        raise ConfigurationError(_unknown(section.id, name, error)) from error
-
-
-def _unknown(full: str, name: str, error: Exception) -> str:
-    close = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(close)}?" if close else "write module:Id for one of your own"
-    return f"environment.id={full!r}: {str(error).rstrip('.')}; {hint}"
+        close = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(close)}?" if close else "write module:Id for one of your own"
+        why = str(error).rstrip(".")
+        raise ConfigurationError(f"environment.id={section.id!r}: {why}; {hint}") from error
 
 
 def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:

@@ -131,34 +131,34 @@ def import_log(
     return main(file, out, reward=reward or (), as_json=as_json)
 
 
-@command(trace_commands)
-def evaluate(
-    file: LogFile,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateOptions:
+    """Options of `penstock traces evaluate`."""
+
     policy: Annotated[
         list[str],
         typer.Option(
             "--policy", metavar="RUN", help="Folder of a run, uniform, or always:ACTION; may be repeated."
         ),
-    ],
-    discount: Annotated[float, typer.Option(min=0, max=1, help="Of later rewards.")] = 1.0,
-    reward: RewardOption = None,
+    ]
+    discount: Annotated[float, typer.Option(min=0, max=1, help="Of later rewards.")] = 1.0
+    reward: RewardOption = None
     late: Annotated[
         str | None,
         typer.Option("--late", metavar="PLACE", help="Late rewards: JSON lines, or the URL of a registry."),
-    ] = None,
-    late_policy: Annotated[
-        str, typer.Option("--late-policy", help="Whose late rewards, of a registry.")
-    ] = "default",
+    ] = None
+    late_policy: Annotated[str, typer.Option("--late-policy", help="Whose late rewards, of a registry.")] = (
+        "default"
+    )
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Judge the most likely actions of a run's policy.")
-    ] = False,
-    trust: Trust = False,
-    as_json: AsJson = False,
-) -> int:
+    ] = False
+    trust: Trust = False
+
+
+@command(trace_commands)
+def evaluate(file: LogFile, asked: EvaluateOptions, as_json: AsJson = False) -> int:
     """Estimate what policies would have earned, with 95% intervals; exit 1 where the log cannot say."""
     from penstock.workloads.goals.log_evaluation import evaluate
 
-    return evaluate(
-        file, policy, discount=discount, reward=reward or (), late=late, late_policy=late_policy,
-        deterministic=deterministic, trust=trust, as_json=as_json,
-    )  # fmt: skip
+    return evaluate(file, asked, as_json=as_json)

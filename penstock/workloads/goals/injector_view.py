@@ -163,7 +163,7 @@ def view_of(folder: Path, now: float) -> dict[str, Any]:
         **life,
         "day": _day(day, outcomes),
         "success": {"of": len(recent), "share": sum(recent) / len(recent) if recent else None},
-        "confidence": _histogram([one.confidence for one in day]),
+        "confidence": np.histogram([one.confidence for one in day], BINS, (0, 1))[0].tolist(),
         "reliability": _fits(told),
         "goals": [
             _goal(one, outcomes, is_vetoed=one.goal_id in vetoed, is_open=one.timestamp > now - open_s)
@@ -209,11 +209,6 @@ def _day(day: Sequence[Injection], outcomes: Mapping[str, Feedback]) -> dict[str
         "held": {why: count for why, count in held.most_common() if why},
         "perHour": injected / 24,
     }
-
-
-def _histogram(certainties: Sequence[float]) -> list[int]:
-    counts: list[int] = np.histogram(np.array(certainties), bins=BINS, range=(0, 1))[0].tolist()
-    return counts
 
 
 def _goal(

@@ -21,6 +21,7 @@ from penstock.protocol.spaces import Box, Discrete
 from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
+from penstock.workloads.goals.commands import EvaluateOptions
 from penstock.workloads.goals.off_policy import Decisions, TooLittle, cross_fitted, judge, returns_from
 from penstock.workloads.goals.trace_index import Encoding, Log, RewardWeights, TraceIndex, held_log
 
@@ -131,15 +132,12 @@ class Question:
 
 
 def ask(
-    log: Log,
-    encoding: Encoding,
-    policy: Chances,
-    *,
-    weights: RewardWeights,
-    discount: float,
-    late: Late,
+    log: Log, policy: str, local: Any, weights: RewardWeights, late: Late, asked: EvaluateOptions
 ) -> Question:
     """Return whole episodes with known propensities: the rest of one would be weighted wrongly."""
+    chances, encoding = read_policy(
+        policy, Encoding(log.numbers, log.actions), local, deterministic=asked.deterministic
+    )
     used = [episode for episode in log.episodes if all(one.propensity is not None for one in episode)]
     traces = [trace for episode in used for trace in episode]
     seen = encoding.episodes(used)
@@ -149,7 +147,7 @@ def ask(
         [weights.reward(one.result) + late.get((one.episode, one.step), 0.0) for one in traces], np.float64
     )
     logged = np.log([one.propensity or 1.0 for one in traces])
-    decisions = _decisions(episode, seen, action, policy(seen), reward, logged, discount)
+    decisions = _decisions(episode, seen, action, chances(seen), reward, logged, asked.discount)
     met = sum((trace.episode, trace.step) in late for trace in log.traces)
     return Question(
         decisions=decisions, left_out=len(log.episodes) - len(used), late=met, late_unmatched=len(late) - met
@@ -255,7 +253,7 @@ class _Episode:
         return self.known and 0 < self.length == len(self.steps)
 
 
-def ask_recording(folder: Path, run: Path, local: Any, *, discount: float, deterministic: bool) -> Question:
+def ask_recording(folder: Path, run: Path, local: Any, asked: EvaluateOptions) -> Question:
     """Return the decisions of a recording, with what a run's final policy makes of them."""
     from penstock.workloads.plugin.recordings import Recording  # noqa: PLC0415 - loads torch
 
@@ -273,11 +271,11 @@ def ask_recording(folder: Path, run: Path, local: Any, *, discount: float, deter
     rows = {name: array[order] for name, array in rows.items()}
     reward, logged = rows["reward"].astype(np.float64), np.minimum(rows["log_prob"].astype(np.float64), 0.0)
     if isinstance(specification.observation_space, Box) and isinstance(specification.action_space, Discrete):
-        chances = learned(policy, deterministic=deterministic)(rows["observation"])
+        chances = learned(policy, deterministic=asked.deterministic)(rows["observation"])
         flat = rows["observation"].reshape(len(reward), -1).astype(np.float32)
         action = rows["action"].astype(np.int64)
-        decisions = _decisions(episode, flat, action, chances, reward, logged, discount)
-    elif deterministic:
+        decisions = _decisions(episode, flat, action, chances, reward, logged, asked.discount)
+    elif asked.deterministic:
         raise ConfigurationError("--deterministic: only for actions that are one of n")
     else:
         nothing = np.zeros(len(reward))
@@ -379,47 +377,24 @@ def _account_text(account: dict[str, Any]) -> str:
     return "\n".join(told)
 
 
-def evaluate(
-    file: Path,
-    policies: Sequence[str],
-    *,
-    discount: float,
-    reward: Sequence[str],
-    late: str | None,
-    late_policy: str,
-    deterministic: bool,
-    trust: bool,
-    as_json: bool,
-) -> int:
+def evaluate(file: Path, asked: EvaluateOptions, *, as_json: bool) -> int:
     """Print the estimates of every policy; returns 1 where the log cannot say one."""
-    local = {name: local_settings(Path(name), trust=trust).actor for name in policies}
+    local = {name: local_settings(Path(name), trust=asked.trust).actor for name in asked.policy}
+    logged: dict[str, Any] = {}
     if file.is_dir():
-        if late or reward:
+        if asked.late or asked.reward:
             raise ConfigurationError(f"{file}: a recording has its rewards; leave --late and --reward out")
-        asked = {
-            name: ask_recording(file, Path(name), local[name], discount=discount, deterministic=deterministic)
-            for name in policies
-        }
-        return _finish([_judged(name, asked[name], discount) for name in policies], {}, as_json=as_json)
-    log, weights = held_log(file), reward_weights(reward)
-    found: Late = read_late(late, late_policy) if late else {}
-    if late and not found:
-        sys.stderr.write(f"--late: there are no late rewards of policy {late_policy!r}\n")
-    told = []
-    for name in policies:
-        policy, encoding = read_policy(
-            name, Encoding(log.numbers, log.actions), local[name], deterministic=deterministic
-        )
-        question = ask(log, encoding, policy, weights=weights, discount=discount, late=found)
-        told.append(_judged(name, question, discount))
-    return _finish(told, {"logged": _logged(log, weights, found, discount)}, as_json=as_json)
-
-
-def _finish(told: list[dict[str, Any]], logged: dict[str, Any], *, as_json: bool) -> int:
-    if as_json:
-        sys.stdout.write(json.dumps({**logged, "policies": told}) + "\n")
+        questions = [ask_recording(file, Path(name), local[name], asked) for name in asked.policy]
     else:
-        sys.stdout.write("\n".join(_text(one) for one in told) + "\n")
+        log, weights = held_log(file), reward_weights(asked.reward or ())
+        late: Late = read_late(asked.late, asked.late_policy) if asked.late else {}
+        if asked.late and not late:
+            sys.stderr.write(f"--late: there are no late rewards of policy {asked.late_policy!r}\n")
+        questions = [ask(log, name, local[name], weights, late, asked) for name in asked.policy]
+        logged = {"logged": _logged(log, weights, late, asked.discount)}
+    told = [_judged(name, one, asked.discount) for name, one in zip(asked.policy, questions, strict=True)]
+    text = json.dumps({**logged, "policies": told}) if as_json else "\n".join(map(_text, told))
+    sys.stdout.write(f"{text}\n")
     return EXIT_OK if all(one["judged"] for one in told) else EXIT_FAILED
 
 

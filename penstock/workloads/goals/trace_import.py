@@ -6,6 +6,7 @@ It is written decision by decision, without holding the log.
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -70,7 +71,7 @@ def _write(index: TraceIndex, weights: RewardWeights, out: Path) -> dict[str, An
         "folder": str(out),
         "episodes": index.episodes,
         "decisions": index.decisions,
-        "fragments": _record(index, encoding, weights, layer, out),
+        "fragments": record_log(index, encoding, weights, layer, out),
         "faults": len(index.faults),
         "propensities": _LOGGED if index.with_propensity == index.decisions else "estimated",
         "measured_by": measured,
@@ -85,18 +86,6 @@ def _write(index: TraceIndex, weights: RewardWeights, out: Path) -> dict[str, An
             "propensity.\n" + tomli_w.dumps(by_propensity(layer))
         )
     return account
-
-
-def _record(
-    index: TraceIndex, encoding: Encoding, weights: RewardWeights, layer: dict[str, Any], out: Path
-) -> int:
-    settings = over_defaults([layer, {"run": "traces"}])
-    specification = make_step_model(settings, find("goals"), single_rank(), torch.device("cpu")).specification
-    writer = RecordingWriter.begin(out, specification, "policy", settings.learner.record_max_bytes)
-    try:
-        return record_log(index, encoding, weights, specification, writer)
-    finally:
-        writer.close()
 
 
 def _text(account: dict[str, Any], out: Path) -> str:
@@ -194,18 +183,23 @@ class _Decision:
 
 
 def record_log(
-    index: TraceIndex, encoding: Encoding, weights: RewardWeights, specification: Any, writer: RecordingWriter
+    index: TraceIndex, encoding: Encoding, weights: RewardWeights, layer: dict[str, Any], out: Path
 ) -> int:
     """Write the decisions of all whole episodes, and return how many fragments they are."""
+    settings = over_defaults([layer, {"run": "traces"}])
+    specification = make_step_model(settings, find("goals"), single_rank(), torch.device("cpu")).specification
     builder = FragmentBuilder(specification.schema, specification.unroll_length, 1)
     fragments = 0
-    for one, after in pairwise(chain(_decisions(index, encoding), (None,))):
-        assert one is not None, "the last is never the first of two"
-        if not fragments and not builder.length:
-            builder.start({"observation": one.seen})
-        step = _stepped(one, after, weights.reward(one.trace.result))
-        builder.record({"action": np.array([one.action])}, one.log_prob, step)
-        if builder.is_full or after is None:
+    most_bytes = settings.learner.record_max_bytes
+    with closing(RecordingWriter.begin(out, specification, "policy", most_bytes)) as writer:
+        for one, after in pairwise(chain(_decisions(index, encoding), (None,))):
+            assert one is not None, "the last is never the first of two"
+            if not fragments and not builder.length:
+                builder.start({"observation": one.seen})
+            step = _stepped(one, after, weights.reward(one.trace.result))
+            builder.record({"action": np.array([one.action])}, one.log_prob, step)
+            if not builder.is_full and after is not None:
+                continue
             fragments += 1
             fields = HeaderFields(
                 run=specification.run, session=1, sequence=fragments, weights=Publication(version=1), round=0

@@ -24,6 +24,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final
 
@@ -230,14 +232,8 @@ class TraceIndex:
                 raise ConfigurationError(f"{self.path}: was changed while it was read: {error}") from error
 
     def whole_episodes(self) -> Iterator[tuple[Trace, ...]]:
-        kept: list[Trace] = []
-        for trace in self.traces():
-            if not trace.step and kept:
-                yield tuple(kept)
-                kept = []
-            kept.append(trace)
-        if kept:
-            yield tuple(kept)
+        for _, traces in groupby(self.traces(), attrgetter("episode")):
+            yield tuple(traces)
 
     def whole_lines(self) -> Iterator[bytes]:
         """Yield the lines of `traces` as they stand in the file, without their ends."""
@@ -289,24 +285,19 @@ class TraceIndex:
 
     def _whole_rows(self) -> Iterator[tuple[int, int, int]]:
         """Yield number of the first line, step and place of every decision of a whole episode."""
-        kept: list[_Row] = []
-        for row in self._database.execute("SELECT * FROM line ORDER BY episode, step, number"):
-            if kept and row[0] != kept[0][0]:
-                yield from self._whole(kept)
-                kept = []
-            if kept and row[1] == kept[-1][1] != _BROKEN_STEP:
-                first = kept[-1][2]
-                self._add_fault(
-                    row[2], f"step={row[1]} of episode {row[0]!r} is there already, at line {first}"
-                )
-                self.broken[row[0]] = None
-            elif not kept or row[1] != _BROKEN_STEP:
-                kept.append(row)
-        if kept:
-            yield from self._whole(kept)
+        every = self._database.execute("SELECT * FROM line ORDER BY episode, step, number")
+        for name, lines in groupby(every, itemgetter(0)):
+            yield from self._whole(name, lines)
 
-    def _whole(self, rows: list[_Row]) -> Iterator[tuple[int, int, int]]:
-        name = rows[0][0]
+    def _whole(self, name: str, lines: Iterator[_Row]) -> Iterator[tuple[int, int, int]]:
+        rows = [next(lines)]
+        for row in lines:
+            if row[1] != rows[-1][1]:
+                rows.append(row)
+            elif row[1] != _BROKEN_STEP:
+                why = f"step={row[1]} of episode {name!r} is there already, at line {rows[-1][2]}"
+                self._add_fault(row[2], why)
+                self.broken[name] = None
         if rows[0][1] == _BROKEN_STEP:
             self.broken[name] = None
             return

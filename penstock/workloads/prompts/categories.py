@@ -146,6 +146,10 @@ TOKEN_PRICE: Final = 0.005
 """Reward that each token more takes away."""
 
 
+def token_cost(before: str, after: str) -> float:
+    return TOKEN_PRICE * (token_count(after) - token_count(before))
+
+
 class PromptReward(Protocol):
     """What a step from one text to the next earns."""
 
@@ -198,12 +202,9 @@ BY_CATEGORY: Final[dict[Category, Weights]] = {
 class QualityReward:
     """The reward that comes with the workload: difference in quality, less the price of tokens."""
 
-    def __init__(self, *, token_price: float = TOKEN_PRICE) -> None:
-        self._token_price = token_price
-
     def of(self, start: str, before: str, after: str) -> float:
         if before == after:
             return 0.0
         weights = BY_CATEGORY[classify(start)]
         gained = weights.quality(features_of(after)) - weights.quality(features_of(before))
-        return gained - self._token_price * (token_count(after) - token_count(before))
+        return gained - token_cost(before, after)

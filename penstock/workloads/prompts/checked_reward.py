@@ -16,8 +16,7 @@ from typing import Final, Literal
 from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import BadReward, CallableRewards, RewardSource, Sample
-from penstock.workloads.prompts.categories import TOKEN_PRICE
-from penstock.workloads.prompts.features import token_count
+from penstock.workloads.prompts.categories import token_cost
 
 # ---- Rewards from elsewhere: a function, an HTTP endpoint, or the reward service.
 
@@ -28,8 +27,8 @@ _REMEMBERED: Final = 1024
 class SourceReward:
     """A `PromptReward` of scores that a source gives; used by any number of threads, which take turns."""
 
-    def __init__(self, source: RewardSource, *, token_price: float = TOKEN_PRICE) -> None:
-        self._source, self._token_price = source, token_price
+    def __init__(self, source: RewardSource) -> None:
+        self._source = source
         self._scores: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._turn = Lock()
 
@@ -39,7 +38,7 @@ class SourceReward:
             return 0.0
         with self._turn:
             scored = self._score(start, before, after)
-        return scored[1] - scored[0] - self._token_price * (token_count(after) - token_count(before))
+        return scored[1] - scored[0] - token_cost(before, after)
 
     def _score(self, start: str, *texts: str) -> list[float]:
         missing = [text for text in texts if (start, text) not in self._scores]
@@ -64,10 +63,6 @@ def source_reward(place: str) -> SourceReward:
     place: `module:function`, `http(s)://…`, `grpc://HOST:PORT` or `unix:/path`, of this machine's own
     configuration: a function is imported. Raises ConfigurationError for one that names no source.
     """
-    return SourceReward(_open(place))
-
-
-def _open(place: str) -> RewardSource:
     if place.startswith(("http://", "https://")):
         try:
             from penstock.workloads.language.reward.reward_client import HttpRewards  # noqa: PLC0415 - of an extra
@@ -75,14 +70,14 @@ def _open(place: str) -> RewardSource:
             raise ConfigurationError(
                 f"environment.kwargs.reward_source={place!r}: needs httpx2; {how_to_install('rlhf')}"
             ) from error
-        return HttpRewards(place)
+        return SourceReward(HttpRewards(place))
     if place.startswith(("grpc://", "unix:")):
         try:
-            return RewardClient(place.removeprefix("grpc://"))
+            return SourceReward(RewardClient(place.removeprefix("grpc://")))
         except ValueError as error:
             raise ConfigurationError(f"environment.kwargs.reward_source={place!r}: {error}") from error
     if ":" in place and "/" not in place:
-        return CallableRewards(place)
+        return SourceReward(CallableRewards(place))
     raise ConfigurationError(
         f"environment.kwargs.reward_source={place!r}: name module:function, http(s)://…, grpc://HOST:PORT or "
         "unix:/path"

@@ -171,12 +171,8 @@ def _shortened(body: str) -> str:
             continue
         if bare:
             seen.add(bare)
-        lines.append(_capitalised(bare) if bare != line.strip() else bare)
+        lines.append(bare[:1].upper() + bare[1:] if bare != line.strip() else bare)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-
-
-def _capitalised(line: str) -> str:
-    return line[:1].upper() + line[1:]
 
 
 # ---- The five mutations, as functions of text.

@@ -115,7 +115,8 @@ def optimise(
 ) -> Optimised:
     """Follow a policy for 1 to MAX_STEPS mutations, until one changes nothing; return the best text."""
     start = text = read_prompt(prompt)
-    _check_steps(steps)
+    if type(steps) is not int or not 1 <= steps <= MAX_STEPS:
+        raise PromptError(f"steps={steps!r}: must be a number from 1 to {MAX_STEPS}")
     way: list[PathStep] = []
     total = best = 0.0
     kept = seen = 0
@@ -133,8 +134,3 @@ def optimise(
             best, kept = total, len(way)
     path = tuple(way[:kept])
     return Optimised(path[-1].prompt if path else start, best, path, seen)
-
-
-def _check_steps(steps: object) -> None:
-    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MAX_STEPS:
-        raise PromptError(f"steps={steps!r}: must be a number from 1 to {MAX_STEPS}")

@@ -318,30 +318,41 @@ class TaskParts:
             close()
 
 
-def parts_of(task: Mapping[str, Any]) -> TaskParts:
-    source = PromptSource(task.get("prompts", "builtin"), task.get("split", "train"))
-    return TaskParts(source=source, embedder=_embedder(task), reward=_reward(task))
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "prompts": "builtin", "split": "train", "embedding": "hashing", "embedding_url": "",
+    "embedding_model": "", "embedding_key_file": "", "reward": "quality", "reward_source": "",
+    "human_check_every": 0,
+}  # fmt: skip
+
+
+def parts_of(said: Mapping[str, Any]) -> TaskParts:
+    """Return the parts of a task. said: its arguments, by the names of `PromptTask`."""
+    if unknown := said.keys() - _DEFAULTS:
+        raise ConfigurationError(
+            f"environment.kwargs.{min(unknown)}: unknown; use one of {', '.join(_DEFAULTS)}"
+        )
+    task = {**_DEFAULTS, **said}
+    return TaskParts(
+        source=PromptSource(task["prompts"], task["split"]), embedder=_embedder(task), reward=_reward(task)
+    )
 
 
 def _embedder(task: Mapping[str, Any]) -> Embedder:
-    name = task.get("embedding", "hashing")
-    _check("embedding", name, ("hashing", "http"))
-    if name == "hashing":
+    _check("embedding", task["embedding"], ("hashing", "http"))
+    if task["embedding"] == "hashing":
         return HashingEmbedder()
     return HttpEmbedder(
-        task.get("embedding_url", ""),
-        model=task.get("embedding_model", ""),
-        key_file=task.get("embedding_key_file", ""),
+        task["embedding_url"], model=task["embedding_model"], key_file=task["embedding_key_file"]
     )
 
 
 def _reward(task: Mapping[str, Any]) -> PromptReward | None:
-    place, every = task.get("reward_source", ""), task.get("human_check_every", 0)
+    place, every = task["reward_source"], task["human_check_every"]
     if not isinstance(every, int) or isinstance(every, bool) or not 0 <= every <= _MOST_EVERY:
         raise ConfigurationError(
             f"environment.kwargs.human_check_every={every!r}: must be a number from 0 to {_MOST_EVERY}"
         )
-    name = task.get("reward", "quality")
+    name = task["reward"]
     if not place:
         if every:
             raise ConfigurationError(

@@ -44,31 +44,8 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
 
-    def __init__(
-        self,
-        prompts: str = "builtin",
-        split: str = "train",
-        embedding: str = "hashing",
-        reward: str = "quality",
-        reward_source: str = "",
-        embedding_url: str = "",
-        embedding_model: str = "",
-        embedding_key_file: str = "",
-        human_check_every: int = 0,
-    ) -> None:
-        self._parts = parts_of(
-            {
-                "prompts": prompts,
-                "split": split,
-                "embedding": embedding,
-                "reward": reward,
-                "reward_source": reward_source,
-                "human_check_every": human_check_every,
-                "embedding_url": embedding_url,
-                "embedding_model": embedding_model,
-                "embedding_key_file": embedding_key_file,
-            }
-        )
+    def __init__(self, **task: Any) -> None:
+        self._parts = parts_of(task)
         self.observation_space = spaces.Box(-1.0, 1.0, (WIDTH,), np.float32)
         self.action_space = spaces.Discrete(len(MUTATION_TYPES))
         self._start = self._prompt = ""

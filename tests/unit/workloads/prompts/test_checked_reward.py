@@ -25,8 +25,8 @@ class Length:
 
 
 def reward_of(every: int) -> CheckedReward:
-    """One of the source, without a price of tokens."""
-    return CheckedReward(SourceReward(Length(), token_price=0.0), every=every)  # type: ignore[arg-type]
+    """One of the source; its texts have one token each."""
+    return CheckedReward(SourceReward(Length()), every=every)  # type: ignore[arg-type]
 
 
 def test_one_of_so_many_scores_waits_for_a_person() -> None:
