@@ -8,7 +8,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.chat.people import WORDS, ChatUser, population, read_profile
+from penstock.workloads.chat.people import WORDS, draw_next_prompt, draw_prompt, population, read_profile
 from penstock.workloads.chat.tasks import PEOPLE, REWARDS, taste_of
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.pretraining import tiny_models
@@ -76,14 +76,14 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
         self._messages: list[Message] = []
         self._ids: list[int] = []
         self._answer: list[int] = []
-        self._user = ChatUser(self._people.people[0], self._people)
+        self._person = self._people.people[0]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
-        self._user = ChatUser(self._people.somebody(self.np_random), self._people)
-        self._messages = [Message("user", self._user.begins(self.np_random))]
+        self._person = self._people.somebody(self.np_random)
+        self._messages = [Message("user", draw_prompt(self.np_random))]
         self._ids, self._answer = self._encoder.begin(self._messages), []
         if len(self._ids) >= self._max_length:
             raise ConfigurationError(
@@ -125,7 +125,7 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
 
     def _ask(self, before: tuple[Message, ...], last: int) -> bool:
         """Put the person's next message behind the answer; False where it finds no room."""
-        new = Message("user", self._user.goes_on(self.np_random, before[-1].content))
+        new = Message("user", draw_next_prompt(self.np_random, before[-1].content))
         follow = self._encoder.follow(before, last, [new])
         if len(self._ids) + len(follow) >= self._max_length:
             return False
@@ -140,7 +140,7 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
             return 0.0 if value is None else value
         message = asked[-1].content
         if self._reward == "thumb":
-            return float(self._people.thumb(self.np_random, self._user.person, message, response))
+            return float(self._people.thumb(self.np_random, self._person, message, response))
         features = np.array([read_profile(message, response)], np.float64)
         return float(self._taste.thumb_chance(features)[0])
 

@@ -228,8 +228,6 @@ class LearningLoop:
                 registry.rollback(self._run.policy, asked.reason, by=asked.by, version=version)
             case Status.CANDIDATE:
                 registry.retire(self._run.policy, version, asked.reason, by=asked.by)
-            case _:
-                pass
 
     # ------------------------------------------------------------ the steps
 

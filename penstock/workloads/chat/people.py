@@ -207,26 +207,16 @@ def population(count: int, *, seed: int, taste: Taste = USUAL) -> Population:
     return Population(taste=taste, people=people)
 
 
-# ---- People who chat: what somebody asks next, and what they think of each answer.
+# ---- People who chat: what somebody asks next.
 
 
 _STAYS: Final = 0.7
 """The chance that the next question is of the same topic."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatUser:
-    """Somebody in a conversation."""
-
-    person: Person
-    people: Population
-
-    def begins(self, rng: np.random.Generator) -> str:
+def draw_next_prompt(rng: np.random.Generator, last: str) -> str:
+    topic = topic_of(last)
+    if not topic or rng.random() >= _STAYS:
         return draw_prompt(rng)
-
-    def goes_on(self, rng: np.random.Generator, last: str) -> str:
-        topic = topic_of(last)
-        if not topic or rng.random() >= _STAYS:
-            return draw_prompt(rng)
-        first, second = rng.choice(len(TOPICS[topic]), 2, replace=False)
-        return f"{_one(rng, ASKED)} {TOPICS[topic][first]} {TOPICS[topic][second]}"
+    first, second = rng.choice(len(TOPICS[topic]), 2, replace=False)
+    return f"{_one(rng, ASKED)} {TOPICS[topic][first]} {TOPICS[topic][second]}"

@@ -12,8 +12,9 @@ the mean ratio; that of the self-normalised estimate is its delta
 method. Where single decisions hardly ever earned something else, intervals of shares are at least kept.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,26 +110,32 @@ def cross_fitted(
         fit, use = episode % 2 == half, episode % 2 != half
         if not fit.any() or not use.any():
             continue
-        mean, scale = seen[fit].mean(0), seen[fit].std(0) + 1e-6
-        inputs = np.clip((seen - mean) / scale, -10, 10).astype(np.float64)
+        inputs_of = standardised(seen[fit])
+        inputs, overall = inputs_of(seen), float(returns[fit].mean())
         for one in range(actions):
             rows = fit & (action == one)
-            predicted[use, one] = ridge(inputs[rows], returns[rows], inputs[use], float(returns[fit].mean()))
+            level, slope = ridge(inputs[rows], returns[rows], overall)
+            predicted[use, one] = level + inputs[use] @ slope
     return predicted
 
 
-def ridge(inputs: Floats, wanted: Floats, asked: Floats, otherwise: float) -> Floats:
-    """Return the regression's values at `asked` [m, d], float64 [m].
+def standardised(seen: NDArray[Any]) -> Callable[[NDArray[Any]], Floats]:
+    """Return what turns numbers [m, d] into float64 [m, d]: as deviations from those that were seen."""
+    mean, scale = seen.mean(0), seen.std(0) + 1e-6
+    return lambda asked: np.clip((asked - mean) / scale, -10, 10).astype(np.float64)
+
+
+def ridge(inputs: Floats, wanted: Floats, otherwise: float) -> tuple[float, Floats]:
+    """Return the regression's value at 0 and its slope, float64 [d].
 
     inputs: float64 [n, d]. wanted: float64 [n]. otherwise: the value where there is nothing to fit.
     """
     if not len(inputs):
-        return np.full(len(asked), otherwise)
+        return otherwise, np.zeros(inputs.shape[1])
     centre, level = inputs.mean(0), wanted.mean()
     inside = inputs - centre
     slope = np.linalg.solve(inside.T @ inside + _RIDGE * np.eye(inside.shape[1]), inside.T @ (wanted - level))
-    values: Floats = level + (asked - centre) @ slope
-    return values
+    return float(level - centre @ slope), slope
 
 
 _Z: Final = 1.959963984540054

@@ -23,6 +23,7 @@ from penstock.config.workload import find
 from penstock.protocol.messages import Publication
 from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.goals.log_evaluation import reward_weights
+from penstock.workloads.goals.off_policy import standardised
 from penstock.workloads.goals.trace_index import (
     MOST_HELD,
     Encoding,
@@ -140,11 +141,10 @@ _Estimate = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float6
 
 def _imitate(seen: NDArray[np.float32], action: NDArray[np.int64], actions: int) -> _Estimate:
     """Return the imitation of decisions. seen: float32 [n, d]. action: int64 [n], below `actions`."""
-    centre, scale = seen.mean(0), seen.std(0) + 1e-6
+    deviations_of = standardised(seen)
 
     def inputs_of(seen: NDArray[np.float32]) -> NDArray[np.float64]:
-        inputs = np.clip((seen - centre) / scale, -10, 10).astype(np.float64)
-        return np.hstack([inputs, np.ones((len(seen), 1))])
+        return np.hstack([deviations_of(seen), np.ones((len(seen), 1))])
 
     inputs, wanted, weights = inputs_of(seen), np.eye(actions)[action], np.zeros((seen.shape[1] + 1, actions))
     # The largest eigenvalue of the inputs bounds the curvature, so that no step goes too far.

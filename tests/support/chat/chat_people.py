@@ -18,7 +18,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.workloads.chat.people import ChatUser, Population, population, read_profile
+from penstock.workloads.chat.people import (
+    Population,
+    draw_next_prompt,
+    draw_prompt,
+    population,
+    read_profile,
+)
 
 TURNS: Final = 3
 PEOPLE: Final = 60
@@ -76,16 +82,16 @@ class Talker:
 
 def converse(talker: Talker, rng: np.random.Generator, people: Population) -> Iterator[float]:
     """Yield the chance of each answer, in a conversation of somebody new, that somebody likes it."""
-    me, user = secrets.token_hex(16), ChatUser(people.somebody(rng), people)
+    me, person = secrets.token_hex(16), people.somebody(rng)
     named = {"me": me, "conversation": talker.post("begin", me=me)["conversation"]}
-    message = user.begins(rng)
+    message = draw_prompt(rng)
     for _ in range(TURNS):
         answer = talker.say(text=message, **named)
-        up = people.thumb(rng, user.person, message, answer["text"])
+        up = people.thumb(rng, person, message, answer["text"])
         talker.post("thumb", id=secrets.token_hex(16), turn=answer["turn"], up=up, **named)
         features = np.array([read_profile(message, answer["text"])], np.float64)
         yield float(people.taste.thumb_chance(features)[0])
-        message = user.goes_on(rng, message)
+        message = draw_next_prompt(rng, message)
     talker.post("end", **named)
 
 

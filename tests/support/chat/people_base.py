@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.workloads.chat.chat_environment import people_tokenizer
-from penstock.workloads.chat.people import ChatUser, draw_response, population
+from penstock.workloads.chat.people import draw_next_prompt, draw_prompt, draw_response
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message, Prompt
 from penstock.workloads.language.settings import quieten
@@ -30,10 +30,8 @@ def make_people_base(
 
 def _conversation(rng: np.random.Generator, turns: int) -> tuple[Prompt, str]:
     """Return the messages up to the last answer, and that."""
-    people = population(1, seed=0)
-    user, messages = ChatUser(people.people[0], people), list[Message]()
-    asked = user.begins(rng)
+    messages, asked = list[Message](), draw_prompt(rng)
     for _ in range(turns - 1):
         messages += [Message("user", asked), Message("assistant", draw_response(rng, asked))]
-        asked = user.goes_on(rng, asked)
+        asked = draw_next_prompt(rng, asked)
     return (*messages, Message("user", asked)), draw_response(rng, asked)

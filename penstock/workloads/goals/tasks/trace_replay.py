@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.goals.off_policy import ridge
+from penstock.workloads.goals.off_policy import ridge, standardised
 from penstock.workloads.goals.trace_index import (
     Encoding,
     Log,
@@ -183,17 +183,15 @@ def _modelled(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
     seen = encoding.episodes(log.episodes).astype(np.float64)
     action = np.array([encoding.action(trace.action) for trace in log.traces])
     reward = np.array([weights.reward(trace.result) for trace in log.traces])
-    centre, scale = seen.mean(0), seen.std(0) + 1e-6
-    inputs, overall = np.clip((seen - centre) / scale, -10, 10), float(reward.mean())
-    fitted = [action == one for one in range(len(encoding.actions))]
-    # The regression is linear: its values at 0 and at the unit vectors say it all.
-    asked = np.vstack([np.zeros(inputs.shape[1]), np.eye(inputs.shape[1])])
-    values = [ridge(inputs[rows], reward[rows], asked, overall) for rows in fitted]
-    level = np.array([one[0] for one in values])
-    slope = np.array([one[1:] - one[0] for one in values])
+    inputs_of, overall = standardised(seen), float(reward.mean())
+    inputs = inputs_of(seen)
+    fits = [
+        ridge(inputs[rows], reward[rows], overall)
+        for rows in (action == one for one in range(len(encoding.actions)))
+    ]
 
     def reply(_trace: Trace, seen: NDArray[np.float32], action: int, _draw: float) -> float:
-        inputs = np.clip((seen.astype(np.float64) - centre) / scale, -10, 10)
-        return float(level[action] + slope[action] @ inputs)
+        level, slope = fits[action]
+        return level + float(slope @ inputs_of(seen.astype(np.float64)))
 
     return reply
