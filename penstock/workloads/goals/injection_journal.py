@@ -231,7 +231,9 @@ class InjectionJournal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / INJECTIONS).touch(0o600)  # by which the page finds an injector
+        for name in (INJECTIONS, FEEDBACK):  # by the first the page finds an injector
+            (folder / name).touch(0o600)
+        sync_folder(folder)
         self.newest, self.outcomes = newest(Injection, folder), newest(Feedback, folder)
         self._told = told_of(self.newest, self.outcomes)
         injected = [one.timestamp for one in self.newest.values() if one.injected]
