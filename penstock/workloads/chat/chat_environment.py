@@ -64,7 +64,10 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
             if value < 1:
                 raise ConfigurationError(f"environment.kwargs.{name}={value}: must be at least 1")
         self._tokenizer = tokenizer or (people_tokenizer() if model is None else load_tokenizer(model))
-        self._encoder = _encoder_of(self._tokenizer)
+        try:
+            self._encoder = ChatEncoder(self._tokenizer)
+        except ValueError as error:
+            raise ConfigurationError(f"environment.kwargs.tokenizer: {error}") from error
         self._max_length, self._turns, self._turn_tokens = max_length, turns, turn_tokens
         self._taste = taste_of(taste)
         self._people = population(PEOPLE, seed=0, taste=self._taste)
@@ -157,10 +160,3 @@ def people_tokenizer() -> Tokenizer:
     tokenizer = tiny_models.build_tokenizer(WORDS)
     tokenizer.chat_template = tiny_models.CHAT_TEMPLATE
     return tokenizer
-
-
-def _encoder_of(tokenizer: Tokenizer) -> ChatEncoder:
-    try:
-        return ChatEncoder(tokenizer)
-    except ValueError as error:
-        raise ConfigurationError(f"environment.kwargs.tokenizer: {error}") from error

@@ -11,40 +11,32 @@ from penstock.config.settings import merge
 
 GENERAL: Final = ""
 
+
+def _policy_gradient(
+    batch_steps: int, learning_rate: float, *, scaled: bool = True, **numbers: Any
+) -> dict[str, Any]:
+    """Return the section of an algorithm. scaled: rewards are."""
+    return {
+        "batch_steps": batch_steps, "entropy_coefficient": 0.01, "learning_rate": learning_rate,
+        "learning_rate_schedule": "linear", **({"scale_rewards": True} if scaled else {}), **numbers,
+    }  # fmt: skip
+
+
+_CARTPOLE: Final = {"actor": {"count": 2, "unroll_length": 32}, "learner": {"total_steps": 300_000}}
 IMPALA: Final[dict[str, dict[str, Any]]] = {
     GENERAL: {
         "actor": {"unroll_length": 32},
-        "algorithm": {
-            "batch_steps": 1024, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
-            "learning_rate_schedule": "linear", "normalise_advantages": True, "scale_rewards": True,
-        },
+        "algorithm": _policy_gradient(1024, 1e-3, normalise_advantages=True),
     },
     "CartPole": {
-        "actor": {"count": 2, "unroll_length": 32},
-        "algorithm": {
-            "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
-            "learning_rate_schedule": "linear", "normalise_advantages": True, "scale_rewards": True,
-        },
-        "learner": {"total_steps": 300_000},
+        **_CARTPOLE,
+        "algorithm": _policy_gradient(512, 2e-3, discount=0.98, normalise_advantages=True),
     },
-}  # fmt: skip
-
+}
 REINFORCE: Final[dict[str, dict[str, Any]]] = {
-    GENERAL: {
-        "algorithm": {
-            "batch_steps": 2048, "entropy_coefficient": 0.01, "learning_rate": 1e-3,
-            "learning_rate_schedule": "linear", "scale_rewards": True,
-        },
-    },
-    "CartPole": {
-        "actor": {"count": 2, "unroll_length": 32},
-        "algorithm": {
-            "batch_steps": 512, "discount": 0.98, "entropy_coefficient": 0.01, "learning_rate": 2e-3,
-            "learning_rate_schedule": "linear",
-        },
-        "learner": {"total_steps": 300_000},
-    },
-}  # fmt: skip
+    GENERAL: {"algorithm": _policy_gradient(2048, 1e-3)},
+    "CartPole": {**_CARTPOLE, "algorithm": _policy_gradient(512, 2e-3, scaled=False, discount=0.98)},
+}
 
 
 # ---- Settings with which DQN and SAC are known to learn, by environment family.
@@ -143,62 +135,41 @@ _TASKS: Final[dict[str, dict[str, Any]]] = {
     "Menu": _task(16, 32, 100_000, mask="action_mask"),
 }  # fmt: skip
 
+
+def _ppo(
+    batch_steps: int,
+    epochs: int,
+    minibatches: int,
+    learning_rate: float,
+    *,
+    falls: bool = True,
+    **numbers: Any,
+) -> dict[str, Any]:
+    """Return the section of PPO. falls: its learning rate does, to 0."""
+    return {
+        "batch_steps": batch_steps, "epochs": epochs, "minibatches": minibatches,
+        "learning_rate": learning_rate, **({"learning_rate_schedule": "linear"} if falls else {}), **numbers,
+    }  # fmt: skip
+
+
+_USUAL: Final[dict[str, Any]] = {"discount": 0.99, "gae_lambda": 0.95}
+_TRIES: Final[dict[str, Any]] = {"entropy_coefficient": 0.01}
+_SCALED: Final[dict[str, Any]] = {"scale_rewards": True}
 _PPO: Final[dict[str, dict[str, Any]]] = {
-    GENERAL: {
-        "batch_steps": 4096, "epochs": 6, "minibatches": 16, "learning_rate": 5e-4,
-        "learning_rate_schedule": "linear", "scale_rewards": True,
-    },
-    _ATARI: {
-        "batch_steps": 1024, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
-        "clip_range": 0.1, "entropy_coefficient": 0.01, "learning_rate": 2.5e-4,
-        "learning_rate_schedule": "linear",
-    },
-    "CartPole": {
-        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.98, "gae_lambda": 0.8,
-        "learning_rate": 2e-3, "learning_rate_schedule": "linear",
-    },
-    "Acrobot": {
-        "batch_steps": 2048, "epochs": 4, "minibatches": 8, "discount": 0.99, "gae_lambda": 0.94,
-        "learning_rate": 1e-3, "learning_rate_schedule": "linear", "scale_rewards": True,
-    },
-    "Pendulum": {
-        "batch_steps": 2048, "epochs": 10, "minibatches": 8, "discount": 0.9, "gae_lambda": 0.95,
-        "learning_rate": 1e-3, "scale_rewards": True,
-    },
-    "LunarLander": {
-        "batch_steps": 4096, "epochs": 6, "minibatches": 16, "discount": 0.999, "gae_lambda": 0.98,
-        "entropy_coefficient": 0.01, "learning_rate": 1e-3, "learning_rate_schedule": "linear",
-        "scale_rewards": True,
-    },
-    "HalfCheetah": {
-        "batch_steps": 4096, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
-        "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
-    },
-    "Hopper": {
-        "batch_steps": 2048, "epochs": 10, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
-        "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
-    },
-    "BipedalWalker": {
-        "batch_steps": 8192, "epochs": 10, "minibatches": 64, "discount": 0.99, "gae_lambda": 0.95,
-        "clip_range": 0.18, "learning_rate": 3e-4, "learning_rate_schedule": "linear", "scale_rewards": True,
-    },
-    "Catch": {
-        "batch_steps": 1024, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
-        "entropy_coefficient": 0.01, "learning_rate": 5e-4, "learning_rate_schedule": "linear",
-    },
-    "Courier": {
-        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
-        "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
-    },
-    "Recall": {
-        "batch_steps": 2048, "epochs": 4, "minibatches": 4, "discount": 0.99, "gae_lambda": 0.95,
-        "entropy_coefficient": 0.01, "learning_rate": 3e-3, "learning_rate_schedule": "linear",
-    },
-    "Menu": {
-        "batch_steps": 1024, "epochs": 6, "minibatches": 4, "discount": 0.9, "gae_lambda": 0.8,
-        "entropy_coefficient": 0.01, "learning_rate": 2e-3, "learning_rate_schedule": "linear",
-    },
-}  # fmt: skip
+    GENERAL: _ppo(4096, 6, 16, 5e-4, **_SCALED),
+    _ATARI: _ppo(1024, 4, 4, 2.5e-4, clip_range=0.1, **_USUAL, **_TRIES),
+    "CartPole": _ppo(1024, 6, 4, 2e-3, discount=0.98, gae_lambda=0.8),
+    "Acrobot": _ppo(2048, 4, 8, 1e-3, discount=0.99, gae_lambda=0.94, **_SCALED),
+    "Pendulum": _ppo(2048, 10, 8, 1e-3, falls=False, discount=0.9, gae_lambda=0.95, **_SCALED),
+    "LunarLander": _ppo(4096, 6, 16, 1e-3, discount=0.999, gae_lambda=0.98, **_TRIES, **_SCALED),
+    "HalfCheetah": _ppo(4096, 10, 32, 3e-4, **_USUAL, **_SCALED),
+    "Hopper": _ppo(2048, 10, 32, 3e-4, **_USUAL, **_SCALED),
+    "BipedalWalker": _ppo(8192, 10, 64, 3e-4, clip_range=0.18, **_USUAL, **_SCALED),
+    "Catch": _ppo(1024, 4, 4, 5e-4, **_USUAL, **_TRIES),
+    "Courier": _ppo(1024, 6, 4, 2e-3, **_USUAL, **_TRIES),
+    "Recall": _ppo(2048, 4, 4, 3e-3, **_USUAL, **_TRIES),
+    "Menu": _ppo(1024, 6, 4, 2e-3, discount=0.9, gae_lambda=0.8, **_TRIES),
+}
 
 _ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "ppo": {family: {"algorithm": section} for family, section in _PPO.items()},

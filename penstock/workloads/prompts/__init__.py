@@ -26,29 +26,17 @@ _TASK: Final[dict[str, Any]] = {
     "environment": {"count": 16},
     "actor": {"count": 1, "unroll_length": 32},
     "policy": {
-        "hidden_sizes": [256, 256, 128],
-        "activation": "relu",
-        "hidden_norm": "batch",
-        "dropout": 0.1,
+        "hidden_sizes": [256, 256, 128], "activation": "relu", "hidden_norm": "batch", "dropout": 0.1,
         "initialisation": "xavier",
     },
     "evaluation": {"episodes": 100},
     "learner": {"total_steps": 200_000},
-}
+}  # fmt: skip
 _PPO: Final[dict[str, Any]] = {
-    "batch_steps": 2048,
-    "epochs": 4,
-    "minibatches": 32,
-    "discount": 0.99,
-    "gae_lambda": 0.95,
-    "clip_range": 0.2,
-    "value_clip": 0.2,
-    "value_coefficient": 0.5,
-    "entropy_coefficient": 0.01,
-    "learning_rate": 3e-4,
-    "learning_rate_schedule": "linear",
-    "max_gradient_norm": 0.5,
-}
+    "batch_steps": 2048, "epochs": 4, "minibatches": 32, "discount": 0.99, "gae_lambda": 0.95,
+    "clip_range": 0.2, "value_clip": 0.2, "value_coefficient": 0.5, "entropy_coefficient": 0.01,
+    "learning_rate": 3e-4, "learning_rate_schedule": "linear", "max_gradient_norm": 0.5,
+}  # fmt: skip
 _REPLAY: Final[dict[str, Any]] = {
     **_TASK,
     "policy": {"hidden_sizes": [256, 256, 128], "activation": "relu"},
