@@ -215,15 +215,8 @@ VETO: Final = "veto"
 INTERRUPTED: Final = "interrupted: the injector ended while the goal was carried out"
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A goal whose outcome is known: how sure the policy was, what had been expected, what became of it."""
-
-    certainty: float
-    expected: float
-    success: bool
-    version: int
-    at: float
+Told = tuple[Injection, bool]
+"""A goal whose outcome is known, and whether it succeeded."""
 
 
 class InjectionJournal:
@@ -284,7 +277,7 @@ class InjectionJournal:
 
     def told(self, since: float = 0.0) -> list[Told]:
         """Return the newest goals whose success is known, oldest first. since: Unix time in seconds."""
-        return [one for one in self._told[-RECENT:] if one.at >= since]
+        return [(one, success) for one, success in self._told[-RECENT:] if one.timestamp >= since]
 
     def injected_on(self, at: float) -> int:
         return self._days[_day(at)]
@@ -325,7 +318,7 @@ def _last_stop(folder: Path) -> dict[str, Any]:
 def told_of(newest: dict[str, Injection], outcomes: dict[str, Feedback]) -> list[Told]:
     """Return the goals whose success is known, in the order of `newest`."""
     return [
-        Told(one.confidence, one.priority, found.success, one.version, one.timestamp)
+        (one, found.success)
         for one in newest.values()
         if (found := outcomes.get(one.goal_id)) and found.success is not None
     ]
@@ -513,29 +506,22 @@ def fit_success(certainties: Sequence[float], successes: Sequence[bool]) -> Succ
     return SuccessFit(float(weights[0]), float(weights[1]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reliability:
-    """How well probabilities fit what happened.
+def reliability(told: Sequence[float], successes: Sequence[bool]) -> dict[str, float] | None:
+    """Return how well probabilities that were told before fit the last 200 outcomes; None below 20.
 
     brier: mean squared error. gap: mean distance between probability and rate over five groups of equal size,
     from the least to the most likely. outcomes: how many were judged.
     """
-
-    brier: float
-    gap: float
-    outcomes: int
-
-
-def reliability(told: Sequence[float], successes: Sequence[bool]) -> Reliability | None:
-    """Return how well probabilities that were told before fit the last 200 outcomes; None below 20."""
     chance, well = np.array(told[-LAST:], np.float64), np.array(successes[-LAST:], np.float64)
     if len(well) < _FEWEST:
         return None
     groups = np.array_split(np.argsort(chance, kind="stable"), _BINS)
     gaps = [abs(chance[group].mean() - well[group].mean()) * len(group) for group in groups]
-    return Reliability(
-        brier=float(((chance - well) ** 2).mean()), gap=float(sum(gaps) / len(well)), outcomes=len(well)
-    )
+    return {
+        "brier": float(((chance - well) ** 2).mean()),
+        "gap": float(sum(gaps) / len(well)),
+        "outcomes": len(well),
+    }
 
 
 def _logit(probability: float) -> float:

@@ -370,7 +370,7 @@ class Injector:
             return None
         policy, told = self.policy, self.journal.told()
         certainty = min(float(suggestion.chances[suggestion.action]), 1.0)
-        fit = fit_success([one.certainty for one in told], [one.success for one in told])
+        fit = fit_success([one.confidence for one, _ in told], [success for _, success in told])
         held = forbidden or ("" if gated.action else "threshold")
         return Injection(
             goal_id=goal_id(policy.episode_id, policy.step),
@@ -456,7 +456,7 @@ class Injector:
 
     def _look_for_drift(self) -> None:
         told = self.journal.told(self.drift_since)
-        why = drifted([one.success for one in told], [one.version for one in told])
+        why = drifted([success for _, success in told], [one.version for one, _ in told])
         if why:
             self.journal.stop(why, time.time())
             raise Drifted(why)

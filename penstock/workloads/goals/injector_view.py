@@ -4,7 +4,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,7 +75,7 @@ def explain(folder: Path) -> dict[str, Any]:
     return {
         "proposed": len(injections),
         "injected": sum(one.injected for one in injections.values()),
-        "succeeded": sum(one.success for one in told),
+        "succeeded": sum(success for _, success in told),
         "unknown": sum(one.success is None for one in outcomes.values()),
         "held": dict(held.most_common()),
         "stopped": stopped_by(folder),
@@ -89,9 +88,8 @@ def explain(folder: Path) -> dict[str, Any]:
     }
 
 
-def _fits(told: Sequence[Told]) -> dict[str, Any] | None:
-    found = reliability([one.expected for one in told], [one.success for one in told])
-    return None if found is None else asdict(found)
+def _fits(told: Sequence[Told]) -> dict[str, float] | None:
+    return reliability([one.priority for one, _ in told], [success for _, success in told])
 
 
 def as_text(told: dict[str, Any]) -> str:
@@ -156,7 +154,7 @@ def view_of(folder: Path, now: float) -> dict[str, Any]:
     vetoed = newest(Veto, folder, _MOST_BYTES)
     told = told_of(injections, outcomes)
     day = [one for one in injections.values() if one.timestamp > now - DAY_S]
-    recent = [one.success for one in told[-LAST:]]
+    recent = [success for _, success in told[-LAST:]]
     life = summary_of(folder, now)
     open_s = life["rules"]["veto_s"] + _SILENT_S if life["state"] == "running" else 0.0
     return {

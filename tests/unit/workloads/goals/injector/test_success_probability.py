@@ -23,8 +23,8 @@ def test_it_is_calibrated_on_outcomes_that_it_has_not_seen() -> None:
     plain = reliability(certainty, success)
     assert fitted is not None
     assert plain is not None
-    assert fitted.gap < 0.1 < plain.gap
-    assert fitted.brier < plain.brier
+    assert fitted["gap"] < 0.1 < plain["gap"]
+    assert fitted["brier"] < plain["brier"]
 
 
 def test_only_the_last_outcomes_count() -> None:
