@@ -169,7 +169,7 @@ def read_lines(path: Path, most_bytes: int | None = None) -> Iterator[_Numbered]
                 file.readline()
             for count, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
-                    number = None if begin else count
+                    number = count if most_bytes is None else None
                     yield number, _parsed(path, number, line)
     except FileNotFoundError:
         return
