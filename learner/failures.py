@@ -91,7 +91,7 @@ def _reason(status: Status, dropped: Mapping[str, int]) -> str:
     if not found:
         found.append(
             f"{len(actors)} rollout workers are connected and do not fill a batch; "
-            f"{status.gauges.log_entries} entries are in the log"
+            f"{status.log_entries} entries are in the log"
         )
     return "; ".join(found)
 

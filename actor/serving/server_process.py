@@ -333,7 +333,9 @@ async def _serve(
 ) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     lifecycle.on_drain(setter(stop))
-    hosted = _hosted(settings, source, specification, run_follower)
+    workload = find(specification.workload)
+    make = load(workload.server) if workload.server else PolicyServer
+    hosted: HostedService = make(settings, source, specification, run_follower)
     frame = ServerFrame(
         ROLE,
         hosted.names,
@@ -377,17 +379,6 @@ async def _sweep(hosted: HostedService) -> None:
     while True:
         await asyncio.sleep(_SWEEP_S)
         hosted.sweep()
-
-
-def _hosted(
-    settings: Settings, source: Source, specification: RunSpecification, run_follower: RunFollower | None
-) -> HostedService:
-    """What the run's workload has clients answered with; the core's own where it names nothing."""
-    workload = find(specification.workload)
-    if not workload.server:
-        return PolicyServer(settings, source, specification, run_follower)
-    made: HostedService = load(workload.server)(settings, source, specification, run_follower)
-    return made
 
 
 async def _first_of(*ends: Coroutine[Any, Any, Any]) -> None:

@@ -297,16 +297,6 @@ class AppendItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gauges:
-    """Figures of the log at one moment, all from one script."""
-
-    outstanding_steps: int = 0
-    settled_steps: int = 0
-    log_entries: int = 0
-    log_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
     """The reply to an append. appended: fragments that were new. waits: for credit, its turn is to come."""
 
@@ -315,7 +305,6 @@ class Appended:
     credit: Credit
     appended: int = 0
     waits: bool = False
-    gauges: Gauges = field(default_factory=Gauges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +362,10 @@ class Status:
     budget_steps: int = 0
     acked: int = 0
     log_lost: int = 0
-    gauges: Gauges = field(default_factory=Gauges)
+    outstanding_steps: int = 0
+    settled_steps: int = 0
+    log_entries: int = 0
+    log_bytes: int = 0
     sessions: tuple[SessionRow, ...] = ()
     learner_json: str = ""
     closed: bool = False
@@ -437,16 +429,13 @@ def opened(reply: Sequence[Any]) -> Opened | Refusal:
 
 
 def appended(reply: Sequence[Any]) -> Appended:
-    acked, new, through, version, round_, outstanding, settled, entries, size = map(int, reply[2:11])
+    acked, new, through, version, round_ = map(int, reply[2:7])
     return Appended(
         acked_through=acked,
         refusal=refusal(reply[0], _text(reply[1]), acked),
         credit=Credit(through, version, round_),
         appended=new,
         waits=bool(reply[11]),
-        gauges=Gauges(
-            outstanding_steps=outstanding, settled_steps=settled, log_entries=entries, log_bytes=size
-        ),
     )
 
 
@@ -497,7 +486,7 @@ def status(reply: Sequence[Any]) -> Status:
     def number(name: str) -> int:
         return int(state.get(name, 0))
 
-    same = "epoch revision settled trim_floor acked log_lost max_log_bytes max_log_entries"
+    same = "epoch revision settled settled_steps trim_floor acked log_lost log_bytes max_log_bytes"
     return Status(
         **{name: number(name) for name in same.split()},
         run=_text(state.get("run", b"")),
@@ -507,12 +496,9 @@ def status(reply: Sequence[Any]) -> Status:
         ),
         log_head=number("number"),
         budget_steps=number("budget"),
-        gauges=Gauges(
-            outstanding_steps=int(outstanding),
-            settled_steps=number("settled_steps"),
-            log_entries=int(entries),
-            log_bytes=number("log_bytes"),
-        ),
+        outstanding_steps=int(outstanding),
+        log_entries=int(entries),
+        max_log_entries=number("max_log_entries"),
         sessions=tuple(_session(row) for row in rows),
         learner_json=_text(learner),
         closed=bool(closed),

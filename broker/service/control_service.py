@@ -192,13 +192,13 @@ def _promotion(name: str) -> VersionStatus:
 
 
 def status_to_proto(status: Status) -> pb.StatusReply:
-    same = "run revision log_head settled budget_steps acked epoch learner_json closed"
+    same = (
+        "run revision log_head settled budget_steps acked epoch learner_json closed log_entries log_bytes "
+        "outstanding_steps"
+    )
     return pb.StatusReply(
         **{name: getattr(status, name) for name in same.split()},
         desired=weights_pb2.RunState.ValueType(status.desired.value),
         latest=status.latest.to_proto(),
-        log_entries=status.gauges.log_entries,
-        log_bytes=status.gauges.log_bytes,
-        outstanding_steps=status.gauges.outstanding_steps,
         sessions=[pb.SessionStatus(**asdict(row) | {"role": row.role.label}) for row in status.sessions],
     )

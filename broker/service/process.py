@@ -132,10 +132,10 @@ def show_server(facts: connection.ServerFacts) -> None:
 
 
 def show(status: Status) -> None:
-    metrics.OUTSTANDING_STEPS.set(status.gauges.outstanding_steps)
-    metrics.SETTLED_STEPS.set(status.gauges.settled_steps)
-    metrics.LOG_ENTRIES.set(status.gauges.log_entries)
-    metrics.LOG_BYTES.set(status.gauges.log_bytes)
+    metrics.OUTSTANDING_STEPS.set(status.outstanding_steps)
+    metrics.SETTLED_STEPS.set(status.settled_steps)
+    metrics.LOG_ENTRIES.set(status.log_entries)
+    metrics.LOG_BYTES.set(status.log_bytes)
     metrics.BUDGET_STEPS.set(status.budget_steps)
     metrics.LOG_CEILING_BYTES.set(status.max_log_bytes)
     metrics.LOG_CEILING_ENTRIES.set(status.max_log_entries)

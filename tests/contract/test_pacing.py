@@ -246,9 +246,9 @@ async def test_a_short_fragment_replaces_its_full_charge(store: Store, redis_url
     log = open_run(redis_url, budget=2 * CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
-    reply = await actor.append(steps=1)
+    await actor.append(steps=1)
     assert log.read(0, 10, 0)[0].steps_total == CHARGE // 4
-    assert reply.gauges.outstanding_steps == CHARGE // 4 + 2 * CHARGE
+    assert log.status().outstanding_steps == CHARGE // 4 + 2 * CHARGE
     log.close()
 
 

@@ -172,7 +172,7 @@ async def test_an_actor_that_lies_after_a_re_opening_holds_no_more_than_its_shar
     log.publish(BLOB, update=0, settled=0, scalars={})
     await store.watch(Watch(session=liar.session, begun_through=2**53 - 1))
     most = 8
-    assert (await store.status()).gauges.outstanding_steps <= 2 * most * CHARGE
+    assert (await store.status()).outstanding_steps <= 2 * most * CHARGE
     liar.acked = PACING.max_log_entries
     assert (await liar.append()).refusal is None
     assert log.log_lost() == PACING.max_log_entries

@@ -230,7 +230,7 @@ async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redi
     reply = await actor.append(5)
     assert reply.refusal is not None
     assert (reply.acked_through, reply.refusal.detail.startswith("log_bytes")) == (4, True)
-    assert reply.gauges.log_bytes == sum(entry.held_bytes for entry in log.read(0, 9, 0)) <= ceiling
+    assert log.status().log_bytes == sum(entry.held_bytes for entry in log.read(0, 9, 0)) <= ceiling
     log.close()
 
 
@@ -479,7 +479,7 @@ async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) 
         status.acked,
         status.latest.version,
     ) == (RUN, 1, 1, 1, 1)
-    assert 4 * CHARGE == status.budget_steps == status.gauges.outstanding_steps
+    assert 4 * CHARGE == status.budget_steps == status.outstanding_steps
     assert status.learner_json == '{"progress": 0.5}'
     assert [(row.actor_id, row.role, row.sequence, row.begin_through) for row in status.sessions] == [
         ("actor-0", Role.ROLLOUT, 1, 4)

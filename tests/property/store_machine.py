@@ -278,7 +278,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.server.acked, self.server.lost, self.server.number,
         )  # fmt: skip
         assert status.acked == status.log_head + status.log_lost
-        assert status.gauges.outstanding_steps == self.server.outstanding()
+        assert status.outstanding_steps == self.server.outstanding()
         assert {row.session: row.begin_through for row in status.sessions} == {
             session: row.begin_through for session, row in self.server.rows.items()
         }
@@ -290,6 +290,6 @@ class StoreMachine(RuleBasedStateMachine):
         kept = [number for number, entry in self.server.log.items() if entry is not None]
         assert len(self.raw.keys(keys.PAYLOAD + "*")) == len(kept)
         assert all(self.raw.ttl(keys.payload(number)) == -1 for number in kept)
-        assert status.gauges.log_bytes == sum(e.held_bytes for e in entries if e.header is not None)
+        assert status.log_bytes == sum(e.held_bytes for e in entries if e.header is not None)
         assert not self.raw.keys(keys.STAGING + "*")
         assert [text.decode() for text in self.raw.lrange(keys.COMMITS, 0, -1)] == self.server.commits
