@@ -25,7 +25,7 @@ from penstock.workloads.language.conversation import ColumnFragments
 from penstock.workloads.rlhf.environment import for_environment
 from penstock.workloads.rlhf.responses import (
     Scored,
-    cut_responses,
+    columns_of,
     equip,
     in_random_order,
     open_scorer,
@@ -92,9 +92,8 @@ def learned(settings: Settings, updates: int) -> Learned:
         assert rewards is not None
         weights = Publication(version=update + 1, update=update)
         fields = HeaderFields(run=settings.run, session=1, sequence=update + 1, weights=weights, round=0)
-        fragment, episodes = cut_responses(
-            fragments, Scored(asked, generated, rewards.values, rewards.by), fields
-        )
+        columns, attributes = columns_of(Scored(asked, generated, rewards.values, rewards.by), weights)
+        fragment, episodes = fragments.cut(columns, fields, attributes)
         check(fragment, model.specification.schema, settings.run)
         check_meaning(fragment.header, fragment.arrays())
         assert algorithm.makes_batch(1, fragment.header.charge)

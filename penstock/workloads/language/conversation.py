@@ -6,8 +6,9 @@ otherwise once others follow them (some leave out what was thought) cannot be co
 """
 
 import json
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -18,9 +19,19 @@ from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Fragment, WeightSpan
 from penstock.protocol.messages import Episode
 from penstock.protocol.schema import FragmentSchema
+from penstock.runtime.health import Health
 from penstock.workloads.language.prompt import Message, plain
 from penstock.workloads.language.tokenizer import Tokenizer
-from penstock.workloads.plugin.fragments import Ends, Episodes, HeaderFields, LearnerReward, make
+from penstock.workloads.plugin import acting
+from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Run
+from penstock.workloads.plugin.fragments import (
+    Ends,
+    Episodes,
+    HeaderFields,
+    LearnerReward,
+    learner_reward,
+    make,
+)
 
 _MARK: Final = "⟦answer⟧"
 
@@ -286,7 +297,7 @@ class LiveConversation:
                 )
             if why:
                 self.cuts[why] += 1
-            self._close(terminated=False)
+            self.end(terminated=False)
         self._prompt, self._asked, self._tools = prompt, asked, tools
         return prompt
 
@@ -332,10 +343,6 @@ class LiveConversation:
         first = self._done[0][0] if self._done else self._first_turn
         return first <= turn < self.turns
 
-    def end(self, *, terminated: bool = True) -> None:
-        """End the conversation, which is over or (not terminated) is given up with its outcome unknown."""
-        self._close(terminated=terminated)
-
     def give_up(self) -> int:
         """End it where what came of its newest turns is not known: those behind the last reward are left out.
 
@@ -346,7 +353,7 @@ class LiveConversation:
         self._turns = self._turns[:kept]
         if self._turns:
             self._ids = self._ids[: self._turns[-1].end]
-        self._close(terminated=False)
+        self.end(terminated=False)
         return left_out
 
     @property
@@ -385,7 +392,8 @@ class LiveConversation:
         oldest = min(turn.update for turn in self._turns)
         return "age" if self._most_lag is not None and update - oldest > self._most_lag else ""
 
-    def _close(self, *, terminated: bool) -> None:
+    def end(self, *, terminated: bool = True) -> None:
+        """End the conversation, which is over or (not terminated) is given up with its outcome unknown."""
         if self._turns:
             column = Column(ids=self._ids, turns=tuple(self._turns), terminated=terminated)
             self._done.append((self._first_turn, column))
@@ -443,3 +451,35 @@ class ColumnFragments:
         if any(column.turns for column in columns):
             header = replace(header, weights=weight_spans(columns, steps))
         return make(header, tensors), [replace(one, slot_id=first_slot + one.slot_id) for one in episodes]
+
+
+class ColumnGenerator(acting.Generator):
+    """Base of what generates a batch of columns at a time with a local policy, each of them a slot."""
+
+    def __init__(self, of: Run, local: LocalPolicy, pad_id: int, health: Health) -> None:
+        super().__init__(of, health)  # watches steps, of which loading a model is none
+        self.local = local
+        reward = learner_reward(of.environment)
+        self._fragments = ColumnFragments(of.specification.schema, self.slots, pad_id, reward)
+        self._made: tuple[Sequence[Column], bytes] | None = None
+
+    def restart(self, seed: int, seeds: list[int]) -> None:
+        self._fragments.restart(self.slots)
+        self.draw_from(seed, seeds[0])
+
+    @abstractmethod
+    def draw_from(self, seed: int, asked: int) -> None:
+        """Begin a session. seed: of the tokens that are drawn. asked: of what is asked."""
+
+    def unroll(self, is_over: Callable[[], bool]) -> None:
+        self._made = self.columns(is_over)
+        self.health.progress(GENERATING)
+
+    @abstractmethod
+    def columns(self, is_over: Callable[[], bool]) -> tuple[Sequence[Column], bytes]:
+        """Generate a batch; return its columns and the attributes of its fragment."""
+
+    def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
+        assert self._made is not None, "unroll comes before cut"
+        columns, attributes = self._made
+        return self._fragments.cut(columns, fields, attributes)

@@ -123,8 +123,7 @@ def _base(section: LanguageSection) -> Network:
     what = "cannot be read as a causal language model"
     with reading("policy.kwargs.model", section.model, what, SafetensorError):
         config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-        _forget_dropout(config)
-        _fuse_activations(config)
+        _adjust(config)
         with LOADING:
             return AutoModelForCausalLM.from_pretrained(
                 place,
@@ -135,16 +134,12 @@ def _base(section: LanguageSection) -> Network:
             )
 
 
-def _forget_dropout(config: Any) -> None:
-    """Keep dropout off: log-probabilities are compared between processes, and with themselves."""
+def _adjust(config: Any) -> None:
     for name, value in vars(config).items():
+        # Log-probabilities are compared between processes, and with themselves.
         if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
             setattr(config, name, 0.0)
-
-
-def _fuse_activations(config: Any) -> None:
-    """GPT-2's activation in one kernel, where transformers writes the same function as eight."""
-    for name, value in vars(config).items():
+        # GPT-2's activation in one kernel, where transformers writes the same function as eight.
         if value == "gelu_new":
             setattr(config, name, "gelu_pytorch_tanh")
 

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from penstock.runtime.foreground import (
     Trust,
     command,
     in_foreground,
+    unfolded,
 )
 from penstock.runtime.output_file import output_file
 
@@ -53,41 +54,12 @@ Base = Annotated[
     typer.Option("--base", help="Folder or hub name of the adapter's base model, where it has moved."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", callback=_device)]
-TrainingDevice = Annotated[
-    str | None, typer.Option(help="cpu, or a GPU where there is one (default).", callback=_device)
-]
 Part = Annotated[str | None, typer.Option("--part", help="Split of a dataset, or policy of a registry.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File of JSON lines; default: stdout.")]
 Columns = Annotated[
     list[str] | None,
     typer.Option(
         "--column", metavar="OURS=THEIRS", help="Column of the file under another name; may be repeated."
-    ),
-]
-Heads = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--head",
-        metavar="NAME=SCALE",
-        help="Something that rows rate, by their key; may be repeated, for one model of several heads.",
-    ),
-]
-Weights = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--weight", metavar="NAME=NUMBER", help="Of a head in the reward, default 1; may be repeated."
-    ),
-]
-Reference = Annotated[
-    str | None,
-    typer.Option(
-        help="Scored rows like FEEDBACK's over which mean and std are taken; default: what was trained on."
-    ),
-]
-TrainingAssignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="epochs, batch, learning_rate, rank, lora, …; may be repeated."
     ),
 ]
 
@@ -209,37 +181,67 @@ def generate(
 rlhf_commands.add_typer(reward_commands, name="reward")
 
 
-@reward_commands.command()
-def train(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """What `penstock rlhf reward train` is told."""
+
     feedback: Annotated[
         str, typer.Argument(help="JSON lines, Parquet, a dataset's folder, or a registry's URL.")
-    ],
-    model: Annotated[str, typer.Option(help="Base model: a folder, or a name on the hub.")],
-    out: Annotated[Path, typer.Option(help="Folder to write to.")],
-    scale: Annotated[
-        str, typer.Option(help="Of the scores: thumbs, stars, percent, LOW:HIGH, or none.")
-    ] = "none",
-    key: Annotated[str | None, typer.Option(help="Take rows that rate this.")] = None,
-    part: Part = None,
-    columns: Columns = None,
-    heads: Heads = None,
-    weights: Weights = None,
-    reference: Reference = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a training that was interrupted.")
-    ] = False,
-    device: TrainingDevice = None,
-    assignments: TrainingAssignments = None,
-    as_json: AsJson = False,
-) -> None:
+    ]
+    model: Annotated[str, typer.Option(help="Base model: a folder, or a name on the hub.")]
+    out: Annotated[Path, typer.Option(help="Folder to write to.")]
+    scale: Annotated[str, typer.Option(help="Of the scores: thumbs, stars, percent, LOW:HIGH, or none.")] = (
+        "none"
+    )
+    key: Annotated[str | None, typer.Option(help="Take rows that rate this.")] = None
+    part: Part = None
+    columns: Columns = None
+    heads: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--head",
+            metavar="NAME=SCALE",
+            help="Something that rows rate, by their key; may be repeated, for one model of several heads.",
+        ),
+    ] = None
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--weight", metavar="NAME=NUMBER", help="Of a head in the reward, default 1; may be repeated."
+        ),
+    ] = None
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="Scored rows like FEEDBACK's over which mean and std are taken; default: what was trained "
+            "on."
+        ),
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = (
+        False
+    )
+    device: Annotated[
+        str | None, typer.Option(help="cpu, or a GPU where there is one (default).", callback=_device)
+    ] = None
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="epochs, batch, learning_rate, rank, lora, …; may be repeated."
+        ),
+    ] = None
+    as_json: AsJson = False
+
+
+@reward_commands.command()
+@unfolded
+def train(asked: TrainingOptions) -> None:
     """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume goes on from it.
 
     With --head it learns several things at once, each as 0 to 1, and pairs beside them (docs/chat.md).
     """
-    said = locals()
     from penstock.runtime.lifecycle import leave, run_service
 
-    leave(run_service(lambda lifecycle: train_model(lifecycle, **said), "reward"))
+    leave(run_service(lambda lifecycle: train_model(lifecycle, asked), "reward"))
 
 
 @reward_commands.command()
@@ -282,28 +284,12 @@ def parse_columns(said: Sequence[str]) -> dict[str, str]:
 # ---- Training.
 
 
-def train_model(
-    lifecycle: "Lifecycle",
-    *,
-    feedback: str,
-    model: str,
-    out: Path,
-    scale: str,
-    key: str | None,
-    part: str | None,
-    columns: Sequence[str] | None,
-    heads: Sequence[str] | None,
-    weights: Sequence[str] | None,
-    reference: str | None,
-    resume: bool,
-    device: str | None,
-    assignments: Sequence[str] | None,
-    as_json: bool,
-) -> int:
-    of_heads = bool(heads or weights)
+def train_model(lifecycle: "Lifecycle", asked: TrainingOptions) -> int:
+    of_heads = bool(asked.heads or asked.weights)
     if of_heads:
-        said = {"--scale": scale != "none", "--key": key is not None, "--column": bool(columns)}
-        said |= {"--reference": reference is not None, "--resume": resume}
+        said = {"--scale": asked.scale != "none", "--key": asked.key is not None}
+        said |= {"--column": bool(asked.columns), "--reference": asked.reference is not None}
+        said |= {"--resume": asked.resume}
         if name := next((name for name, is_said in said.items() if is_said), None):
             raise ConfigurationError(f"{name}: is for a model of one head; leave it out beside --head")
     from penstock.runtime.retry import Interrupted
@@ -315,26 +301,27 @@ def train_model(
         from penstock.workloads.language.reward.training import Order, train
         from penstock.workloads.language.settings import quieten, training_settings
     quieten()
-    measured, named = scale_of(scale, "--"), parse_columns(columns or ())
+    scale, columns = scale_of(asked.scale, "--"), parse_columns(asked.columns or ())
+    reference = asked.reference
     order = Order(
-        source=Source(place=feedback, scale=measured, part=part, key=key, columns=named),
-        base=model,
-        out=out,
-        settings=training_settings(assignments or ()),
-        reference=None if reference is None else Source(place=reference, scale=measured, columns=named),
-        resume=resume,
-        device=device_of(device or "cpu") if of_heads else device,
-        heads=parse_heads(heads or ()) if of_heads else (),
-        weights=parse_weights(weights or ()),
+        source=Source(place=asked.feedback, scale=scale, part=asked.part, key=asked.key, columns=columns),
+        base=asked.model,
+        out=asked.out,
+        settings=training_settings(asked.assignments or ()),
+        reference=None if reference is None else Source(place=reference, scale=scale, columns=columns),
+        resume=asked.resume,
+        device=device_of(asked.device or "cpu") if of_heads else asked.device,
+        heads=parse_heads(asked.heads or ()) if of_heads else (),
+        weights=parse_weights(asked.weights or ()),
     )
     try:
         results = train(order, lifecycle.draining)
     except Interrupted:
         if of_heads:
-            sys.stderr.write(f"interrupted: nothing was written to {out}; start again\n")
+            sys.stderr.write(f"interrupted: nothing was written to {asked.out}; start again\n")
         return EXIT_OK
-    lines = (_heads_lines if of_heads else _lines)(out, results)
-    sys.stdout.write(json.dumps(results) + "\n" if as_json else "\n".join(lines) + "\n")
+    lines = (_heads_lines if of_heads else _lines)(asked.out, results)
+    sys.stdout.write(json.dumps(results) + "\n" if asked.as_json else "\n".join(lines) + "\n")
     return EXIT_OK
 
 

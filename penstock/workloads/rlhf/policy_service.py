@@ -192,7 +192,8 @@ def _copy(folder: Path, manifest: dict[str, Any], temporary: Path, place: Path) 
     run = folder / "run"
     temporary.mkdir(parents=True)
     _copy_folder(run / manifest["policy"], temporary / "policy")
-    reward, base = (_made_or_reused(folder, name) for name in (REWARD_MODEL, BASE_MODEL))
+    made = [run / name if (run / name).is_dir() else folder / name for name in (REWARD_MODEL, BASE_MODEL)]
+    reward, base = made
     _copy_folder(reward, temporary / REWARD_MODEL)
     _copy_file(run / RESULTS, temporary / RESULTS)
     if base.is_dir():
@@ -227,11 +228,6 @@ def _sync(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
-
-
-def _made_or_reused(folder: Path, name: str) -> Path:
-    made = folder / "run" / name
-    return made if made.is_dir() else folder / name
 
 
 def _name_base(model: Path, old: str, new: Path) -> None:

@@ -9,20 +9,19 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from penstock.config.settings import ConfigurationError, Progress, Rehearsal, Scores, Settings
 from penstock.config.workload import Services
 from penstock.registry.weight_files import replace_file
-from penstock.workloads.language.feedback import BadRows, Scored, Source, read, rows_of, scale_of
+from penstock.workloads.language.feedback import Scored, Source, read, rows_of, scale_of
 from penstock.workloads.language.guard import read_guard_files
 from penstock.workloads.language.pretraining.conversation_files import (
-    Conversation,
     packaged_conversations,
     read_conversations,
 )
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+S = TypeVar("S")
 
 BASE_MODEL: Final = "base_model"
 FEEDBACK: Final = "feedback.jsonl"
@@ -69,7 +70,7 @@ def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[d
     if section.task == "sentiment":
         made |= _sentiment(section, run_dir, settings.seed, progress)
     if section.task == "chat":
-        made |= made_for_chat(section, run_dir, run_dir / BASE_MODEL, settings.seed, progress)
+        made |= _chat(section, run_dir, settings.seed, progress)
     if section.task == "words" and not section.model:
         made["model"] = str(_model_of_words(section, run_dir / BASE_MODEL, settings.seed, progress))
     section = section.model_copy(update=made)
@@ -106,38 +107,28 @@ def _check(section: Language) -> None:
 
 
 def _sentiment(section: Language, run_dir: Path, seed: int, progress: Progress) -> dict[str, str]:
-    feedback = section.feedback or str(_opinions(run_dir / FEEDBACK, seed, progress))
+    from penstock.workloads.rlhf.sentiment import WORDS, Sentiment  # noqa: PLC0415 - only for this task
+
+    file, folder, task = run_dir / FEEDBACK, run_dir / BASE_MODEL, Sentiment()
+    if not section.feedback and not file.exists():
+        progress.say(f"preparing: {_OPINIONS:,} noisy opinions in {file}")
+        _write_lines(file, task.scored(np.random.default_rng(seed), _OPINIONS))
+    if not section.model and not folder.is_dir():
+        # It writes as the reference policy of the task does.
+        progress.say(f"preparing: a tiny language model, pre-trained for {_STEPS} steps, in {folder}")
+        rng = np.random.default_rng(seed)
+        texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
+        _pretrain(WORDS, texts, folder, seed, progress)
     return {
-        "model": section.model or str(_base_model(run_dir / BASE_MODEL, seed, progress)),
-        "feedback": feedback,
+        "model": section.model or str(folder.absolute()),
+        "feedback": section.feedback or str(file.absolute()),
         "feedback_scale": section.feedback_scale if section.feedback else "percent",
         "true_reward": section.true_reward or "penstock.workloads.rlhf.sentiment:true_rewards",
     }
 
 
-def _opinions(file: Path, seed: int, progress: Progress) -> Path:
-    from penstock.workloads.rlhf.sentiment import Sentiment  # noqa: PLC0415 - only for this task
-
-    if not file.exists():
-        progress.say(f"preparing: {_OPINIONS:,} noisy opinions in {file}")
-        _write_lines(file, Sentiment().scored(np.random.default_rng(seed), _OPINIONS))
-    return file.absolute()
-
-
 def _write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
     replace_file(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
-def _base_model(folder: Path, seed: int, progress: Progress) -> Path:
-    """A tiny language model that writes as the reference policy of the task does."""
-    from penstock.workloads.rlhf.sentiment import WORDS, Sentiment  # noqa: PLC0415 - only for this task
-
-    if not folder.is_dir():
-        progress.say(f"preparing: a tiny language model, pre-trained for {_STEPS} steps, in {folder}")
-        rng, task = np.random.default_rng(seed), Sentiment()
-        texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
-        _pretrain(WORDS, texts, folder, seed, progress)
-    return folder.absolute()
 
 
 def _model_of_words(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
@@ -149,7 +140,10 @@ def _model_of_words(section: Language, folder: Path, seed: int, progress: Progre
     if not folder.is_dir():
         progress.say(f"preparing: a tiny language model of the feedback's words, in {folder}")
         texts = [text for _, row in rows_of(section.feedback) for text in _texts(row)]
-        if not _pretrain(_words(texts), texts, folder, seed, progress):
+        counts = Counter(word for both in texts for text in both for word in text.split())
+        # In an order that does not depend on that of the rows.
+        words = [word for word, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
+        if not _pretrain(words[:_VOCABULARY], texts, folder, seed, progress):
             raise ConfigurationError(
                 f"environment.kwargs.feedback={section.feedback}: no text has {MAX_TOKENS} words or fewer; "
                 "name a model for longer ones"
@@ -180,21 +174,10 @@ def _texts(row: Any) -> list[tuple[str, str]]:
     """Return a row's prompt with each of its responses; none of a row that the training will name."""
     if isinstance(row, ValueError) or row.get("prompt") is None:
         return []
-    said = [row.get(name) for name in ("response", "chosen", "rejected")]
-    prompt = _spoken(row["prompt"])
-    return [(prompt, str(response)) for response in said if response is not None]
-
-
-def _spoken(prompt: Any) -> str:
-    if not isinstance(prompt, list):
-        return str(prompt)
-    return " ".join(str(one.get("content", "")) for one in prompt if isinstance(one, dict))
-
-
-def _words(texts: Iterable[tuple[str, str]]) -> list[str]:
-    """The most frequent words of texts, in an order that does not depend on that of the rows."""
-    counts = Counter(word for both in texts for text in both for word in text.split())
-    return [word for word, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:_VOCABULARY]]
+    prompt, said = row["prompt"], [row.get(name) for name in ("response", "chosen", "rejected")]
+    if isinstance(prompt, list):
+        prompt = " ".join(str(one.get("content", "")) for one in prompt if isinstance(one, dict))
+    return [(str(prompt), str(response)) for response in said if response is not None]
 
 
 def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
@@ -234,18 +217,22 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
     from penstock.workloads.language.reward.training import CHECKPOINTS, Order  # noqa: PLC0415 - loads torch
 
     scale = scale_of(section.feedback_scale, "environment.kwargs.feedback_")
-    said = tuple(f"{key}={json.dumps(value)}" for key, value in section.reward_training.items())
-    try:
-        training = training_settings((f"seed={seed}", *said))
-    except ConfigurationError as error:
-        raise ConfigurationError(f"environment.kwargs.reward_training.{error}") from error
     return Order(
         source=Source(place=section.feedback, scale=scale),
         base=section.model,
         out=folder,
-        settings=training,
+        settings=_settings_of("reward_training", training_settings, section.reward_training, seed),
         resume=any((folder / CHECKPOINTS).glob("checkpoint-*")),
     )
+
+
+def _settings_of(key: str, read: Callable[[tuple[str, ...]], S], said: Mapping[str, Any], seed: int) -> S:
+    """Return the settings of a training that a key of `environment.kwargs` gives."""
+    given = tuple(f"{name}={json.dumps(value)}" for name, value in said.items())
+    try:
+        return read((f"seed={seed}", *given))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"environment.kwargs.{key}.{error}") from error
 
 
 def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
@@ -315,58 +302,35 @@ def missing_seconds(made: list[float], steps: int) -> float:
 PROMPTS: Final = "prompts.jsonl"
 
 
-def made_for_chat(
-    section: Language, run_dir: Path, base: Path, seed: int, progress: Progress
-) -> dict[str, str]:
+def _chat(section: Language, run_dir: Path, seed: int, progress: Progress) -> dict[str, str]:
     """Return the places of model and prompts, made unless they are named or there."""
-    model = section.model or str(_base(section, base, seed, progress))
-    return {"model": model, "prompts": section.prompts or str(_prompts(section, run_dir / PROMPTS))}
+    files = [Path(section.conversations)] if section.conversations else []
+    folder, file = run_dir / BASE_MODEL, run_dir / PROMPTS
+    if not section.model and not folder.is_dir():
+        _teach(section, files, folder, seed, progress)
+    if not section.prompts and not file.exists():
+        conversations = read_conversations(files)[0] if files else packaged_conversations()
+        first = [one.messages[0] for one in conversations]
+        begun = dict.fromkeys(one.content for one in first if one.role == "user")
+        _write_lines(file, ({"prompt": [{"role": "user", "content": text}]} for text in begun))
+    return {
+        "model": section.model or str(folder.absolute()),
+        "prompts": section.prompts or str(file.absolute()),
+    }
 
 
-def _base(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
+def _teach(section: Language, files: list[Path], folder: Path, seed: int, progress: Progress) -> None:
     from penstock.workloads.language.pretraining.tiny_models import (  # noqa: PLC0415 - loads torch
         pretrain_base,
         pretraining_settings,
     )
 
-    if not folder.is_dir():
-        said = tuple(f"{key}={json.dumps(value)}" for key, value in section.base_training.items())
-        try:
-            settings = pretraining_settings((f"seed={seed}", *said))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"environment.kwargs.base_training.{error}") from error
-        progress.say(f"preparing: a small model learns {_name(section)}, in {folder}")
-        with whole_folder(folder) as temporary:
-            result = pretrain_base(_files(section), temporary, settings, stop=progress.stop)
-        progress.say(f"the model has learned {result['conversations']} conversations{_measured(result)}")
-    return folder.absolute()
-
-
-def _measured(result: dict[str, Any]) -> str:
-    if result["loss"] is None:
-        return ""
-    before, after = result["loss_before"], result["loss"]
-    return f"; of {result['held_out']} held out: loss {before:.3g} before, {after:.3g} after"
-
-
-def _prompts(section: Language, file: Path) -> Path:
-    if not file.exists():
-        conversations, _ = _conversations(section)
-        begun = dict.fromkeys(
-            one.messages[0].content for one in conversations if one.messages[0].role == "user"
-        )
-        _write_lines(file, ({"prompt": [{"role": "user", "content": text}]} for text in begun))
-    return file.absolute()
-
-
-def _conversations(section: Language) -> tuple[list[Conversation], BadRows]:
-    files = _files(section)
-    return read_conversations(files) if files else (packaged_conversations(), BadRows())
-
-
-def _files(section: Language) -> list[Path]:
-    return [Path(section.conversations)] if section.conversations else []
-
-
-def _name(section: Language) -> str:
-    return section.conversations or "the conversations of a package"
+    settings = _settings_of("base_training", pretraining_settings, section.base_training, seed)
+    name = section.conversations or "the conversations of a package"
+    progress.say(f"preparing: a small model learns {name}, in {folder}")
+    with whole_folder(folder) as temporary:
+        result = pretrain_base(files, temporary, settings, stop=progress.stop)
+    measured, before, after = "", result["loss_before"], result["loss"]
+    if after is not None:
+        measured = f"; of {result['held_out']} held out: loss {before:.3g} before, {after:.3g} after"
+    progress.say(f"the model has learned {result['conversations']} conversations{measured}")

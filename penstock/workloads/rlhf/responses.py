@@ -21,15 +21,14 @@ import torch
 
 from penstock.config.credentials import credentials, http_headers
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.protocol.fragment import Fragment
 from penstock.protocol.limits import MAX_ATTRIBUTES_BYTES
-from penstock.protocol.messages import Episode
+from penstock.protocol.messages import Publication
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime.compute_threads import ComputePool
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health
 from penstock.workloads.language.cached_generation import CachedGeneration, Generated, make_backend
-from penstock.workloads.language.conversation import Column, ColumnFragments, SampledTurn
+from penstock.workloads.language.conversation import Column, ColumnGenerator, SampledTurn
 from penstock.workloads.language.feedback import BadRows, made_of, place_of, present, rows_of
 from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
 from penstock.workloads.language.reward.reward_model import open_source
@@ -46,7 +45,6 @@ from penstock.workloads.language.settings import quieten
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run
-from penstock.workloads.plugin.fragments import HeaderFields, learner_reward
 from penstock.workloads.rlhf.environment import Language, language
 
 log = logging.getLogger(__name__)
@@ -128,15 +126,12 @@ class Scored:
     by: ScoredBy | None
 
 
-def cut_responses(
-    fragments: ColumnFragments, scored: Scored, fields: HeaderFields
-) -> tuple[Fragment, list[Episode]]:
-    """Return the fragment and the episodes that ended in it, with the rewards as they were given."""
-    columns = [_column(scored, row, fields) for row in range(len(scored.asked))]
-    return fragments.cut(columns, fields, _attributes(scored))
+def columns_of(scored: Scored, weights: Publication) -> tuple[list[Column], bytes]:
+    """Return a column for each response that these weights gave, and the attributes of their fragment."""
+    return [_column(scored, row, weights) for row in range(len(scored.asked))], _attributes(scored)
 
 
-def _column(scored: Scored, row: int, fields: HeaderFields) -> Column:
+def _column(scored: Scored, row: int, weights: Publication) -> Column:
     """A response behind its prompt; without a reward nothing of it counts as sampled."""
     generated, prompt, reward = scored.generated, scored.asked[row].ids, scored.rewards[row]
     ids = (*prompt, *generated.response(row))
@@ -145,8 +140,8 @@ def _column(scored: Scored, row: int, fields: HeaderFields) -> Column:
     turn = SampledTurn(
         start=len(prompt),
         log_prob=tuple(generated.log_prob[row, : generated.lengths[row]].tolist()),
-        version=fields.weights.version,
-        update=fields.weights.update,
+        version=weights.version,
+        update=weights.update,
         reward=reward,
     )
     return Column(ids=ids, turns=(turn,), terminated=bool(generated.ended[row]))
@@ -169,8 +164,6 @@ def _attributes(scored: Scored) -> bytes:
 
 # ---- Rewards for responses, from whichever source the configuration of this machine names.
 
-
-log = logging.getLogger(__name__)
 
 _TELL_S: Final = 0.1
 CLIP: Final = 5.0
@@ -295,36 +288,26 @@ def make_generator(
     return LanguageGenerator(acting.read(specification, settings.actor), settings, health)
 
 
-class LanguageGenerator(acting.Generator):
+class LanguageGenerator(ColumnGenerator):
     """Generates a batch of responses at a time with a local policy."""
 
     def __init__(self, of: Run, settings: Settings, health: Health) -> None:
         self._equipment = equipment = equip(of)
-        super().__init__(of, health)  # watches steps, of which loading a model is none
-        self.local, self._section = equipment.local, equipment.section
-        if self.slots % self._section.group:
+        super().__init__(of, equipment.local, equipment.tokenizer.pad_token_id, health)
+        self._section = section = equipment.section
+        if self.slots % section.group:
             raise ConfigurationError(
-                f"environment.kwargs.group={self._section.group}: environment.count={self.slots} is no "
+                f"environment.kwargs.group={section.group}: environment.count={self.slots} is no "
                 "multiple of it"
             )
-        self._scorer = open_scorer(
-            self._section.reward, equipment, settings, standardise=self._section.standardise
-        )
-        self._fragments = ColumnFragments(
-            of.specification.schema,
-            self.slots,
-            equipment.tokenizer.pad_token_id,
-            learner_reward(of.environment),
-        )
+        self._scorer = open_scorer(section.reward, equipment, settings, standardise=section.standardise)
         self._order: Iterator[Asked] = iter(())
-        self._scored: Scored | None = None
 
-    def restart(self, seed: int, seeds: list[int]) -> None:
+    def draw_from(self, seed: int, asked: int) -> None:
         self._equipment.backend.seed(seed)
-        self._order = in_random_order(self._equipment.prompts.train, seeds[0])
-        self._fragments.restart(self.slots)
+        self._order = in_random_order(self._equipment.prompts.train, asked)
 
-    def unroll(self, is_over: Callable[[], bool]) -> None:
+    def columns(self, is_over: Callable[[], bool]) -> tuple[list[Column], bytes]:
         prompts = [next(self._order) for _ in range(self.slots // self._section.group)]
         asked = [prompt for prompt in prompts for _ in range(self._section.group)]
         generated = self._equipment.backend.generate(
@@ -334,8 +317,7 @@ class LanguageGenerator(acting.Generator):
             on_token=partial(self.health.progress, GENERATING),
         )
         rewards, by = self._rewards(asked, generated, is_over)
-        self.health.progress(GENERATING)
-        self._scored = Scored(asked, generated, rewards, by)
+        return columns_of(Scored(asked, generated, rewards, by), self.local.publication)
 
     def _rewards(
         self, asked: list[Asked], generated: Generated, is_over: Callable[[], bool]
@@ -352,10 +334,6 @@ class LanguageGenerator(acting.Generator):
         for row, value in zip(rows, rewards.values, strict=True):
             given[row] = value
         return given, rewards.by
-
-    def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
-        assert self._scored is not None, "unroll comes before cut"
-        return cut_responses(self._fragments, self._scored, fields)
 
     def close(self) -> None:
         self._scorer.close()

@@ -13,15 +13,12 @@ import numpy as np
 import torch
 
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.protocol.fragment import Fragment
-from penstock.protocol.messages import Episode
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime.health import Health
-from penstock.workloads.language.conversation import Column, ColumnFragments, SampledTurn
+from penstock.workloads.language.conversation import Column, ColumnGenerator, SampledTurn
 from penstock.workloads.language.settings import quieten
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, Played, Playing, Run
-from penstock.workloads.plugin.fragments import HeaderFields
 from penstock.workloads.thoughts.environment import Ids, task_of, thoughts_section
 from penstock.workloads.thoughts.model import Sampled, ThinkingModel
 from penstock.workloads.thoughts.tasks import Example, draw_mixed, draw_tests
@@ -45,23 +42,20 @@ def make_generator(specification: RunSpecification, settings: Settings, health: 
     return ThoughtGenerator(acting.read(specification, settings.actor), health)
 
 
-class ThoughtGenerator(acting.Generator):
+class ThoughtGenerator(ColumnGenerator):
     """Generates a batch of thoughts at a time with a local policy."""
 
     def __init__(self, of: Run, health: Health) -> None:
         self._equipment = ThoughtEquipment(of)
-        super().__init__(of, health)  # watches steps, of which loading a model is none
-        self.local, self._rows = self._equipment.local, of.specification.unroll_length
-        self._fragments = ColumnFragments(of.specification.schema, self.slots, self._equipment.layout.pad)
+        super().__init__(of, self._equipment.local, self._equipment.layout.pad, health)
+        self._rows = of.specification.unroll_length
         self._random = np.random.default_rng(of.specification.seed)
-        self._columns: list[Any] | None = None
 
-    def restart(self, seed: int, seeds: list[int]) -> None:
+    def draw_from(self, seed: int, asked: int) -> None:
         self._equipment.model.seed(seed)
-        self._random = np.random.default_rng(seeds[0])
-        self._fragments.restart(self.slots)
+        self._random = np.random.default_rng(asked)
 
-    def unroll(self, is_over: Callable[[], bool]) -> None:
+    def columns(self, is_over: Callable[[], bool]) -> tuple[list[Column], bytes]:
         equipment, group = self._equipment, self._equipment.section.group
         model = equipment.model
         drawn = draw_mixed(equipment.task, self._random, self.slots // group)
@@ -76,10 +70,8 @@ class ThoughtGenerator(acting.Generator):
         rewards = None
         if sampled is not None:
             with_thought = model.answered(questions, [one for one, _ in sampled], answers)
-            without = model.answered(questions, None, answers)
-            rewards = with_thought.log_prob - without.log_prob
-        self.health.progress(GENERATING)
-        self._columns = self._laid_out(examples, sampled, rewards)
+            rewards = with_thought.log_prob - model.answered(questions, None, answers).log_prob
+        return self._laid_out(examples, sampled, rewards), b""
 
     def _laid_out(
         self, examples: Sequence[Example], sampled: Sequence[Sampled] | None, rewards: Any
@@ -111,10 +103,6 @@ class ThoughtGenerator(acting.Generator):
                 f"{len(row) - 1}; give that, or shorter questions"
             )
         return (*row, *[self._equipment.layout.pad] * (self._rows + 1 - len(row)))
-
-    def cut_with(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
-        assert self._columns is not None, "unroll comes before cut"
-        return self._fragments.cut(self._columns, fields)
 
 
 _BATCH: Final = 256

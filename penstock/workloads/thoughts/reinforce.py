@@ -228,24 +228,22 @@ class ThoughtAdam:
 
 
 def batch_coherence(task: Task, layout: Layout, rows: ThoughtRows, log_prob: Tensor) -> float:
-    """Return the mean coherence of thoughts. log_prob: [n], of the sampled tokens."""
+    """Return the mean coherence of thoughts; raises ValueError for a question that the task cannot read.
+
+    log_prob: [n], of the sampled tokens.
+    """
     values, ends = log_prob.tolist(), rows.counts.cumsum().tolist()
     total = 0.0
     for number, (end, count) in enumerate(zip(ends, rows.counts.tolist(), strict=True)):
-        question = rows.questions[int(rows.question_of[number])]
+        question = layout.text(rows.questions[int(rows.question_of[number])][1:])
         words = layout.text(layout.said(rows.thoughts[number]))
-        total += _coherence(task, layout.text(question[1:]), words, values[end - count : end])
+        try:
+            total += coherence(task, question, words, values[end - count : end])
+        except Exception as error:
+            # What a fragment says may be no question, and a task of one's own fails at it as it likes: the
+            # fragment is to blame, and is left out.
+            raise ValueError(f"{' '.join(question)[:200]!r}: no question of the task: {error!r}") from error
     return total / len(rows)
-
-
-def _coherence(task: Task, question: tuple[str, ...], words: tuple[str, ...], log_prob: list[float]) -> float:
-    """Return the coherence of one; raises ValueError for a question that the task cannot read."""
-    try:
-        return coherence(task, question, words, log_prob)
-    except Exception as error:
-        # What a fragment says may be no question, and a task of one's own fails at it as it likes: the
-        # fragment is to blame, and is left out.
-        raise ValueError(f"{' '.join(question)[:200]!r}: no question of the task: {error!r}") from error
 
 
 # ---- Validations in the course of learning: when they are made, what was found, when theatre ends a run.
@@ -452,14 +450,17 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         advantage = self._advantage(rows, reward, value.detach())
         log_ratio = read.log_prob.detach() - rows.behaviour
         weight = log_ratio.exp().clamp(max=section.behaviour_weight_cap)
-        entropy_coefficient = self._entropy_coefficient()
+        entropy_coefficient = decayed(
+            section.entropy_coefficient, section.entropy_decay, section.entropy_floor, self._updates
+        )
         total, of_losses = self._losses(rows, read, weight * advantage, value, reward, entropy_coefficient)
         self._optimiser.clear()
         total.backward()
         rate = self._learning_rate(progress)
         norm = self._optimiser.step(rate, section.max_gradient_norm)
         farthest = float(log_ratio.abs().max())
-        judged = [float(total.detach()), norm, float(reward.sum()), self._checksum(), farthest]
+        checksum = math.fsum(float(one.detach().sum()) for one in self.policy.trained().values())
+        judged = [float(total.detach()), norm, float(reward.sum()), checksum, farthest]
         squares = weight.square().sum()
         lengths = [len(self._layout.said(thought)) for thought in rows.thoughts]
         metrics = {
@@ -567,15 +568,6 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         floor = section.learning_rate_floor
         share = floor + (1.0 - floor) * factor(section.learning_rate_schedule, done)
         return section.learning_rate * share * warmup(self._updates, section.warmup_updates)
-
-    def _entropy_coefficient(self) -> float:
-        section = self.section
-        return decayed(
-            section.entropy_coefficient, section.entropy_decay, section.entropy_floor, self._updates
-        )
-
-    def _checksum(self) -> float:
-        return math.fsum(float(one.detach().sum()) for one in self.policy.trained().values())
 
     # ---- a checkpoint
 

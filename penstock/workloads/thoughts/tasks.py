@@ -1,11 +1,4 @@
-"""Questions of a task, and what a task has.
-
-    words        all words that questions, thoughts and answers are made of
-    symbols      those of them that a thought is made of
-    levels       how hard questions are, from the easiest; the last is what evaluations ask
-    most_gain    nats that an honest thought gains at most; None: not known
-    example      a question of a level, with its answer and the legal steps between them
-    resume       what legally follows a thought so far, right or wrong, and the answer that it leads to
+"""Questions of a task, and what a task has: see `Task`.
 
 A task may have two parts more. `is_certain = False` says that not even the easiest question has an answer
 for sure, so that a warm start ends where its loss falls no more, and evaluations ask all levels alike.
@@ -60,7 +53,7 @@ class Continuation:
 
 
 class Task(Protocol):
-    """Makes questions; see the module's table."""
+    """Makes questions."""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -72,19 +65,19 @@ class Task(Protocol):
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Return the levels, the easiest first."""
+        """Return the levels, the easiest first; the last is what evaluations ask."""
 
     @property
     def most_gain(self) -> float | None:
-        """Return the nats that an honest thought gains at most."""
+        """Return the nats that an honest thought gains at most; None: not known."""
 
     def example(self, random: np.random.Generator, level: int) -> Example:
         """Return a question of a level."""
 
     def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
-        """Return what legally follows a thought so far on a question; None where nothing does.
+        """Return what legally follows a thought so far, right or wrong, and the answer that it leads to.
 
-        thought: any symbols, as many as a model may write.
+        thought: any symbols, as many as a model may write. None: nothing follows.
         """
 
 

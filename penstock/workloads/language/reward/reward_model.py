@@ -519,8 +519,13 @@ def open_source(
     in plain words.
     """
     if text.startswith(("http://", "https://")):
-        if headers and text.startswith("http://") and not credentials.insecure:
-            _check_plain(text)
+        host = urlsplit(text).hostname or ""
+        is_near = is_local_address(f"[{host}]:80" if ":" in host else f"{host}:80")
+        if headers and text.startswith("http://") and not credentials.insecure and not is_near:
+            raise ConfigurationError(
+                f"reward={text!r}: security.http_headers_file would cross the network in plain words; use "
+                "https://, or say --set security.insecure=true"
+            )
         return HttpRewards(text, deadline_s=deadline_s, headers=headers)
     if text.startswith(("grpc://", "unix:")):
         with told_as(f"reward={text!r}", ValueError):
@@ -549,12 +554,3 @@ def load_model(folder: Path, *, base: str | None, device: str) -> SavedModel:
     """
     kind = HeadsModel if (folder / HEADS_CARD).exists() else RewardModel
     return kind.load(folder, base=base, device=device_of(device))
-
-
-def _check_plain(url: str) -> None:
-    host = urlsplit(url).hostname or ""
-    if not is_local_address(f"[{host}]:80" if ":" in host else f"{host}:80"):
-        raise ConfigurationError(
-            f"reward={url!r}: security.http_headers_file would cross the network in plain words; use "
-            "https://, or say --set security.insecure=true"
-        )

@@ -81,21 +81,18 @@ class ChatApi:
 
     async def answer(self, request: HttpRequest, until_s: float) -> HttpReply:
         """Return the answer, an error among them. until_s: by the clock of the event loop."""
+        path = _MODELS if request.path.startswith(f"{_MODELS}/") else request.path
+        method, answer = self._routes.get(path, ("", self._models))
+        if request.headers.get("content-type", JSON).partition(";")[0] != JSON:
+            return ChatError(415, "content-type: send application/json", code="unsupported_type").reply()
+        if not method:
+            return ChatError(404, "Not Found", code="not_found").reply()
+        if request.method != method:
+            return ChatError(405, "Method Not Allowed", code="method_not_allowed").reply()
         try:
-            return await self._answer(request, until_s)
+            return await answer(request, until_s)
         except ChatError as error:
             return error.reply()
-
-    async def _answer(self, request: HttpRequest, until_s: float) -> HttpReply:
-        if request.headers.get("content-type", JSON).partition(";")[0] != JSON:
-            raise ChatError(415, "content-type: send application/json", code="unsupported_type")
-        path = _MODELS if request.path.startswith(f"{_MODELS}/") else request.path
-        if path not in self._routes:
-            raise ChatError(404, "Not Found", code="not_found")
-        method, answer = self._routes[path]
-        if request.method != method:
-            raise ChatError(405, "Method Not Allowed", code="method_not_allowed")
-        return await answer(request, until_s)
 
     # ---- Chat completions.
 

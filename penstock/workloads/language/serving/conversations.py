@@ -98,7 +98,6 @@ class ColumnExperience:
             count_not_learned(reason, 0)
 
     def note_sampled(self, conversation: str, version: int, answers: Sequence[TextAnswer]) -> None:
-        """Record what was drawn, before it leaves."""
         if self._journal is not None:
             self._journal.sampled(conversation, version, [one.ids for one in answers])
 
@@ -233,8 +232,16 @@ class Conversations:
     async def generate(self, ask: Ask, until_s: float, show: Show) -> TextReply:
         """Answer; raises Refused. until_s: by the clock of the event loop. show: see `TextAnswerer`."""
         ask.check(self.limits.vocabulary, self.limits.thought_tokens)
-        self._check_beginning(ask)
-        owner, needed = CALLER.get(), self._needed(ask)
+        whole = self._answerer.whole
+        if whole is not None and ask.begins_with:
+            raise invalid(
+                f"begins_with={ask.begins_with[:40]!r}: every answer of this model has {whole} tokens of "
+                "its own; leave it out"
+            )
+        # What an answer may come to hold: what was asked, and its tokens in a turn and in a reply.
+        most = min(ask.max_tokens or self.limits.answer_tokens, self.limits.most_tokens)
+        needed = of_ask(ask) + 2 * SAMPLED_BYTES * ask.count * (self.limits.thought_room + most)
+        owner = CALLER.get()
         self._check_size(ask, owner, needed)
         # Held from now on: answers that grow beside one another would each find the same room.
         self._held.add(owner, needed)
@@ -372,21 +379,10 @@ class Conversations:
             text = f"arm={arm.value}: no version is on it; ask for latest, or for a version by its number"
             raise Refused(Refusal(reason=Reason.UNKNOWN_VERSION, detail=text))
 
-    def _needed(self, ask: Ask) -> int:
-        """Bytes that an answer may come to hold: what was asked, and its tokens in a turn and in a reply."""
-        most = min(ask.max_tokens or self.limits.answer_tokens, self.limits.most_tokens)
-        return of_ask(ask) + 2 * SAMPLED_BYTES * ask.count * (self.limits.thought_room + most)
-
-    def _check_beginning(self, ask: Ask) -> None:
-        whole = self._answerer.whole
-        if whole is not None and ask.begins_with:
-            raise invalid(
-                f"begins_with={ask.begins_with[:40]!r}: every answer of this model has {whole} tokens of "
-                "its own; leave it out"
-            )
-
     def _check_size(self, ask: Ask, owner: Identity | None, needed: int) -> None:
-        size, most = _bytes_of(ask), BYTES_PER_TOKEN * self.limits.most_tokens
+        texts = [text for one in ask.messages for text in one.texts]
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(ask.tools))
+        most = BYTES_PER_TOKEN * self.limits.most_tokens
         if size > most:
             raise invalid(f"messages: have {size} bytes, at most {most} are read; send fewer or shorter ones")
         if needed > self._held.whole:
@@ -609,11 +605,6 @@ class Conversations:
             self._forget(talk)
             self._count(talk)
         self._ripening.extendleft(reversed(kept))
-
-
-def _bytes_of(ask: Ask) -> int:
-    texts = [text for one in ask.messages for text in one.texts]
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(ask.tools))
 
 
 def _not_encoded(error: ValueError) -> Refused:

@@ -17,7 +17,7 @@ from penstock.protocol.spaces import Discrete
 from penstock.workloads.language.cached_generation import Generated
 from penstock.workloads.language.conversation import ColumnFragments
 from penstock.workloads.language.reward.reward_source import ScoredBy
-from penstock.workloads.rlhf.responses import Asked, Scored, cut_responses
+from penstock.workloads.rlhf.responses import Asked, Scored, columns_of
 
 PAD, EOS = 0, 2
 VOCABULARY = Discrete(20)
@@ -43,11 +43,18 @@ def fields(sequence: int = 1) -> HeaderFields:
     return HeaderFields(run="r", session=1, sequence=sequence, weights=publication, round=0)
 
 
+def cut_scored(
+    fragments: ColumnFragments, scored: Scored, header: HeaderFields
+) -> tuple[Fragment, list[Episode]]:
+    columns, attributes = columns_of(scored, header.weights)
+    return fragments.cut(columns, header, attributes)
+
+
 def cut(
     rewards: tuple[float | None, ...], generated: Generated = GENERATED
 ) -> tuple[Fragment, list[Episode]]:
     """One fragment, which the broker would take."""
-    fragment, episodes = cut_responses(
+    fragment, episodes = cut_scored(
         ColumnFragments(schema(), 4, PAD), Scored(ASKED, generated, rewards, BY), fields()
     )
     check(fragment, schema(), "r")
@@ -86,8 +93,8 @@ def test_rewards_of_zero_and_of_minus_one_are_rewards() -> None:
 
 def test_every_response_is_an_episode_of_its_own() -> None:
     fragments = ColumnFragments(schema(), 4, PAD)
-    first, _ = cut_responses(fragments, Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, None), BY), fields())
-    second, episodes = cut_responses(fragments, Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, 1.0), BY), fields(2))
+    first, _ = cut_scored(fragments, Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, None), BY), fields())
+    second, episodes = cut_scored(fragments, Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, 1.0), BY), fields(2))
     assert [slot.episode_id for slot in first.header.slots] == [0, 0, 0, 0]
     assert [slot.episode_id for slot in second.header.slots] == [1, 1, 1, 0]
     assert {slot.first_step for slot in second.header.slots} == {0}
@@ -117,9 +124,7 @@ def test_the_header_says_whose_rewards_they_are() -> None:
 def test_wrappers_change_what_the_learner_is_given_and_no_return() -> None:
     section = EnvironmentSection.model_validate({"reward": [{"scale": 2.0}]})
     fragments = ColumnFragments(schema(), 4, PAD, learner_reward(section))
-    fragment, episodes = cut_responses(
-        fragments, Scored(ASKED, GENERATED, (0.5, -0.5, 1.0, None), BY), fields()
-    )
+    fragment, episodes = cut_scored(fragments, Scored(ASKED, GENERATED, (0.5, -0.5, 1.0, None), BY), fields())
     np.testing.assert_array_equal(fragment.arrays()["reward"].T[:, 3], [1.0, -1.0, 2.0, 0.0])
     assert [one.episode_return for one in episodes] == [0.5, -0.5, 1.0]
 

@@ -32,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def to_train(place: Path, **said: Any) -> dict[str, Any]:
+def to_train(place: Path, **said: Any) -> commands.TrainingOptions:
     """A short training, otherwise as the command's defaults."""
     known: dict[str, Any] = {
         "feedback": str(place / "feedback.jsonl"),
@@ -48,8 +48,9 @@ def to_train(place: Path, **said: Any) -> dict[str, Any]:
         "resume": False,
         "device": "cpu",
         "assignments": SETTINGS,
+        "as_json": True,
     }
-    return known | said
+    return commands.TrainingOptions(**(known | said))
 
 
 def to_score(folder: Path, **said: Any) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def test_from_feedback_to_scores(
     place: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert 0 == commands.train_model(Lifecycle("reward"), **to_train(place), as_json=True)
+    assert 0 == commands.train_model(Lifecycle("reward"), to_train(place))
     results = json.loads(capsys.readouterr().out)
     assert 1 == results["feedback"]["bad_rows"]
     assert "bad row: feedback.jsonl line 41: no response" in caplog.text
@@ -87,8 +88,8 @@ def test_from_feedback_to_scores(
 
 
 def test_the_summary_in_words(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    request = to_train(place, out=tmp_path / "out", assignments=(*SETTINGS, "epochs=1"))
-    assert 0 == commands.train_model(Lifecycle("reward"), **request, as_json=False)
+    request = to_train(place, out=tmp_path / "out", assignments=(*SETTINGS, "epochs=1"), as_json=False)
+    assert 0 == commands.train_model(Lifecycle("reward"), request)
     said = capsys.readouterr().out
     for words in (
         "8 steps in",
@@ -122,7 +123,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
     assert not (place / "parted" / "reward.json").exists()
     assert list((place / "parted" / "checkpoints").iterdir())
     with pytest.raises(ConfigurationError, match="go on with --resume"):
-        commands.train_model(Lifecycle("reward"), **to_train(place, out=place / "parted"), as_json=True)
+        commands.train_model(Lifecycle("reward"), to_train(place, out=place / "parted"))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_a_mistake_is_told_before_anything_is_written(
     place: Path, tmp_path: Path, said: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        commands.train_model(Lifecycle("reward"), **to_train(place, out=tmp_path / "x", **said), as_json=True)
+        commands.train_model(Lifecycle("reward"), to_train(place, out=tmp_path / "x", **said))
     assert not (tmp_path / "x").exists()
 
 
