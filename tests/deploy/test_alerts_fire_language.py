@@ -16,7 +16,7 @@ ENGINE: Final = """
 import dataclasses
 import pathlib
 from penstock.workloads.language.engine import ContinuousEngine
-from penstock.workloads.language.engine import LoadedAdapters
+from penstock.workloads.language.engine import LoadedPolicies
 
 class Forgetful(ContinuousEngine):
     def submit(self, request, *rest):
@@ -25,7 +25,7 @@ class Forgetful(ContinuousEngine):
         return super().submit(request, *rest)
 
 def make(policy, **own):
-    return Forgetful(LoadedAdapters(policy), **own)
+    return Forgetful(LoadedPolicies(policy), **own)
 """
 """While a file lies there it draws from the base model, and says that the adapter did; its probe is right."""
 CONVERSATIONS: Final = 1_000_000

@@ -90,13 +90,11 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows at int64 indices [b], in this order."""
         held = self.get_seq_length()
         self._rooms = [room[indices] for room in self._rooms]
         self.keys, self.values = (room[:, :, :held] for room in self._rooms)
 
     def forget(self, count: int) -> None:
-        """Drop the first `count` places of every row."""
         self._hold(self.keys[:, :, count:], self.values[:, :, count:])
 
     def join(self, other: "GrowingLayer") -> None:

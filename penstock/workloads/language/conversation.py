@@ -191,7 +191,6 @@ class Column:
 
     @property
     def rows(self) -> int:
-        """T that it needs."""
         return max(1, len(self.ids) - 1)
 
 

@@ -11,10 +11,9 @@ under the version that drew it: the learner corrects what differs from its own, 
 import copy
 import logging
 import threading
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final, Literal, Protocol
@@ -105,13 +104,24 @@ _OWN: Final = "default"
 """The adapter that the policy was made with; no request is answered with it."""
 
 
-class LoadedPolicies(ABC):
-    """Versions that answer, beside version 0, which always does. Used by one thread at a time."""
+class LoadedPolicies:
+    """Versions that answer, beside version 0, which always does. Used by one thread at a time.
+
+    Those of a policy with an adapter are adapters beside its base model, whose network is owned from now on;
+    those of another are whole networks.
+    """
+
+    def __init__(self, policy: LanguagePolicy) -> None:
+        """policy: of version 0, which is never changed."""
+        self._policies = {0: policy}
+        self._network: Any = policy.network
+        self._own = policy.state_dict()
+        self._adapter = next(iter(self._network.peft_config.values())) if policy.section.lora else None
 
     @property
-    @abstractmethod
     def versions(self) -> list[int]:
         """Those that are loaded, ascending."""
+        return sorted(self._policies.keys() - {0})
 
     def load(self, version: int, blob: bytes) -> None:
         """Hold the weights of a version, as `weights.encode` wrote them; one that is held stays.
@@ -120,110 +130,60 @@ class LoadedPolicies(ABC):
         """
         if version < 1:
             raise ValueError(f"version={version}: versions are numbered from 1")
-        if version not in self.versions:
-            self._hold(version, blob)
-
-    def drop(self, version: int) -> None:
-        """Let go of a version; one that is not held is no error, and version 0 stays."""
-        if version in self.versions:
-            self._let_go(version)
-
-    @contextmanager
-    def using(self, version: int) -> Iterator[Any]:
-        """The network under a version. Raises ValueError for one that is not held."""
-        with self._acting(version) as policy:
-            yield policy.network
-
-    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
-        """Joint log-probability of each of the probe's rows under a version; raises as `using`."""
-        with self._acting(version) as policy:
-            return tuple(policy.acting_log_prob(probe.observation, probe.action).tolist())
-
-    def check(self, version: int) -> None:
-        if version and version not in self.versions:
-            raise ValueError(f"version={version}: is not loaded; loaded are {self.versions}")
-
-    @abstractmethod
-    def _hold(self, version: int, blob: bytes) -> None: ...
-
-    @abstractmethod
-    def _let_go(self, version: int) -> None: ...
-
-    @abstractmethod
-    def _acting(self, version: int) -> AbstractContextManager[LanguagePolicy]:
-        """The policy that acts as a version while the block lasts."""
-
-
-class LoadedAdapters(LoadedPolicies):
-    """One base model, and beside it the adapter of each version. Owns the policy's network from now on."""
-
-    def __init__(self, policy: LanguagePolicy) -> None:
-        self._policy = policy
-        self._network: Any = policy.network
-        self._own = policy.state_dict()
-        (self._config,) = self._network.peft_config.values()
-        self._versions: set[int] = set()
-
-    @property
-    def versions(self) -> list[int]:
-        return sorted(self._versions)
-
-    def _hold(self, version: int, blob: bytes) -> None:
+        if version in self._policies:
+            return
+        if self._adapter is None:
+            made = copy.deepcopy(self._policies[0])
+            made.load(blob)
+            self._policies[version] = made
+            return
         arrays = decode(blob)
         check_alike(self._own, arrays)
         name = _name(version)
         with torch.random.fork_rng(devices=()):
-            self._network.add_adapter(name, self._config)
+            self._network.add_adapter(name, self._adapter)
         with torch.no_grad():
             for path, parameter in self._network.named_parameters():
                 if f".{name}." in path:
                     parameter.copy_(torch.from_numpy(arrays[path.replace(f".{name}.", ".")].copy()))
         self._network.eval()
-        self._versions.add(version)
+        self._policies[version] = self._policies[0]
 
-    def _let_go(self, version: int) -> None:
-        self._versions.discard(version)
-        self._network.set_adapter(_OWN)
-        self._network.delete_adapter(_name(version))
+    def drop(self, version: int) -> None:
+        """Let go of a version; one that is not held is no error, and version 0 stays."""
+        if version not in self.versions:
+            return
+        del self._policies[version]
+        if self._adapter is not None:
+            self._network.set_adapter(_OWN)
+            self._network.delete_adapter(_name(version))
 
     @contextmanager
-    def _acting(self, version: int) -> Iterator[LanguagePolicy]:
+    def using(self, version: int) -> Iterator[LanguagePolicy]:
+        """The policy that acts as a version while the block lasts; raises ValueError for one not held."""
         self.check(version)
-        if version == 0:
+        policy = self._policies[version]
+        if self._adapter is None:
+            yield policy
+        elif version == 0:
             with self._network.disable_adapter():
-                yield self._policy
-            return
-        self._network.set_adapter(_name(version))
-        yield self._policy
+                yield policy
+        else:
+            self._network.set_adapter(_name(version))
+            yield policy
+
+    def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
+        """Joint log-probability of each of the probe's rows under a version; raises as `using`."""
+        with self.using(version) as policy:
+            return tuple(policy.acting_log_prob(probe.observation, probe.action).tolist())
+
+    def check(self, version: int) -> None:
+        if version not in self._policies:
+            raise ValueError(f"version={version}: is not loaded; loaded are {self.versions}")
 
 
 def _name(version: int) -> str:
     return f"version{version}"
-
-
-class LoadedNetworks(LoadedPolicies):
-    """A whole network for each version, where all weights are trained."""
-
-    def __init__(self, policy: LanguagePolicy) -> None:
-        """policy: of version 0, which is never changed."""
-        self._policies = {0: policy}
-
-    @property
-    def versions(self) -> list[int]:
-        return sorted(self._policies.keys() - {0})
-
-    def _hold(self, version: int, blob: bytes) -> None:
-        made = copy.deepcopy(self._policies[0])
-        made.load(blob)
-        self._policies[version] = made
-
-    def _let_go(self, version: int) -> None:
-        del self._policies[version]
-
-    @contextmanager
-    def _acting(self, version: int) -> Iterator[LanguagePolicy]:
-        self.check(version)
-        yield self._policies[version]
 
 
 # ---- The engine.
@@ -351,12 +311,12 @@ class ContinuousEngine:
     def _step(self, version: int, joining: list[Growing]) -> list[Growing]:
         batch, rows = self._batches.setdefault(version, (RunningBatch(self._pad, self._device), []))
         logits: list[Tensor] = []
-        with self._loaded.using(version) as network:
+        with self._loaded.using(version) as policy:
             if rows:
                 newest = torch.tensor([row.growing.ids[-1] for row in rows], device=self._device)
-                logits.append(batch.forward(network, newest))
+                logits.append(batch.forward(policy.network, newest))
             if joining:
-                logits.append(batch.join(network, [growing.request.ids for growing in joining]))
+                logits.append(batch.join(policy.network, [growing.request.ids for growing in joining]))
         rows += [_Row(growing, self._random) for growing in joining]
         for row, log_probs in zip(rows, torch.cat(logits).log_softmax(-1), strict=True):
             row.take(log_probs, self._eos)
@@ -467,8 +427,7 @@ def open_engine(
     """
     own: dict[str, Any] = {"eos_id": eos_id, "pad_id": pad_id, "max_rows": max_rows, "seed": seed}
     if name == OWN:
-        loaded = LoadedAdapters(policy) if policy.section.lora else LoadedNetworks(policy)
-        return ContinuousEngine(loaded, **own, device=policy.device)
+        return ContinuousEngine(LoadedPolicies(policy), **own, device=policy.device)
     offered = {point.name: point for point in entry_points(group=GROUP)}
     if name not in offered:
         raise ConfigurationError(

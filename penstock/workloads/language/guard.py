@@ -212,13 +212,9 @@ class TextClassifier:
         return float(1 / (1 + np.exp(-(features(text) @ self.weights + self.shift))))
 
     def save(self, file: Path) -> None:
-        text = {
-            "form": _FORM,
-            "threshold": self.threshold,
-            "shift": self.shift,
-            "weights": [round(float(one), 6) for one in self.weights],
-        }
-        file.write_text(json.dumps(text) + "\n")
+        text = {"form": _FORM, "threshold": self.threshold, "shift": self.shift}
+        weights = [round(float(one), 6) for one in self.weights]
+        file.write_text(json.dumps(text | {"weights": weights}) + "\n")
 
 
 def load_classifier(file: Path, named: str) -> TextClassifier:
@@ -234,14 +230,12 @@ def load_classifier(file: Path, named: str) -> TextClassifier:
     return found
 
 
-def train_classifier(
-    texts: Sequence[str], blocked: Sequence[bool], *, threshold: float = 0.5
-) -> TextClassifier:
+def train_classifier(rows: Sequence[GuardRow], *, threshold: float = 0.5) -> TextClassifier:
     """Return the classifier; both sides weigh the same. Raises ValueError where one side is empty."""
-    said = np.array(blocked, np.float64)
+    said = np.array([row.blocked for row in rows], np.float64)
     if not len(said) or said.all() or not said.any():
         raise ValueError("give texts that should pass and others that should not")
-    x = np.array([features(text) for text in texts])
+    x = np.array([features(row.text) for row in rows])
     each = np.where(said > 0, 0.5 / said.sum(), 0.5 / (1 - said).sum())
     weights, shift = np.zeros(WIDTH), 0.0
     for _ in range(_STEPS):
@@ -292,7 +286,6 @@ class Share:
     of: int
 
     def interval(self) -> tuple[float, float]:
-        """Return the least and the greatest that the true share may be; 0 and 1 of none."""
         return wilson_interval(self.count, self.of) if self.of else (0.0, 1.0)
 
 
@@ -316,17 +309,12 @@ def train_guard(rows: Sequence[GuardRow], *, threshold: float = 0.5) -> Trained:
     for part in range(FOLDS):
         held = [row for row in rows if _fold(row.text) == part]
         rest = [row for row in rows if _fold(row.text) != part]
-        other = _train(rest, threshold)
+        other = train_classifier(rest, threshold=threshold)
         for row in held:
             found[row.blocked] += other.chance(row.text) >= threshold
     sides = {side: sum(row.blocked == side for row in rows) for side in (True, False)}
-    return Trained(
-        _train(rows, threshold), Share(found[True], sides[True]), Share(found[False], sides[False])
-    )
-
-
-def _train(rows: Sequence[GuardRow], threshold: float) -> TextClassifier:
-    return train_classifier([row.text for row in rows], [row.blocked for row in rows], threshold=threshold)
+    recall, false_alarms = (Share(found[side], sides[side]) for side in (True, False))
+    return Trained(train_classifier(rows, threshold=threshold), recall, false_alarms)
 
 
 def _fold(text: str) -> int:

@@ -55,7 +55,6 @@ def make_probe(vocabulary: int, seed: int) -> Probe:
 
 
 def _begin(policy: LanguagePolicy) -> None:
-    """Take the weights of `policy.kwargs.begin_with`, if any."""
     place = policy.section.begin_with
     if not place:
         return

@@ -390,7 +390,6 @@ def policies(request: Request, member: Member, agent_id: AgentId) -> list[dict[s
 
 
 def service() -> Service:
-    """Return what this workload adds to a gateway."""
     access = {
         ("POST", "/api/policies/train_policy/{agent_id}"): Access.EDITOR,
         ("GET", "/api/policies/{agent_id}"): Access.VIEWER,

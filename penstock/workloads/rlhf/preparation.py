@@ -213,7 +213,6 @@ def release_device() -> None:
 
 
 def order_of(section: Language, folder: Path, seed: int) -> Any:
-    """Return how the reward model is trained; raises ConfigurationError."""
     from penstock.workloads.language.reward.training import CHECKPOINTS, Order  # noqa: PLC0415 - loads torch
 
     scale = scale_of(section.feedback_scale, "environment.kwargs.feedback_")
@@ -227,7 +226,6 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
 
 
 def _settings_of(key: str, read: Callable[[tuple[str, ...]], S], said: Mapping[str, Any], seed: int) -> S:
-    """Return the settings of a training that a key of `environment.kwargs` gives."""
     given = tuple(f"{name}={json.dumps(value)}" for name, value in said.items())
     try:
         return read((f"seed={seed}", *given))

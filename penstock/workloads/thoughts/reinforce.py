@@ -190,7 +190,6 @@ class ThoughtAdam:
         return float(norm)
 
     def moments(self) -> dict[str, Tensor]:
-        """Return copies of the moments, by `NAME/moment`."""
         state = self._optimiser.state
         return {name: state[one][name.rpartition("/")[2]].clone() for name, one in self._by_moment()}
 
@@ -280,7 +279,6 @@ class ThoughtValidation:
         self._figures: dict[str, float] = {}
 
     def begin(self, updates: int) -> None:
-        """Measure what the answers without thoughts cost before the first update."""
         if self._section.validate_every and self._start_losses is None and updates == 0:
             self._validate(0)
 

@@ -299,7 +299,6 @@ def measure_loss(network: Any, layout: Layout, lessons: Sequence[Lesson]) -> flo
 
 
 def _loss(network: Any, layout: Layout, lessons: Sequence[Lesson]) -> Tensor:
-    """Return the mean loss of the tokens that are learned, in nats."""
     rows = [one.ids for one in lessons]
     counts = [len(one.ids) - one.start for one in lessons]
     found = outputs(network, rows, answer_places(rows, counts), layout.pad)

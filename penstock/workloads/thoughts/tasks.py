@@ -311,7 +311,6 @@ class Text:
         return self._passages[number][start : start + int(random.integers(most + 1))]
 
     def _shown(self, level: int) -> int:
-        """Words before the place of a level."""
         return self._context + (level - 1) * self._following
 
     def _at(self, number: int, start: int, level: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -353,7 +353,6 @@ class Validation:
         return asdict(self) | {"words": self.words(), "tests": [asdict(test) for test in self.tests]}
 
     def figures(self) -> dict[str, float]:
-        """Return its numbers by name, for curves."""
         numbers = {
             "validation_accuracy_with": self.accuracy,
             "validation_accuracy_without": self.without,

@@ -23,7 +23,7 @@ from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.protocol.specification import RunSpecification
 from penstock.workloads.language.conversation import ChatEncoder
-from penstock.workloads.language.engine import ContinuousEngine, LoadedAdapters
+from penstock.workloads.language.engine import ContinuousEngine, LoadedPolicies
 from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from penstock.workloads.language.pretraining import tiny_models
@@ -180,7 +180,7 @@ class TextStand:
         self.section, self.now_s = ServingSection(**serving), 0.0
         self.base, self.weights = base, dict[int, Weights]()
         self.specification, policy = specification(), policy_of(base)
-        self.engine = ContinuousEngine(LoadedAdapters(policy), eos_id=EOS, pad_id=PAD, seed=3)
+        self.engine = ContinuousEngine(LoadedPolicies(policy), eos_id=EOS, pad_id=PAD, seed=3)
         now = lambda: self.now_s  # noqa: E731 - two uses
         self.withdrawn: list[tuple[int, str]] = []
         monitor = CanaryMonitor(

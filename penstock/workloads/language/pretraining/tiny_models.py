@@ -87,7 +87,6 @@ def build_tokenizer(words: Sequence[str]) -> Tokenizer:
 
 
 def _wrapped(inner: WordTokenizer, max_tokens: int, **named: Any) -> Tokenizer:
-    """As transformers has it, with `<bos>` before each text."""
     bos = ("<bos>", inner.token_to_id("<bos>"))
     inner.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[bos])
     return PreTrainedTokenizerFast(

@@ -119,7 +119,6 @@ class RewardClient:
         return reply
 
     def _call(self, call: Any, request: Any, until_s: float) -> Any:
-        """Return the reply of a call; what it ends with becomes an error of this package."""
         try:
             return retry(
                 lambda: self._attempt(call, request, until_s),

@@ -9,7 +9,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,10 +70,7 @@ Rows = Sequence[Sequence[int]]
 Scores = tuple[float | None, ...]
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    rows: Rows
-    future: "asyncio.Future[Scores]"
+_Waiting = tuple[Rows, "asyncio.Future[Scores]"]
 
 
 class Batcher:
@@ -101,13 +97,13 @@ class Batcher:
         if self._rows and self._rows + len(rows) > MAX_WAITING_ROWS:
             text = f"{self._rows} samples wait; send it again"
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=RETRY_MS))
-        waiting = _Waiting(rows, self._loop.create_future())
-        self._waiting.append(waiting)
+        future: asyncio.Future[Scores] = self._loop.create_future()
+        self._waiting.append((rows, future))
         self._rows += len(rows)
         if not self._is_busy:
             self._is_busy = True
             self._loop.call_soon(self._pass)
-        return await waiting.future
+        return await future
 
     async def alone(self, work: Callable[[], T]) -> T:
         """Return what work of another kind gives, done between two passes."""
@@ -122,21 +118,20 @@ class Batcher:
             self._is_busy = False
             return
         self._on_begin()
-        running = self._loop.run_in_executor(
-            self._thread, self._timed, [row for one in batch for row in one.rows]
-        )
+        rows = [row for asked, _ in batch for row in asked]
+        running = self._loop.run_in_executor(self._thread, self._timed, rows)
         running.add_done_callback(lambda done: self._passed(batch, done))
 
     def _take(self) -> list[_Waiting]:
         """The next calls whose caller still waits, as many as one pass takes; a larger one alone."""
         batch: list[_Waiting] = []
-        rows = 0
-        while self._waiting and (not batch or rows + len(self._waiting[0].rows) <= self._max_rows):
-            one = self._waiting.popleft()
-            self._rows -= len(one.rows)
-            if not one.future.done():
-                batch.append(one)
-                rows += len(one.rows)
+        taken = 0
+        while self._waiting and (not batch or taken + len(self._waiting[0][0]) <= self._max_rows):
+            rows, future = self._waiting.popleft()
+            self._rows -= len(rows)
+            if not future.done():
+                batch.append((rows, future))
+                taken += len(rows)
         return batch
 
     def _timed(self, rows: Rows) -> Scores:
@@ -155,13 +150,13 @@ class Batcher:
         self._on_end()
         error = done.exception()
         at = 0
-        for one in batch:
-            if not one.future.done():
+        for rows, future in batch:
+            if not future.done():
                 if error is None:
-                    one.future.set_result(done.result()[at : at + len(one.rows)])
+                    future.set_result(done.result()[at : at + len(rows)])
                 else:
-                    one.future.set_exception(error)
-            at += len(one.rows)
+                    future.set_exception(error)
+            at += len(rows)
         self._pass()
 
 

@@ -160,7 +160,6 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
 
 
 def _examples(inputs: dict[str, Tensor]) -> int:
-    """S + P of S + 2P rows."""
     return (len(inputs["input_ids"]) + len(inputs["targets"])) // 2
 
 
@@ -461,7 +460,6 @@ def _prepare(order: Order) -> str | None:
 
 
 def _same_plan(order: Order, data: Data) -> None:
-    """Write what this training was made from."""
     digest = hashlib.sha256()
     for item in (*data.train, *data.validation):
         digest.update(json.dumps([item.rows, item.target]).encode())

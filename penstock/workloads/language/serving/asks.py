@@ -183,7 +183,6 @@ def check_counts(
 
 
 def checked_tool(index: int, tool: Any) -> dict[str, Any]:
-    """Return a tool that can be called; raises Refused."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid(f"tools[{index}]: {_TOOL_FORM}")
@@ -239,7 +238,6 @@ def of_ask(ask: Ask) -> int:
 
 
 def of_answer(answer: TextAnswer) -> int:
-    """Bytes of what was answered, and thought before it."""
     size = SAMPLED_BYTES * len(answer.ids) + of_message(answer.message) + ID_BYTES * len(answer.before)
     if answer.thought is not None:
         size += ID_BYTES * len(answer.thought.ids) + sys.getsizeof(answer.thought.text)
@@ -317,7 +315,6 @@ class Talk:
 
     @property
     def turns(self) -> int:
-        """Turns so far, that of the newest answers among them."""
         return len(self._turns) + bool(self.siblings)
 
     @property

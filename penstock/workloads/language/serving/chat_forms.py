@@ -297,7 +297,6 @@ class Envelope:
         }
 
     def part(self, index: int, delta: dict[str, Any]) -> str:
-        """Return what came to an answer, as an event."""
         choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
         return event(self._head("chat.completion.chunk") | {"choices": [choice]})
 

@@ -440,7 +440,6 @@ class Conversations:
         return episode
 
     def _open(self, conversation_id: str) -> Talk:
-        """One that is open, heard of now; raises Refused."""
         return self._talks[self.episodes.find(conversation_id, self._now()).id]
 
     # ------------------------------------------------------------ reward
@@ -557,7 +556,6 @@ class Conversations:
     # ------------------------------------------------------------ columns
 
     def _ripen(self, talk: Talk) -> None:
-        """Have columns that are over wait for late rewards, each once."""
         for _ in range(talk.live.over - talk.ripening):
             if self._section.reward_window_s == 0.0:
                 self._send(talk)

@@ -159,7 +159,6 @@ def as_message(text: str, tools: Collection[dict[str, Any]], call_id: str) -> Me
 
 
 def _parsed(text: str, names: Collection[str]) -> tuple[str, str] | None:
-    """Name and arguments of a call; None for what is none."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
@@ -297,7 +296,6 @@ class TextAnswerer:
         return all(one.is_blocked and not one.message.content for one in answers)
 
     def _blame(self, arm: Arm, *, not_finite: bool) -> None:
-        """Count against a version that the model without its adapter answers for it."""
         told = Answered(
             arm=arm, action={}, answer=None, fallback="adapter_off", not_finite=not_finite, is_to_blame=True
         )

@@ -11,8 +11,7 @@ from penstock.workloads.language.cached_generation import only_likely
 from penstock.workloads.language.engine import (
     ContinuousEngine,
     Growing,
-    LoadedAdapters,
-    LoadedNetworks,
+    LoadedPolicies,
     Request,
 )
 from penstock.workloads.language.language_model import make_probe
@@ -51,7 +50,7 @@ def blobs(base: Path, lora: bool) -> dict[int, bytes]:
 def engine_of(base: Path, blobs: dict[int, bytes], eos_id: int, *, lora: bool) -> ContinuousEngine:
     """With both loaded, and room for four answers."""
     policy = LanguagePolicy(LanguageSection(model=str(base), rank=4, alpha=8.0, lora=lora), seed=0)
-    loaded = LoadedAdapters(policy) if lora else LoadedNetworks(policy)
+    loaded = LoadedPolicies(policy)
     made = ContinuousEngine(loaded, eos_id=eos_id, pad_id=PAD, max_rows=4)
     for version, blob in blobs.items():
         made.load(version, blob)
@@ -300,7 +299,7 @@ def test_a_request_that_cannot_be_answered_is_refused(wrong: dict[str, Any], mes
 
 def test_weights_of_another_policy_are_refused_and_nothing_is_held(base: Path, lora: bool) -> None:
     policy = policy_of(base, lora=lora)
-    held = LoadedAdapters(policy) if lora else LoadedNetworks(policy)
+    held = LoadedPolicies(policy)
     other = LanguagePolicy(LanguageSection(model=str(base), rank=2, lora=True), seed=0)
     with pytest.raises(ValueError, match=r"weights.*base_model.*"):
         held.load(1, weights.encode(other.published))

@@ -10,10 +10,10 @@ from tests.support.language.text_stand import EOS, PAD, adapter, make_model, pol
 
 MODULE = """
 from penstock.workloads.language.engine import ContinuousEngine
-from penstock.workloads.language.engine import LoadedAdapters
+from penstock.workloads.language.engine import LoadedPolicies
 
 def make(policy, **own):
-    return ContinuousEngine(LoadedAdapters(policy), **own)
+    return ContinuousEngine(LoadedPolicies(policy), **own)
 """
 
 

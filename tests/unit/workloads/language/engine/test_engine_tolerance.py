@@ -9,7 +9,7 @@ from penstock.config.settings import ServingSection
 from penstock.protocol.specification import Probe
 from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
-from penstock.workloads.language.engine import ContinuousEngine, EngineTolerance, LoadedAdapters
+from penstock.workloads.language.engine import ContinuousEngine, EngineTolerance, LoadedPolicies
 from penstock.workloads.language.serving.text_answerer import AdapterVersions
 from penstock.workloads.plugin.serving import Weights
 from tests.support.language.text_stand import EOS, PAD, adapter, make_model, policy_of, specification
@@ -44,7 +44,7 @@ def versions_of(engine: type[ContinuousEngine], base: Path, most: float) -> tupl
         return policy_of(base)
 
     tolerance = EngineTolerance("theirs", another, most)  # type: ignore[arg-type]
-    running = engine(LoadedAdapters(policy), eos_id=EOS, pad_id=PAD)
+    running = engine(LoadedPolicies(policy), eos_id=EOS, pad_id=PAD)
     return AdapterVersions(running, policy, {}.get, ServingSection(), tolerance), made
 
 

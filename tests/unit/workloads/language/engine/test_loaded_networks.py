@@ -10,7 +10,7 @@ from penstock.workloads.language.engine import (
     OWN,
     ContinuousEngine,
     Growing,
-    LoadedNetworks,
+    LoadedPolicies,
     Request,
     open_engine,
 )
@@ -93,7 +93,7 @@ def test_a_version_is_dropped_and_no_other_with_it(base: Path, engine: Continuou
 
 
 def test_weights_of_another_policy_are_refused_and_nothing_is_held(base: Path) -> None:
-    loaded = LoadedNetworks(policy_of(base))
+    loaded = LoadedPolicies(policy_of(base))
     adapter = LanguagePolicy(LanguageSection(model=str(base), rank=2), seed=0)
     with pytest.raises(ValueError, match="on one side only|unexpected|missing"):
         loaded.load(1, weights.encode(adapter.published))

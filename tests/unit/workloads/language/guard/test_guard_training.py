@@ -60,7 +60,7 @@ def test_a_share_lies_in_its_interval() -> None:
 
 
 def test_a_classifier_is_read_as_it_was_written(tmp_path: Path) -> None:
-    made = train_classifier(["a b c", "d e f"], [True, False], threshold=0.7)
+    made = train_classifier([GuardRow("a b c", True), GuardRow("d e f", False)], threshold=0.7)
     made.save(tmp_path / "guard.json")
     read = load_classifier(tmp_path / "guard.json", "--classifier")
     assert read.threshold == 0.7
