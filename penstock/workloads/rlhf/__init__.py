@@ -20,7 +20,7 @@ WORKLOAD = Workload(
     prepare="penstock.workloads.rlhf.preparation:prepare",
     rehearse="penstock.workloads.rlhf.preparation:rehearse",
     services="penstock.workloads.rlhf.preparation:services",
-    server="penstock.workloads.rlhf.text_server:make_server",
+    server="penstock.workloads.rlhf.responses:make_server",
     artefacts="penstock.workloads.rlhf.artefacts:write",
     http="penstock.workloads.rlhf.policy_service:service",
 )

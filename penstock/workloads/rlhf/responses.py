@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -46,6 +46,10 @@ from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_token
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run
 from penstock.workloads.rlhf.environment import Language, language
+
+if TYPE_CHECKING:
+    from penstock.workloads.language.serving.text_server import TextServer
+    from penstock.workloads.plugin.serving import RunFollower, Source
 
 log = logging.getLogger(__name__)
 
@@ -401,3 +405,37 @@ class LanguageRunner(acting.Runner):
 
     def close(self) -> None:
         self._scorer.close()
+
+
+# ---- What `penstock serve` answers clients of a run with: text, by the model that the run trains.
+
+
+def make_server(
+    settings: Settings,
+    source: "Source",
+    specification: RunSpecification,
+    run_follower: "RunFollower | None",
+) -> "TextServer":
+    """Return the server; settings: of this process. Raises ConfigurationError, and as `acting.read`."""
+    from penstock.workloads.language.serving.text_answerer import open_guard  # noqa: PLC0415 - no actor's
+    from penstock.workloads.language.serving.text_server import TextServer  # noqa: PLC0415
+
+    of = acting.read(specification, settings.actor)
+    section = language(of.environment)
+    guard = open_guard(
+        is_on=section.guard,
+        rules=section.guard_rules,
+        classifier=section.guard_classifier,
+        penalty=section.guard_penalty,
+    )
+    return TextServer(
+        settings,
+        source,
+        of,
+        run_follower,
+        tokenizer=load_tokenizer(section.model),
+        answer_tokens=section.response_tokens,
+        device=section.device,
+        engine_name=section.engine,
+        guard=guard,
+    )

@@ -15,6 +15,6 @@ WORKLOAD = Workload(
     places=("model", "task", "guard_rules", "guard_classifier"),
     algorithms={"thought_reinforce": "penstock.workloads.thoughts.environment:ThoughtReinforceSection"},
     commands={"thoughts": "penstock.workloads.thoughts.thought_commands:thought_commands"},
-    server="penstock.workloads.thoughts.server:make_server",
+    server="penstock.workloads.thoughts.acting:make_server",
     prepare="penstock.workloads.thoughts.start:prepare",
 )

@@ -7,7 +7,7 @@ no experience.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -16,12 +16,18 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime.health import Health
 from penstock.workloads.language.conversation import Column, ColumnGenerator, SampledTurn
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.settings import quieten
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, Played, Playing, Run
-from penstock.workloads.thoughts.environment import Ids, task_of, thoughts_section
-from penstock.workloads.thoughts.model import Sampled, ThinkingModel
-from penstock.workloads.thoughts.tasks import Example, draw_mixed, draw_tests
+from penstock.workloads.thoughts.environment import Ids, Layout, asked, task_of, thoughts_section
+from penstock.workloads.thoughts.model import MIXING, Sampled, ThinkingModel, mixing_width
+from penstock.workloads.thoughts.tasks import Example, Task, draw_mixed, draw_tests
+
+if TYPE_CHECKING:
+    from penstock.workloads.language.serving.text_answerer import ThinkingForm
+    from penstock.workloads.language.serving.text_server import TextServer
+    from penstock.workloads.plugin.serving import RunFollower, Source
 
 
 class ThoughtEquipment:
@@ -147,3 +153,79 @@ class ThoughtRunner(acting.Runner):
             Played(episode_return=float(right), length=len(thought), terminated=True)
             for right, thought in zip(answered.is_right.tolist(), thoughts, strict=True)
         ]
+
+
+# ---- What `penstock serve` answers clients of a run with: the last message is a question of its task.
+
+_TEMPLATE: Final = (
+    "{% if tools %}{{ raise_exception('a model of thoughts calls no tools') }}{% endif %}"
+    "{% for message in messages %}{% if message.role not in ['user', 'assistant'] %}"
+    "{{ raise_exception('a model of thoughts knows the roles user and assistant') }}{% endif %}{% endfor %}"
+    "{{ bos_token }} {{ messages[-1].content }}"
+)
+
+
+def make_server(
+    settings: Settings,
+    source: "Source",
+    specification: RunSpecification,
+    run_follower: "RunFollower | None",
+) -> "TextServer":
+    """Return the server; settings: of this process. Raises ConfigurationError, and as `acting.read`."""
+    from penstock.workloads.language.serving.text_answerer import open_guard  # noqa: PLC0415 - no actor's
+    from penstock.workloads.language.serving.text_server import TextServer  # noqa: PLC0415
+
+    of = acting.read(specification, settings.actor)
+    if width := mixing_width(of.policy):
+        raise ConfigurationError(
+            f"policy.kwargs.{MIXING}={width}: a server answers from behind a thought alone and mixes "
+            "nothing; serve a run that was trained without it"
+        )
+    section = thoughts_section(of.environment)
+    task, layout = task_of(of.environment)
+    answer_tokens = length_of_answers(section.task, task)
+    return TextServer(
+        settings,
+        source,
+        of,
+        run_follower,
+        tokenizer=question_tokenizer(layout),
+        answer_tokens=answer_tokens,
+        device="cpu",
+        engine_name="transformers",
+        guard=open_guard(is_on=section.guard, rules=section.guard_rules, classifier=section.guard_classifier),
+        form=thinking_form(layout, section.thought_tokens, answer_tokens),
+        words=task.words,
+    )
+
+
+def question_tokenizer(layout: Layout) -> Any:
+    """Return the tokenizer of a task, whose chat template makes a question of the last message."""
+    tokenizer = tiny_models.build_tokenizer(layout.words)
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer
+
+
+def thinking_form(layout: Layout, thought_tokens: int, answer_tokens: int) -> "ThinkingForm":
+    """Return how a model thinks. thought_tokens: most of a thought. answer_tokens: of every answer."""
+    from penstock.workloads.language.serving.text_answerer import ThinkingForm  # noqa: PLC0415 - no actor's
+
+    return ThinkingForm(
+        opens=(layout.think,),
+        end=layout.end,
+        closes=(layout.equals,),
+        directly=(layout.equals,),
+        most=thought_tokens,
+        answer_tokens=answer_tokens,
+    )
+
+
+def length_of_answers(name: str, task: Task) -> int:
+    """Return the tokens of every answer of a task; nothing in a row says where an answer ends."""
+    lengths = {len(one.answer) for one in asked(task)}
+    if len(lengths) > 1:
+        raise ConfigurationError(
+            f"environment.kwargs.task={name!r}: its answers have {min(lengths)} to {max(lengths)} words, and "
+            "served are answers of one length: fill shorter ones with a word of their own"
+        )
+    return lengths.pop()

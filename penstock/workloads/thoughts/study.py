@@ -61,15 +61,9 @@ _ROWS: Final = 160
 _DIRECT_ROWS: Final = 32
 _TAUGHT_ROWS: Final = 80
 _TESTS_SEED: Final = 3_000_000
-_COLUMNS: Final = (
-    "condition",
-    "right",
-    "right, likeliest thoughts",
-    "gain, nats",
-    "without, nats",
-    "legal chains",
-    "coherence",
-    "verdict",
+_HEADER: Final = (
+    "| condition | right | right, likeliest thoughts | gain, nats | without, nats | legal chains | coherence "
+    "| verdict |"
 )
 _JUDGED: Final = ("gain", "direct_loss", "chains", "coherence")
 """What the validation says, from the column of the gain on."""
@@ -329,7 +323,7 @@ def _measured(network: Any, place: _Place, questions: int, condition: Condition)
 
 
 def table(results: Mapping[Condition, Sequence[Result]]) -> list[str]:
-    lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+    lines = [_HEADER, "|---" * (_HEADER.count("|") - 1) + "|"]
     for condition, found in results.items():
         validations = [one["validation"] for one in found]
         cells = [

@@ -282,12 +282,7 @@ class Envelope:
 
     def completion(self, given: TextReply, *, logprobs: bool) -> dict[str, Any]:
         choices = [
-            {
-                "index": index,
-                "message": _message(answer),
-                "finish_reason": answer.finish,
-                "logprobs": _logprobs(answer) if logprobs else None,
-            }
+            _choice(index, answer, logprobs=logprobs) | {"message": _message(answer)}
             for index, answer in enumerate(_told(given))
         ]
         return self._answered("chat.completion", given) | {
@@ -306,16 +301,9 @@ class Envelope:
             calls = [{"index": place} | call for place, call in enumerate(_calls(answer))]
             if calls:
                 yield self.part(index, {"tool_calls": calls})
-            choice = {
-                "index": index,
-                "delta": {},
-                "finish_reason": answer.finish,
-                "logprobs": _logprobs(answer) if logprobs else None,
-            }
-            yield event(
-                self._answered("chat.completion.chunk", given)
-                | {"choices": [choice], "penstock": extension(given)}
-            )
+            choice = _choice(index, answer, logprobs=logprobs) | {"delta": {}}
+            last = {"choices": [choice], "penstock": extension(given)}
+            yield event(self._answered("chat.completion.chunk", given) | last)
         if with_usage:
             yield event(self._head("chat.completion.chunk") | {"choices": [], "usage": usage(given)})
         yield "data: [DONE]\n\n"
@@ -364,6 +352,11 @@ def models(
     arms = {arm.value for of in served.values() for arm in of}
     names = [policy, *(f"{policy}:{one}" for one in (*sorted(arms), *served, *labels))]
     return [{"id": name, "object": "model", "created": 0, "owned_by": run} for name in names]
+
+
+def _choice(index: int, answer: TextAnswer, *, logprobs: bool) -> dict[str, Any]:
+    told = _logprobs(answer) if logprobs else None
+    return {"index": index, "finish_reason": answer.finish, "logprobs": told}
 
 
 def _told(given: TextReply) -> list[TextAnswer]:
