@@ -8,7 +8,7 @@ otherwise once others follow them (some leave out what was thought) cannot be co
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -95,11 +95,17 @@ class ChatEncoder:
     def _check(self, messages: Sequence[Message], tools: Tools) -> None:
         """Text of people and tools holds no control tokens: it could speak in another's name."""
         for index, message in enumerate(messages):
-            for name, text in _texts(message):
+            for name, text in message.texts:
                 self._check_text(f"messages[{index}].{name}", text)
-            self._check_words(index, message.content)
+            known = self._words
+            foreign = [] if known is None else [one for one in message.content.split() if one not in known]
+            if known is not None and foreign:
+                raise ForeignWord(f"messages[{index}].content", foreign[0], len(known))
         for index, tool in enumerate(tools):
-            self._check_text(f"tools[{index}]", _written(index, tool))
+            try:
+                self._check_text(f"tools[{index}]", json.dumps(tool, ensure_ascii=False))
+            except RecursionError as error:
+                raise ValueError(f"tools[{index}]: is nested too deep: {error}") from error
 
     def _check_text(self, name: str, text: str) -> None:
         for control in self._controls:
@@ -107,13 +113,6 @@ class ChatEncoder:
                 raise ValueError(
                     f"{name} holds {control!r}, which is a control token of the model: leave it out"
                 )
-
-    def _check_words(self, index: int, text: str) -> None:
-        if self._words is None:
-            return
-        for word in text.split():
-            if word not in self._words:
-                raise ForeignWord(f"messages[{index}].content", word, len(self._words))
 
     def _render(self, messages: Sequence[Message], tools: Tools, *, opens: bool) -> str:
         try:
@@ -133,20 +132,6 @@ class ChatEncoder:
         except UnicodeEncodeError as error:
             raise ValueError(f"messages, tools: hold what is no Unicode text: {error.reason}") from error
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _written(index: int, tool: dict[str, Any]) -> str:
-    try:
-        return json.dumps(tool, ensure_ascii=False)
-    except RecursionError as error:
-        raise ValueError(f"tools[{index}]: is nested too deep: {error}") from error
-
-
-def _texts(message: Message) -> Iterator[tuple[str, str]]:
-    yield from (("content", message.content), ("role", message.role), ("tool_call_id", message.tool_call_id))
-    for call in message.tool_calls:
-        yield from (("tool_calls.id", call.id), ("tool_calls.name", call.name))
-        yield "tool_calls.arguments", call.arguments
 
 
 def _with_objects(message: dict[str, Any]) -> dict[str, Any]:

@@ -46,9 +46,11 @@ class Message:
     tool_call_id: str = ""
 
     @property
-    def texts(self) -> list[str]:
-        calls = [text for call in self.tool_calls for text in (call.id, call.name, call.arguments)]
-        return [self.role, self.content, self.tool_call_id, *calls]
+    def texts(self) -> list[tuple[str, str]]:
+        """Return all of its texts, each behind its name."""
+        own = [(name, getattr(self, name)) for name in ("content", "role", "tool_call_id")]
+        names = ("id", "name", "arguments")
+        return own + [(f"tool_calls.{name}", getattr(one, name)) for one in self.tool_calls for name in names]
 
 
 Prompt = str | tuple[Message, ...]

@@ -174,19 +174,14 @@ def probe(
     ]
     direct = model.continued(questions, most)
     disturbed = _disturbed(model, task, examples, most, random)
+    of_thoughts = list(zip(examples, words, log_probs, strict=True))
+    apart = [edit_distance(layout.said(one), other) for one, other in zip(thoughts, direct, strict=True)]
     return Probed(
         with_thought=model.answered(questions, thoughts, answers),
         without=without,
-        chains=np.array([said == one.steps for said, one in zip(words, examples, strict=True)]),
-        coherence=np.array(
-            [
-                coherence(task, one.question, said, values)
-                for one, said, values in zip(examples, words, log_probs, strict=True)
-            ]
-        ),
-        divergence=np.array(
-            [edit_distance(layout.said(one), other) for one, other in zip(thoughts, direct, strict=True)]
-        ),
+        chains=np.array([said == one.steps for one, said, _ in of_thoughts]),
+        coherence=np.array([coherence(task, one.question, said, given) for one, said, given in of_thoughts]),
+        divergence=np.array(apart),
         lengths=np.array([len(said) for said in words], np.float64),
         shuffled=model.answered(questions, others, answers).log_prob - without.log_prob,
         random=model.answered(questions, drawn, answers).log_prob - without.log_prob,
@@ -219,16 +214,15 @@ def _disturbed(
         return dict.fromkeys(("mistaken", "mistaken_of", "last_mistaken", "kept_last", "without_last"))
     layout, questions, answers = model.layout, model.questions(examples), model.answers(examples)
     legal = [layout.ids(one.steps) for one in examples]
+    whole, shortened = ([(*one[:end], layout.end) for one in legal] for end in (None, -1))
     last = _mistakes(model, task, examples, -1, 0, random)
     behind_last = _follows(model, questions, last, 0)
     return {
         "mistaken": np.concatenate(followed),
         "mistaken_of": np.array(of),
         "last_mistaken": behind_last if len(behind_last) else None,
-        "kept_last": model.answered(questions, [(*one, layout.end) for one in legal], answers).is_right,
-        "without_last": model.answered(
-            questions, [(*one[:-1], layout.end) for one in legal], answers
-        ).is_right,
+        "kept_last": model.answered(questions, whole, answers).is_right,
+        "without_last": model.answered(questions, shortened, answers).is_right,
     }
 
 
@@ -469,14 +463,11 @@ def _difference(one: Flags, other: Flags) -> Numbers:
 def _correlation(probed: Probed) -> Test:
     related = correlation(probed.coherence, probed.gain)
     if related is None:
-        return Test(
-            name="correlation",
-            value=None,
-            bound=_CORRELATION,
-            passed=None,
-            says="coherence or gain hardly varies between the questions: ask more of them "
-            "(algorithm.validation_questions), or read validation_coherence and validation_gain",
+        says = (
+            "coherence or gain hardly varies between the questions: ask more of them "
+            "(algorithm.validation_questions), or read validation_coherence and validation_gain"
         )
+        return Test(name="correlation", value=None, bound=_CORRELATION, passed=None, says=says)
     return _test(
         "correlation",
         related,
@@ -488,10 +479,8 @@ def _correlation(probed: Probed) -> Test:
 
 
 def _faithful(probed: Probed) -> Iterator[Test]:
-    if probed.mistaken is None:
-        return
-    assert probed.kept_last is not None, "they are measured together"
-    assert probed.without_last is not None, "they are measured together"
+    if probed.mistaken is None or probed.kept_last is None or probed.without_last is None:
+        return  # they are measured together
     yield _test(
         "mistake_injection",
         interval(probed.mistaken, probed.mistaken_of),

@@ -245,7 +245,9 @@ def of_answer(answer: TextAnswer) -> int:
 
 
 def of_message(message: Message) -> int:
-    return _OBJECT_BYTES * (1 + len(message.tool_calls)) + sum(map(sys.getsizeof, message.texts))
+    return _OBJECT_BYTES * (1 + len(message.tool_calls)) + sum(
+        sys.getsizeof(text) for _, text in message.texts
+    )
 
 
 def _of_values(values: Iterable[Any]) -> int:

@@ -90,7 +90,7 @@ class ChatMessage(_SentBack):
             "system" if self.role == "developer" else self.role, text, tuple(calls), self.tool_call_id or ""
         )
         try:
-            for one in made.texts:
+            for _, one in made.texts:
                 one.encode()
         except UnicodeEncodeError as error:
             place = f"messages[{index}]"

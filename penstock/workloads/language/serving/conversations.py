@@ -380,7 +380,7 @@ class Conversations:
             raise Refused(Refusal(reason=Reason.UNKNOWN_VERSION, detail=text))
 
     def _check_size(self, ask: Ask, owner: Identity | None, needed: int) -> None:
-        texts = [text for one in ask.messages for text in one.texts]
+        texts = [text for one in ask.messages for _, text in one.texts]
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(ask.tools))
         most = BYTES_PER_TOKEN * self.limits.most_tokens
         if size > most:
