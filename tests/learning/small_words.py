@@ -24,11 +24,10 @@ from penstock.protocol.messages import Publication
 from penstock.workloads.language.conversation import ColumnFragments
 from penstock.workloads.rlhf.environment import for_environment
 from penstock.workloads.rlhf.responses import (
+    Equipment,
     Scored,
     columns_of,
-    equip,
     in_random_order,
-    open_scorer,
 )
 from penstock.workloads.rlhf.sentiment import Sentiment
 
@@ -76,9 +75,9 @@ def learned(settings: Settings, updates: int) -> Learned:
     torch.set_num_threads(1)
     model = make_model(settings)
     of = actor_run.read(model.specification, settings.actor)
-    equipment = equip(of)
+    equipment = Equipment(of)
     section, algorithm, slots = equipment.section, model.algorithm, of.environment.count
-    scorer = open_scorer(section.reward, equipment, settings, standardise=False)
+    scorer = equipment.scorer(section.reward, settings, standardise=False)
     fragments = ColumnFragments(model.specification.schema, slots, equipment.tokenizer.pad_token_id)
     order = in_random_order(equipment.prompts.train, settings.seed)
     equipment.backend.seed(settings.seed)

@@ -97,10 +97,10 @@ class ChatEncoder:
         for index, message in enumerate(messages):
             for name, text in message.texts:
                 self._check_text(f"messages[{index}].{name}", text)
-            known = self._words
-            foreign = [] if known is None else [one for one in message.content.split() if one not in known]
-            if known is not None and foreign:
-                raise ForeignWord(f"messages[{index}].content", foreign[0], len(known))
+            if (known := self._words) is not None:
+                for word in message.content.split():
+                    if word not in known:
+                        raise ForeignWord(f"messages[{index}].content", word, len(known))
         for index, tool in enumerate(tools):
             try:
                 self._check_text(f"tools[{index}]", json.dumps(tool, ensure_ascii=False))

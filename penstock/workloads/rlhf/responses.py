@@ -27,7 +27,7 @@ from penstock.protocol.specification import RunSpecification
 from penstock.runtime.compute_threads import ComputePool
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health
-from penstock.workloads.language.cached_generation import CachedGeneration, Generated, make_backend
+from penstock.workloads.language.cached_generation import Generated, make_backend
 from penstock.workloads.language.conversation import Column, ColumnGenerator, SampledTurn
 from penstock.workloads.language.feedback import BadRows, made_of, place_of, present, rows_of
 from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
@@ -44,8 +44,8 @@ from penstock.workloads.language.reward.reward_source import (
 from penstock.workloads.language.settings import quieten
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
 from penstock.workloads.plugin import acting
-from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Played, Playing, Run
-from penstock.workloads.rlhf.environment import Language, language
+from penstock.workloads.plugin.acting import GENERATING, Played, Playing, Run
+from penstock.workloads.rlhf.environment import language
 
 if TYPE_CHECKING:
     from penstock.workloads.language.serving.text_server import TextServer
@@ -240,50 +240,37 @@ def _standardised(rewards: Rewards) -> Rewards:
 # ---- What a run generates with, to train or to measure.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
-    """What a generator of responses needs, to train or to measure."""
+    """What a generator of responses needs, from the places of this machine; raises ConfigurationError."""
 
-    section: Language
-    tokenizer: Tokenizer
-    prompts: Prompts
-    local: LocalPolicy
-    backend: CachedGeneration
+    def __init__(self, of: Run) -> None:
+        quieten()
+        torch.set_num_threads(of.actor.threads)
+        self.section = section = language(of.environment)
+        room = of.specification.unroll_length + 1 - section.response_tokens
+        if room < 1:
+            raise ConfigurationError(
+                f"environment.kwargs.response_tokens={section.response_tokens}: actor.unroll_length="
+                f"{of.specification.unroll_length} leaves no room for a prompt; raise it by the tokens of "
+                "the longest prompt"
+            )
+        self.tokenizer, seed = load_tokenizer(section.model), of.specification.seed
+        encoder = Encoder(self.tokenizer, room)
+        self.prompts = read_prompts(section.prompts, encoder, held_out=section.held_out, seed=seed)
+        self.local = of.make_policy(seed)
+        self.backend = make_backend(self.local.policy, self.tokenizer, section.device)
 
-
-def equip(of: Run) -> Equipment:
-    """For a run, from the places of this machine; raises ConfigurationError."""
-    quieten()
-    torch.set_num_threads(of.actor.threads)
-    section = language(of.environment)
-    room = of.specification.unroll_length + 1 - section.response_tokens
-    if room < 1:
-        raise ConfigurationError(
-            f"environment.kwargs.response_tokens={section.response_tokens}: actor.unroll_length="
-            f"{of.specification.unroll_length} leaves no room for a prompt; raise it by the tokens of the "
-            "longest prompt"
+    def scorer(self, text: str, settings: Settings, *, standardise: bool) -> RewardScorer:
+        """Rewards of the source that a text of this machine's configuration names."""
+        source = open_source(
+            text,
+            is_local=True,
+            credentials=credentials(settings.security),
+            headers=http_headers(settings.security),
+            deadline_s=self.section.reward_timeout_s,
         )
-    tokenizer = load_tokenizer(section.model)
-    encoder = Encoder(tokenizer, room)
-    prompts = read_prompts(section.prompts, encoder, held_out=section.held_out, seed=of.specification.seed)
-    local = of.make_policy(of.specification.seed)
-    backend = make_backend(local.policy, tokenizer, section.device)
-    return Equipment(section=section, tokenizer=tokenizer, prompts=prompts, local=local, backend=backend)
-
-
-def open_scorer(text: str, equipment: Equipment, settings: Settings, *, standardise: bool) -> RewardScorer:
-    """Rewards of the source that a text of this machine's configuration names."""
-    section = equipment.section
-    source = open_source(
-        text,
-        is_local=True,
-        credentials=credentials(settings.security),
-        headers=http_headers(settings.security),
-        deadline_s=section.reward_timeout_s,
-    )
-    return RewardScorer(
-        source, equipment.tokenizer, reads_tokens=section.reward_reads == "tokens", standardise=standardise
-    )
+        reads_tokens = self.section.reward_reads == "tokens"
+        return RewardScorer(source, self.tokenizer, reads_tokens=reads_tokens, standardise=standardise)
 
 
 def make_generator(
@@ -296,7 +283,7 @@ class LanguageGenerator(ColumnGenerator):
     """Generates a batch of responses at a time with a local policy."""
 
     def __init__(self, of: Run, settings: Settings, health: Health) -> None:
-        self._equipment = equipment = equip(of)
+        self._equipment = equipment = Equipment(of)
         super().__init__(of, equipment.local, equipment.tokenizer.pad_token_id, health)
         self._section = section = equipment.section
         if self.slots % section.group:
@@ -304,7 +291,7 @@ class LanguageGenerator(ColumnGenerator):
                 f"environment.kwargs.group={section.group}: environment.count={self.slots} is no "
                 "multiple of it"
             )
-        self._scorer = open_scorer(section.reward, equipment, settings, standardise=section.standardise)
+        self._scorer = equipment.scorer(section.reward, settings, standardise=section.standardise)
         self._order: Iterator[Asked] = iter(())
 
     def draw_from(self, seed: int, asked: int) -> None:
@@ -358,19 +345,16 @@ class LanguageRunner(acting.Runner):
     """Asks held-out prompts for a response an episode; behind the last prompt it begins again."""
 
     def __init__(self, of: Run, settings: Settings) -> None:
-        self._equipment = equipment = equip(of)
+        self._equipment = equipment = Equipment(of)
         super().__init__(of, equipment.local)
         section = equipment.section
         if not equipment.prompts.held_out:
             raise ConfigurationError(
                 "environment.kwargs.held_out=0: no prompt is left to evaluate on; hold a share of them out"
             )
-        self._scorer = open_scorer(
-            section.true_reward or section.reward,
-            equipment,
-            settings,
-            standardise=section.standardise and not section.true_reward,
-        )
+        standardise = section.standardise and not section.true_reward
+        text = section.true_reward or section.reward
+        self._scorer = equipment.scorer(text, settings, standardise=standardise)
         self._order: Iterator[Asked] = iter(())
 
     def begin(self, episodes: int, seed: int) -> None:
