@@ -34,16 +34,9 @@ _SHORT: Final = ("solved", "mean_return", "evaluation", "env_steps", "updates", 
 def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
     """Write all of it; without a final policy, as after a failure, only the results."""
     _write_json(run_dir / RESULTS, {**summary, "history": _history(run_dir)})
-    folder = _policy(settings, run_dir)
-    head = _value_head(run_dir)
-    files = [
-        *_files(folder),
-        *_files(head),
-        *_files(run_dir / REWARD_MODEL),
-        *_files(run_dir / FEEDBACK),
-        run_dir / RESULTS,
-    ]
-    section = language(settings.environment)
+    folder, section = _policy(settings, run_dir), language(settings.environment)
+    places = (folder, _value_head(run_dir), run_dir / REWARD_MODEL, run_dir / FEEDBACK, run_dir / RESULTS)
+    files = [file for place in places if place is not None for file in _files(place)]
     manifest = {
         "run": settings.run,
         "workload": settings.workload,
@@ -52,9 +45,7 @@ def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
         "made_from": {"model": section.model, "prompts": section.prompts, "reward": section.reward},
         "reward_model": _card(Path(section.reward)),
         "results": {name: summary.get(name) for name in _SHORT},
-        "files": {
-            str(file.relative_to(run_dir)): _sha256(file) for file in files if file.is_relative_to(run_dir)
-        },
+        "files": {str(file.relative_to(run_dir)): _sha256(file) for file in files},
     }
     _write_json(run_dir / MANIFEST, manifest)
 
@@ -132,9 +123,7 @@ def _card(folder: Path) -> Any:
     }
 
 
-def _files(place: Path | None) -> list[Path]:
-    if place is None:
-        return []
+def _files(place: Path) -> list[Path]:
     return sorted(file for file in ([place] if place.is_file() else place.rglob("*")) if file.is_file())
 
 

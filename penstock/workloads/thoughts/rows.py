@@ -4,6 +4,7 @@ What a column says is data from elsewhere: one that is laid out otherwise is lef
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -99,10 +100,7 @@ def _reading(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """One column, read."""
-
+class _Column(NamedTuple):
     question: Ids
     thought: Ids
     answer: Ids
@@ -113,11 +111,8 @@ def read_rows(batch: Batch, layout: Layout) -> ThoughtRows | None:
     """Return the rows of a batch, those of equal questions beside one another; None where there is none."""
     tokens = batch.observation["observation"].t().numpy()
     valid = batch.valid.t().numpy()
-    found = {
-        number: column
-        for number in range(len(tokens))
-        if (column := _read(tokens[number], valid[number], layout)) is not None
-    }
+    read = {number: _read(tokens[number], valid[number], layout) for number in range(len(tokens))}
+    found = {number: column for number, column in read.items() if column is not None}
     if not found:
         return None
     distinct = dict.fromkeys((one.question, one.answer) for one in found.values())
