@@ -387,7 +387,9 @@ def read(source: Source) -> Feedback:
     def make(where: str, row: Any) -> Example | None:
         nonlocal other_key
         row = named(row, source.columns)
-        key = _key(row)
+        key = "" if row.get("key") is None else row["key"]
+        if not isinstance(key, str):
+            raise ValueError(f"key={key!r} is no text")  # noqa: TRY004 - counted with the other bad rows
         if source.key is not None and key != source.key:
             other_key += 1
             return None
@@ -397,19 +399,15 @@ def read(source: Source) -> Feedback:
 
     found = made_of(rows_of(source.place, source.part), bad, make)
     examples = tuple(one for one in found if one is not None)
-    _check(source, examples, bad, other_key, keys)
+    check_some(source.place, examples, bad, other_key, f"--key {source.key}")
+    if len(keys) > 1:
+        names = ", ".join(sorted(key or "(none)" for key in keys))
+        raise ConfigurationError(f"feedback={source.place}: rows rate {names}; choose one with --key")
     return Feedback(examples, bad, other_key)
 
 
 def named(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     return {**row, **{ours: row.get(theirs) for ours, theirs in columns.items()}}
-
-
-def _key(row: Mapping[str, Any]) -> str:
-    key = row.get("key")
-    if key is not None and not isinstance(key, str):
-        raise ValueError(f"key={key!r} is no text")
-    return key or ""
 
 
 def check_some(
@@ -420,10 +418,3 @@ def check_some(
         lines = [f"feedback={place}: no row can be used", *bad.lines()]
         lines += [f"{other_key} rows rate something else than {wanted}"] if other_key else []
         raise ConfigurationError("\n".join(lines))
-
-
-def _check(source: Source, examples: Sequence[Example], bad: BadRows, other_key: int, keys: set[str]) -> None:
-    check_some(source.place, examples, bad, other_key, f"--key {source.key}")
-    if len(keys) > 1:
-        names = ", ".join(sorted(key or "(none)" for key in keys))
-        raise ConfigurationError(f"feedback={source.place}: rows rate {names}; choose one with --key")

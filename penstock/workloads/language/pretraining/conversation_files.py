@@ -56,19 +56,14 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
             raise ConfigurationError(f"{file}: is larger than {MAX_FILE_BYTES} bytes: split it")
         text = file.read_text("utf-8")
     if text.lstrip().startswith("["):
-        yield from _listed(file, text)
+        whole = _parsed(text)
+        if isinstance(whole, ValueError):
+            raise ConfigurationError(f"{file}: {whole}")
+        yield from ((f"{file.name} item {number}", row) for number, row in enumerate(whole, 1))
         return
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             yield f"{file.name} line {number}", _parsed(line)
-
-
-def _listed(file: Path, text: str) -> Iterator[tuple[str, Any]]:
-    whole = _parsed(text)
-    if isinstance(whole, ValueError):
-        raise ConfigurationError(f"{file}: {whole}")
-    for number, row in enumerate(whole, 1):
-        yield f"{file.name} item {number}", row
 
 
 def _parsed(text: str) -> Any:
@@ -151,17 +146,14 @@ def packaged_conversations() -> list[Conversation]:
 
 def as_typed(one: Conversation) -> Conversation:
     """Return a conversation with what people say as many type it: in small letters, without marks."""
-    return replace(
-        one,
-        messages=tuple(
-            replace(message, content=_typed(message.content)) if message.role == "user" else message
-            for message in one.messages
-        ),
-    )
-
-
-def _typed(text: str) -> str:
-    return "".join(letter for letter in text if letter not in _MARKS).lower() or text
+    unmarked = str.maketrans("", "", _MARKS)
+    typed = [
+        replace(said, content=said.content.translate(unmarked).lower() or said.content)
+        if said.role == "user"
+        else said
+        for said in one.messages
+    ]
+    return replace(one, messages=tuple(typed))
 
 
 def _said(lines: Any) -> Iterator[str]:

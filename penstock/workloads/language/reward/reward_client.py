@@ -187,7 +187,10 @@ class HttpRewards:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Raises ConfigurationError for what is no http:// or https:// URL."""
-        parsed = _parse(url)
+        with told_as(f"reward={url!r}", httpx2.InvalidURL):
+            parsed = httpx2.URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise ConfigurationError(f"reward={url!r}: write http://HOST/PATH or https://HOST/PATH")
         port = "" if parsed.port is None else f":{parsed.port}"
         self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.host}{port}{parsed.path}"
         self._deadline_s = deadline_s
@@ -234,19 +237,17 @@ class HttpRewards:
         if reply.status_code != HTTPStatus.OK:
             text = data[:_SHOWN].decode(errors="replace")
             raise BadSample(f"{self._shown}: status {reply.status_code}: {text}")
-        return _object(data, self._shown)
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise BadReward(f"{self._shown}: the reply is no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise BadReward(f"{self._shown}: the reply is no object")
+        return found
 
 
 class _Later(Exception):
     """An answer that may be another one soon."""
-
-
-def _parse(url: str) -> httpx2.URL:
-    with told_as(f"reward={url!r}", httpx2.InvalidURL):
-        parsed = httpx2.URL(url)
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigurationError(f"reward={url!r}: write http://HOST/PATH or https://HOST/PATH")
-    return parsed
 
 
 def _read(reply: httpx2.Response, whose: str) -> bytes:
@@ -256,13 +257,3 @@ def _read(reply: httpx2.Response, whose: str) -> bytes:
         if len(data) > MAX_REPLY_BYTES:
             raise BadReward(f"{whose}: a reply above {MAX_REPLY_BYTES} bytes")
     return bytes(data)
-
-
-def _object(data: bytes, whose: str) -> dict[str, Any]:
-    try:
-        reply = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise BadReward(f"{whose}: the reply is no JSON: {error}") from error
-    if not isinstance(reply, dict):
-        raise BadReward(f"{whose}: the reply is no object")
-    return reply
