@@ -147,9 +147,10 @@ def specification() -> RunSpecification:
 
 def plain_log_prob(engine: ContinuousEngine, version: int, ids: Sequence[int], start: int) -> list[float]:
     """Log-probabilities of ids[start:] behind what is before each, by one plain pass."""
-    with engine._before_next_step(), torch.inference_mode(), engine._loaded.using(version) as network:
+    with engine._before_next_step(), torch.inference_mode(), engine._loaded.using(version) as policy:
         tokens = torch.tensor([list(ids)])
-        log_probs = network(input_ids=tokens, use_cache=False).logits[0, start - 1 : -1].log_softmax(-1)
+        logits = policy.network(input_ids=tokens, use_cache=False).logits[0, start - 1 : -1]
+        log_probs = logits.log_softmax(-1)
         return [float(one) for one in log_probs.gather(1, tokens[0, start:, None])[:, 0]]
 
 

@@ -125,7 +125,7 @@ def test_a_step_is_one_pass_for_all_rows_of_a_version(endless: ContinuousEngine)
         nonlocal passes
         passes += 1
 
-    with endless._loaded.using(1) as network, network.register_forward_pre_hook(count):
+    with endless._loaded.using(1) as policy, policy.network.register_forward_pre_hook(count):
         finished(endless, *(ask(endless, number, 1) for number in range(4)))
     assert passes == MOST
 
