@@ -184,7 +184,7 @@ def specification(section: PolicySection = SMALL) -> RunSpecification:
 
 def make_run(folder: Path, section: PolicySection = SMALL) -> None:
     """Make a run's folder with one version, active."""
-    from penstock.learner.publish.final_policy import write_specification
+    from penstock.learner.publish.kept_versions import write_specification
     from penstock.policy.weights import encode
     from penstock.registry.records import NewVersion, Origin
     from penstock.registry.registry import Registry

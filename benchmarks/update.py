@@ -39,8 +39,7 @@ from penstock.learner.recorder import Recorder, Staleness
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.policy.policy import build as build_policy
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
 from penstock.protocol.schema import Axes, FragmentSchema, fragment_schema
 from penstock.protocol.spaces import Box, Discrete
 from penstock.protocol.tensor import DTYPES, Array

@@ -22,8 +22,7 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.learner import Learner
 from penstock.learner.model import Model, device_of, make_model, use_threads
-from penstock.learner.ranks.rendezvous import RankPlace, meet, place_of
-from penstock.learner.ranks.roles import LeadingRank, Ranks, follow
+from penstock.learner.ranks.roles import LeadingRank, RankPlace, Ranks, follow, meet, place_of
 from penstock.learner.recorder import check_installed
 from penstock.registry.weight_files import hold
 from penstock.runtime import logs

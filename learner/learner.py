@@ -23,8 +23,7 @@ from typing import Final
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import Lease
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.learner.algorithms.algorithm import AlgorithmState, Settles, Update
-from penstock.learner.algorithms.containment import EMPTY
+from penstock.learner.algorithms.algorithm import EMPTY, AlgorithmState, Settles, Update
 from penstock.learner.checkpoint.checkpointer import Beginning, Checkpointer, choose
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import (
@@ -51,8 +50,7 @@ from penstock.learner.feed.recording import RecordingWriter
 from penstock.learner.lease import LeaseKeeper, fenced, take
 from penstock.learner.ledger import Drop, Progress, check_same, sections
 from penstock.learner.model import Model, check_memory
-from penstock.learner.publish.final_policy import write_specification
-from penstock.learner.publish.kept_versions import KeptVersions
+from penstock.learner.publish.kept_versions import KeptVersions, write_specification
 from penstock.learner.publish.publisher import PendingPublication, Publisher, PublishInterval
 from penstock.learner.ranks.roles import Ranks
 from penstock.learner.recorder import Recorder, TrainingClock, describe, leave_account, show_ledger, snapshot

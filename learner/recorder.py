@@ -26,8 +26,7 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.evaluation import Result, base_json, scores_json
 from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.ledger import Balance, Drop, Ledger
-from penstock.learner.publish.final_policy import FinalPolicy, name_final, write_final
-from penstock.learner.publish.kept_versions import last
+from penstock.learner.publish.kept_versions import FinalPolicy, last, name_final, write_final
 from penstock.policy import weights
 from penstock.runtime import metrics
 

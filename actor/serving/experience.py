@@ -35,8 +35,7 @@ from penstock.actor.serving.batcher import Loaded, Question
 from penstock.actor.serving.episodes import CallerShares, Episode, Row, Segment
 from penstock.actor.serving.loaded_versions import Weights
 from penstock.config.settings import ServingSection
-from penstock.protocol.conformance import MOST
-from penstock.protocol.fragment import Fragment
+from penstock.protocol.fragment import MOST, Fragment
 from penstock.protocol.limits import MAX_FRAGMENTS_PER_APPEND, SERVER_FLUSH_S
 from penstock.protocol.messages import Episode as Played
 from penstock.protocol.messages import Publication, Role, RunState

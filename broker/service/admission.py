@@ -18,7 +18,8 @@ import grpc
 
 from penstock.broker.log.replies import AppendItem
 from penstock.broker.log.store import StoreUnavailable
-from penstock.protocol import append, conformance
+from penstock.protocol import append
+from penstock.protocol import fragment as wire
 from penstock.protocol.append import SentFragment
 from penstock.protocol.fragment import FragmentHeader, header_from_proto
 from penstock.protocol.limits import (
@@ -141,9 +142,9 @@ def _check(session: int, message: SentFragment, specification: RunSpecification)
         raise ValueError(
             f"header.steps={header.steps}: the run's unroll length is {specification.unroll_length}"
         )
-    conformance.check_header(header, specification.schema, specification.run)
-    conformance.check_table(header, len(message.payload), specification.schema)
-    conformance.check_content(header, message.payload, specification.bounds())
+    wire.check_header(header, specification.schema, specification.run)
+    wire.check_table(header, len(message.payload), specification.schema)
+    wire.check_content(header, message.payload, specification.bounds())
     encoded = message.header.SerializeToString()
     if len(encoded) > _header_room(header):
         raise ValueError(

@@ -29,7 +29,7 @@ from penstock.broker.service.admission import (
 )
 from penstock.broker.service.weight_service import Changes
 from penstock.protocol.append import AppendCall
-from penstock.protocol.conformance import MOST
+from penstock.protocol.fragment import MOST
 from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER, check_id
 from penstock.protocol.messages import Credit, Report, Role
 from penstock.protocol.refusal import Reason, Refusal, Refused

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.settings import CloneSection
-from penstock.learner.algorithms.algorithm import Update
-from penstock.learner.algorithms.containment import EMPTY, contained, verdict
+from penstock.learner.algorithms.algorithm import EMPTY, Update, contained, verdict
 from penstock.learner.algorithms.fast import network_of
 from penstock.learner.algorithms.losses import gae, value_loss
 from penstock.learner.algorithms.optimiser import FlatAdam, Trained

@@ -21,8 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.learner.algorithms import losses
-from penstock.learner.algorithms.algorithm import AlgorithmState, Hardware, LearnsOnce, Own, Update
-from penstock.learner.algorithms.containment import EMPTY, contained, verdict
+from penstock.learner.algorithms.algorithm import (
+    EMPTY,
+    AlgorithmState,
+    Hardware,
+    LearnsOnce,
+    Own,
+    Update,
+    contained,
+    verdict,
+)
 from penstock.learner.algorithms.fast import DenseNetwork, Made, network_of
 from penstock.learner.algorithms.losses import Advantages, Objective, ScheduleValues, Surrogate, Unrolls
 from penstock.learner.algorithms.optimiser import FlatAdam, Trained, under

@@ -22,7 +22,6 @@ from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.batch import Loaded, Staged, Upload, assemble, nothing
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import DIGEST_BYTES
-from penstock.protocol import conformance
 from penstock.protocol import fragment as wire
 from penstock.protocol.fragment import FragmentHeader
 from penstock.protocol.schema import UNKNOWN, FragmentSchema, Range, Ranges
@@ -287,7 +286,7 @@ class OwnPayloads:
 
     def _checked(self, header: FragmentHeader, payload: bytes) -> Loaded:
         fragment = wire.Fragment(header, payload)
-        conformance.check(fragment, self._schema, self._run_name)
+        wire.check(fragment, self._schema, self._run_name)
         return header, check_meaning(header, fragment.arrays(), self._ranges)
 
     # ---- entries that an algorithm retained, read again when a learner resumes

@@ -41,7 +41,6 @@ from penstock.learner.feed.recording import (
     frames_file,
     read_frame,
 )
-from penstock.protocol import conformance
 from penstock.protocol import fragment as wire
 from penstock.protocol.schema import Ranges
 from penstock.protocol.spaces import Dict
@@ -136,7 +135,7 @@ class Recording:
             if frame is None:
                 raise Torn("the file ends before it")
             fragment = wire.Fragment(wire.parse_header(frame.head), frame.body)
-            conformance.check(fragment, self.specification.schema, self.specification.run)
+            wire.check(fragment, self.specification.schema, self.specification.run)
             arrays = check_meaning(fragment.header, fragment.arrays(), self._ranges)
         except (ValueError, OSError) as error:
             raise Fatal(f"{path}: the fragment at {entry.offset} cannot be used: {error}") from error

@@ -1,4 +1,4 @@
-"""Weights of a module as bytes, and back: see `penstock.policy.acting.weight_blob`."""
+"""Weights of a module as bytes, and back: see `penstock.policy.acting.array_policy`."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ import torch
 from safetensors.numpy import save as save_arrays
 from torch import Tensor, nn
 
-from penstock.policy.acting.weight_blob import decode, fitting, sha256
+from penstock.policy.acting.array_policy import decode, fitting, sha256
 from penstock.protocol.tensor import Array
 
 __all__ = ["array_of", "decode", "encode", "load_into", "sha256", "snapshot"]

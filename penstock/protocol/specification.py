@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from penstock.protocol import spaces
-from penstock.protocol.conformance import MOST
+from penstock.protocol.fragment import MOST
 from penstock.protocol.limits import check_id
 from penstock.protocol.schema import FragmentSchema
 from penstock.protocol.tensor import Array, from_tensor, to_tensor

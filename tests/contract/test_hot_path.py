@@ -42,8 +42,7 @@ from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.ppo import PPO
 from penstock.policy.policy import build
 from penstock.protocol import append
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment, header_bytes, parse_header
+from penstock.protocol.fragment import Fragment, check, header_bytes, parse_header
 from penstock.protocol.messages import Durability, Publication, Role
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete, Space

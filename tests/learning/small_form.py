@@ -14,8 +14,7 @@ from penstock.learner.batch import assemble
 from penstock.learner.feed.payloads import check_meaning
 from penstock.learner.model import make_model
 from penstock.policy.weights import encode
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment
+from penstock.protocol.fragment import Fragment, check
 from penstock.workloads.control.defaults import for_environment
 
 EPISODES, _FIRST_SEED = 64, 1_000_000

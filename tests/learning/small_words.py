@@ -19,7 +19,7 @@ from penstock.learner.batch import assemble
 from penstock.learner.feed.payloads import check_meaning
 from penstock.learner.model import make_model
 from penstock.policy.weights import encode
-from penstock.protocol.conformance import check
+from penstock.protocol.fragment import check
 from penstock.protocol.messages import Publication
 from penstock.workloads.language.conversation import ColumnFragments
 from penstock.workloads.rlhf.environment import for_environment

@@ -10,7 +10,7 @@ from penstock.actor.acting.local_policy import HeaderFields
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
-from penstock.protocol.conformance import check
+from penstock.protocol.fragment import check
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete

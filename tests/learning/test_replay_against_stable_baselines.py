@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from penstock.config.settings import DQNSection, PolicySection, SACSection
 from penstock.learner.algorithms.off_policy.dqn import DQN
-from penstock.learner.algorithms.off_policy.memory import Sample
+from penstock.learner.algorithms.off_policy.memory import Sample, Transitions
 from penstock.learner.algorithms.off_policy.sac import SAC
-from penstock.learner.algorithms.off_policy.transitions import Transitions
 from penstock.policy.policy import build
 from penstock.protocol.spaces import Box, Discrete
 from tests.support.experience.experience import box

@@ -23,8 +23,8 @@ from safetensors.torch import load, load_file
 
 from penstock.client import InvalidRequest, PolicyError, TextAnswer, TextClient
 from penstock.launch.run.supervisor import penstock
-from penstock.learner.publish.final_policy import read_final
-from penstock.policy.acting.weight_blob import sha256
+from penstock.learner.publish.kept_versions import read_final
+from penstock.policy.acting.array_policy import sha256
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, registry_url

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment, parse_header
+from penstock.protocol.fragment import Fragment, check, parse_header
 from penstock.protocol.tensor import DTYPES, from_tensor, read_array, to_tensor
 from penstock.v1 import fragment_pb2 as pb
 from tests.support.experience.fragment_messages import from_proto, to_proto

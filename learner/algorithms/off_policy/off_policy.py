@@ -22,18 +22,27 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, ReplaySection
-from penstock.learner.algorithms.algorithm import AlgorithmState, Retained, Settles, Update
-from penstock.learner.algorithms.containment import (
+from penstock.learner.algorithms.algorithm import (
     ATTRIBUTABLE,
     EMPTY,
     ERROR,
     OF_THE_DEVICE,
+    AlgorithmState,
+    Retained,
+    Settles,
+    Update,
     culprits,
     verdict,
 )
 from penstock.learner.algorithms.losses import factor
-from penstock.learner.algorithms.off_policy.memory import Mark, Prioritisation, Replay, Sample
-from penstock.learner.algorithms.off_policy.transitions import Steps, transitions
+from penstock.learner.algorithms.off_policy.memory import (
+    Mark,
+    Prioritisation,
+    Replay,
+    Sample,
+    Steps,
+    transitions,
+)
 from penstock.learner.algorithms.optimiser import Backup, FlatAdam, Trained, flatten, taken_over, under
 from penstock.learner.algorithms.rows import trajectory_of
 from penstock.learner.batch import Batch

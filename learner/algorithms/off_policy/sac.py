@@ -22,9 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, SACSection
-from penstock.learner.algorithms.off_policy.memory import Sample
+from penstock.learner.algorithms.off_policy.memory import Sample, Transitions
 from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
-from penstock.learner.algorithms.off_policy.transitions import Transitions
 from penstock.learner.algorithms.optimiser import FlatAdam
 from penstock.policy.distributions import ConditionalSquashedGaussian
 from penstock.policy.networks import ACTIVATIONS, ImageEncoder, Inputs, Reader, initialise

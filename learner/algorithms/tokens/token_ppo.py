@@ -27,8 +27,15 @@ from torch import Tensor, nn
 
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms import losses
-from penstock.learner.algorithms.algorithm import AlgorithmState, Hardware, LearnsOnce, Update
-from penstock.learner.algorithms.containment import EMPTY, contained, verdict
+from penstock.learner.algorithms.algorithm import (
+    EMPTY,
+    AlgorithmState,
+    Hardware,
+    LearnsOnce,
+    Update,
+    contained,
+    verdict,
+)
 from penstock.learner.algorithms.losses import ScheduleValues
 from penstock.learner.algorithms.optimiser import FlatAdam, Trained
 from penstock.learner.algorithms.rows import Steps

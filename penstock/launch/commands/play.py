@@ -27,8 +27,8 @@ from penstock.config.workload import find, load
 from penstock.launch.commands.request import Play
 from penstock.launch.inspection.curve import shown
 from penstock.learner.feed.recording import RecordingWriter
-from penstock.learner.publish.final_policy import FinalPolicy, read_final
-from penstock.policy.acting.weight_blob import sha256
+from penstock.learner.publish.kept_versions import FinalPolicy, read_final
+from penstock.policy.acting.array_policy import sha256
 from penstock.protocol.messages import Publication
 from penstock.runtime.exit import EXIT_OK
 

@@ -26,9 +26,10 @@ from penstock.learner.algorithms.algorithm import (
     Hardware,
     LearnsOnce,
     Update,
+    contained,
     hardware_of,
+    verdict,
 )
-from penstock.learner.algorithms.containment import contained, verdict
 from penstock.learner.algorithms.losses import decayed, factor, warmup
 from penstock.learner.algorithms.optimiser import copies, load_copies, taken_over, under
 from penstock.learner.algorithms.registry import HardwareMaker as AlgorithmMaker

@@ -44,7 +44,7 @@ from penstock.actor.serving.server_process import (
 from penstock.config.workload import Services
 from penstock.learner.algorithms.optimiser import under
 from penstock.learner.checkpoint.store import CheckpointStore
-from penstock.learner.publish.final_policy import FinalPolicy, read_final
+from penstock.learner.publish.kept_versions import FinalPolicy, read_final
 from penstock.runtime.lifecycle import BackgroundTasks
 
 __all__ = [

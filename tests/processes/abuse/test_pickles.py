@@ -20,7 +20,7 @@ import torch
 
 from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.weights import decode, encode, load_into
-from penstock.protocol import conformance
+from penstock.protocol import fragment as wire
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.refusal import Reason
 from tests.support.abuse.malformed import stored
@@ -151,7 +151,7 @@ def test_a_pickle_of_the_right_size_is_numbers(stage: Stage, canary: Path) -> No
     assert entry.header is not None
     assert data is not None
     read = Fragment(entry.header, data)
-    conformance.check(read, SCHEMA, RUN)
+    wire.check(read, SCHEMA, RUN)
     check_meaning(read.header, read.arrays())
     assert read.arrays()["observation"].tobytes() == payload
 

@@ -8,7 +8,7 @@ import pytest
 
 import penstock.learner.learner
 import penstock.learner.recorder
-from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
+from penstock.learner.publish.kept_versions import FinalPolicy, read_final, write_final
 from penstock.protocol.messages import Role
 from penstock.runtime import metrics
 from tests.support.run.learner_run import BATCH, PATIENCE_S, LearnerThread, Producer, settings, until

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config.settings import Settings
 from penstock.learner.algorithms.algorithm import Algorithm
-from penstock.learner.publish.final_policy import read_final
+from penstock.learner.publish.kept_versions import read_final
 from penstock.policy import weights
 from penstock.protocol.messages import Role
 from penstock.registry.records import Origin

@@ -11,8 +11,7 @@ from penstock.broker.log import keys
 from penstock.config.settings import Settings
 from penstock.launch.policy.policy_versions import RegistryPolicy, rollback
 from penstock.learner.publish import kept_versions
-from penstock.learner.publish.final_policy import read_final
-from penstock.learner.publish.kept_versions import MAX_WAITING
+from penstock.learner.publish.kept_versions import MAX_WAITING, read_final
 from penstock.protocol.messages import Role
 from penstock.registry.records import MAX_PINNED, NewVersion, Origin, PolicyVersion, SchemaMismatch, Status
 from penstock.registry.registry import Registry

@@ -21,8 +21,7 @@ from penstock.actor.serving.experience import NumberedWhenSent, ServedQueue
 from penstock.broker.log.replies import Commit
 from penstock.client import PolicyClient
 from penstock.client.calls import to_parts
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment, Slot, WeightSpan
+from penstock.protocol.fragment import Fragment, Slot, WeightSpan, check
 from penstock.protocol.messages import Episode, Role
 from penstock.protocol.refusal import Reason
 from penstock.rpc.auth import Credentials

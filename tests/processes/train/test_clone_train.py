@@ -14,7 +14,7 @@ from penstock.launch.run.plan import make_plan, prepare_folder
 from penstock.launch.run.supervisor import penstock
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.model import make_model
-from penstock.learner.publish.final_policy import FinalPolicy, write_final
+from penstock.learner.publish.kept_versions import FinalPolicy, write_final
 from penstock.policy import weights
 from tests.support.run.training import PATIENCE_S
 

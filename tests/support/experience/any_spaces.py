@@ -18,8 +18,7 @@ from penstock.config.settings import PolicySection
 from penstock.learner.batch import Batch, assemble
 from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.policy import Policy, build
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment
+from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import fragment_schema
 from penstock.workloads.control.environment import to_space

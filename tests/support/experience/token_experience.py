@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from penstock.learner.batch import Batch, assemble
 from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config.settings import PolicySection
-from penstock.learner.publish.final_policy import write_specification
+from penstock.learner.publish.kept_versions import write_specification
 from penstock.policy import weights
 from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete

@@ -20,8 +20,7 @@ from penstock.config import settings as configuration
 from penstock.config.workload import find, load
 from penstock.policy.policy import Policy
 from penstock.policy.weights import encode
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment
+from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Episode, Publication, Report, Role
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.specification import Probe, RunSpecification

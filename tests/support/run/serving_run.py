@@ -17,7 +17,7 @@ from torch import nn
 
 from penstock.client import PolicyClient
 from penstock.config.settings import ActorSection, PolicySection
-from penstock.learner.publish.final_policy import write_specification
+from penstock.learner.publish.kept_versions import write_specification
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode, sha256
 from penstock.protocol.schema import fragment_schema

@@ -23,8 +23,7 @@ from penstock.config.settings import ActorSection, CanarySection, PolicySection,
 from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment
+from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete, Space, flatten

@@ -8,8 +8,7 @@ import torch
 
 from penstock.config.sections import PolicySection
 from penstock.learner.batch import Batch, assemble
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan, build
+from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan, build, check
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.workloads.language.conversation import Column, SampledTurn, column_tensors

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.path import Shape, Transfer, compared
 from benchmarks.stand import cpu_seconds
-from penstock.protocol.conformance import check
+from penstock.protocol.fragment import check
 from penstock.protocol.limits import KIB
 
 

@@ -8,7 +8,7 @@ from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import assemble
 from penstock.learner.feed.payloads import check_meaning
 from penstock.policy.policy import build
-from penstock.protocol.conformance import check
+from penstock.protocol.fragment import check
 
 
 def test_made_up_fragments_are_ones_that_a_learner_takes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from penstock.launch.inspection.curve import read_rows
 from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.feed.payloads import reward_of
-from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
+from penstock.learner.publish.kept_versions import FinalPolicy, read_final, write_final
 from penstock.learner.recorder import Recorder, Staleness, TrainingClock
 from penstock.policy import weights
 from penstock.runtime import metrics

@@ -12,8 +12,7 @@ from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Ended, Stepped, Stepper
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.config.settings import ConfigurationError
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment, Slot, WeightSpan
+from penstock.protocol.fragment import Fragment, Slot, WeightSpan, check
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.messages import Episode, Publication
 from penstock.protocol.schema import TensorRule, fragment_schema, payload_room

@@ -12,7 +12,7 @@ from penstock.launch.commands.request import Request
 from penstock.launch.run.plan import make_plan
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.model import make_model
-from penstock.learner.publish.final_policy import FinalPolicy
+from penstock.learner.publish.kept_versions import FinalPolicy
 from penstock.policy import weights
 
 MENU = "Menu-v0"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from penstock.config.settings import PolicySection
 from penstock.launch.cli.app import app
-from penstock.learner.publish.final_policy import write_specification
+from penstock.learner.publish.kept_versions import write_specification
 from penstock.policy import weights
 from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete

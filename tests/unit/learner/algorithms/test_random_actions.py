@@ -8,8 +8,7 @@ import torch
 
 from penstock.config.settings import PolicySection, RandomSection
 from penstock.learner.algorithms.algorithm import AlgorithmState, Hardware
-from penstock.learner.algorithms.random_actions import RandomActions
-from penstock.learner.algorithms.registry import make
+from penstock.learner.algorithms.registry import RandomActions, make
 from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete
 from tests.support.experience.experience import box, collect, small_policy

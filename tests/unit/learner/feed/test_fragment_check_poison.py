@@ -27,8 +27,7 @@ from penstock.learner.batch import Batch, assemble
 from penstock.learner.feed.payloads import check_meaning
 from penstock.policy import policy as building
 from penstock.policy.policy import Policy
-from penstock.protocol.conformance import check_content
-from penstock.protocol.fragment import build
+from penstock.protocol.fragment import build, check_content
 from penstock.protocol.schema import Ranges
 from tests.support.abuse.poison import (
     OF_BOXES,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.learner.ranks.rendezvous import divide
+from penstock.learner.ranks.roles import divide
 
 
 def parts(charges: list[int], ranks: int) -> list[list[int]]:

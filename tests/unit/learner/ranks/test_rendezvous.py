@@ -8,7 +8,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # public, 
 
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError
-from penstock.learner.ranks.rendezvous import RankPlace, _agreed, meet, place_of
+from penstock.learner.ranks.roles import RankPlace, _agreed, meet, place_of
 
 
 def test_without_torchrun_there_is_one_rank() -> None:

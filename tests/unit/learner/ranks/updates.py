@@ -22,7 +22,7 @@ from penstock.learner.algorithms.on_policy import OnPolicy
 from penstock.learner.algorithms.registry import make
 from penstock.learner.batch import assemble, nothing
 from penstock.learner.ranks.group import RankGroup
-from penstock.learner.ranks.rendezvous import divide
+from penstock.learner.ranks.roles import divide
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy

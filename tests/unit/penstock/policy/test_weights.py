@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from penstock.policy import weights
-from penstock.policy.acting.weight_blob import MAX_HEADER_BYTES
+from penstock.policy.acting.array_policy import MAX_HEADER_BYTES
 from tests.support.experience.experience import small_policy
 
 

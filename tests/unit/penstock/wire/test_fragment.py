@@ -4,9 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.protocol import conformance
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, read_payload
+from penstock.protocol import fragment as wire
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check, read_payload
 from penstock.protocol.limits import MAX_ATTRIBUTES_BYTES, MAX_SLOTS
 from tests.support.experience.whole_fragments import RUN, SCHEMA, arrays_of, fragment_of, header_of
 
@@ -155,11 +154,11 @@ def test_a_number_beyond_the_bound_of_the_run_is_refused(name: str, value: float
     arrays = arrays_of(SCHEMA, 5, 3)
     arrays[name][2, 1] = value
     fragment = build(header_of(SCHEMA, 5, 3), arrays)
-    conformance.check(fragment, SCHEMA, RUN, {"reward": 1e6, "log_prob": 1e6})
-    conformance.check(fragment, SCHEMA, RUN)
+    wire.check(fragment, SCHEMA, RUN, {"reward": 1e6, "log_prob": 1e6})
+    wire.check(fragment, SCHEMA, RUN)
     bounds = {"reward": 1e5, "log_prob": 1e5}
     with pytest.raises(ValueError, match=rf"{name}: holds ±1e\+06, and broker.max_{name}=100000; .*raise it"):
-        conformance.check(fragment, SCHEMA, RUN, bounds)
+        wire.check(fragment, SCHEMA, RUN, bounds)
 
 
 def test_a_dtype_that_the_wire_does_not_know_cannot_be_built() -> None:

@@ -17,7 +17,7 @@ from penstock.actor.specification import policy_maker
 from penstock.config import settings as configuration
 from penstock.config.settings import ActorSection, ConfigurationError, Settings, dump
 from penstock.learner.checkpoint.store import CheckpointStore
-from penstock.learner.publish.final_policy import FinalPolicy, read_final, write_final
+from penstock.learner.publish.kept_versions import FinalPolicy, read_final, write_final
 from penstock.policy.weights import encode
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.specification import Probe, RunSpecification

@@ -10,7 +10,7 @@ import torch
 from penstock.config.settings import ConfigurationError, DQNSection, PolicySection
 from penstock.learner.algorithms.algorithm import Algorithm, Settles
 from penstock.learner.algorithms.off_policy.dqn import DQN, epsilon, huber
-from penstock.learner.algorithms.off_policy.transitions import transitions
+from penstock.learner.algorithms.off_policy.memory import transitions
 from penstock.learner.algorithms.rows import see
 from penstock.learner.batch import Batch
 from penstock.policy.policy import build

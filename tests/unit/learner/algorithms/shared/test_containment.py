@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from penstock.config.settings import CloneSection, ImpalaSection, PPOSection, ReinforceSection
-from penstock.learner.algorithms.algorithm import Algorithm, Update
+from penstock.learner.algorithms.algorithm import Algorithm, Update, contained, culprits
 from penstock.learner.algorithms.clone import Clone
-from penstock.learner.algorithms.containment import contained, culprits
 from penstock.learner.algorithms.ppo import PPO, Impala, Reinforce
 from penstock.learner.batch import Batch, assemble
 from tests.support.experience.experience import Collector, Fragment, cartpoles, same, small_policy

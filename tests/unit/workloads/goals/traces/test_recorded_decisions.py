@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from penstock.config.settings import PolicySection
 from penstock.learner.feed.recorded_feed import Recording
-from penstock.learner.publish.final_policy import FinalPolicy, write_final, write_specification
+from penstock.learner.publish.kept_versions import FinalPolicy, write_final, write_specification
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
 from penstock.workloads.goals.commands import trace_commands

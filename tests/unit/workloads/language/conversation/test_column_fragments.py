@@ -7,8 +7,7 @@ from penstock.actor.acting.local_policy import HeaderFields
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.tokens.responses import Grid, read_responses
 from penstock.learner.feed.payloads import check_meaning
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment
+from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import TensorRule, fragment_schema
 from penstock.protocol.spaces import Discrete

@@ -9,8 +9,7 @@ import pytest
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import learner_reward
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment
+from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Episode, Publication
 from penstock.protocol.schema import FragmentSchema, TensorRule, fragment_schema
 from penstock.protocol.spaces import Discrete

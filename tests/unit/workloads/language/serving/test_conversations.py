@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.actor.serving.episodes import REMEMBERED_EPISODES, CallerShares
-from penstock.protocol.conformance import check
-from penstock.protocol.fragment import Fragment, read_payload
+from penstock.protocol.fragment import Fragment, check, read_payload
 from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics

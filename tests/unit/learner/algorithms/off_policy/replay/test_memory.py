@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.learner.algorithms.off_policy.memory import Prioritisation, Replay, Sample
-from penstock.learner.algorithms.off_policy.transitions import Steps, transitions
+from penstock.learner.algorithms.off_policy.memory import Prioritisation, Replay, Sample, Steps, transitions
 from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.learner.algorithms.off_policy.transitions import transitions
+from penstock.learner.algorithms.off_policy.memory import transitions
 from penstock.learner.algorithms.rows import see
 from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
