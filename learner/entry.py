@@ -22,7 +22,7 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.learner import Learner
 from penstock.learner.model import Model, device_of, make_model, use_threads
-from penstock.learner.ranks.roles import LeadingRank, RankPlace, Ranks, follow, meet, place_of
+from penstock.learner.ranks.roles import RankPlace, Ranks, follow, meet, place_of
 from penstock.learner.recorder import check_installed
 from penstock.registry.weight_files import hold
 from penstock.runtime import logs
@@ -74,7 +74,7 @@ def main(
         make = partial(make_model, group=None if meeting is None else meeting.group, device=device)
     if meeting is not None and place.rank:
         return follow(lifecycle, settings, meeting, make(settings), health, connect)
-    ranks = Ranks() if meeting is None else LeadingRank(meeting, lifecycle.drain)
+    ranks = Ranks(meeting, lifecycle.drain)
     with _others_ended(ranks):
         model = make(settings)
         with held_folder(run_dir, lifecycle.draining) as is_held:

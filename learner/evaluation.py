@@ -274,8 +274,9 @@ class Evaluation:
             is_busy = self._asked or self._pending is not None or update <= self._last_update
             if is_busy or self._patience.exhausted or not self._section.episodes:
                 return False
-            is_silent = self._is_silent(env_steps, ended, length)
-            self._asked = self._promising(recent) or self._due(env_steps) or is_silent
+            is_silent, interval = self._is_silent(env_steps, ended, length), self._section.interval_steps
+            is_due = interval is not None and env_steps - self._last_steps >= interval
+            self._asked = self._promising(recent) or is_due or is_silent
             return self._asked
 
     def ask(self, update: int) -> bool:
@@ -450,10 +451,6 @@ class Evaluation:
         if self._target is None or not self._stop_at_target or length is None:
             return False
         return env_steps - max(self._ended_steps, self._last_steps) > MISSED_EPISODES * length
-
-    def _due(self, env_steps: int) -> bool:
-        interval = self._section.interval_steps
-        return interval is not None and env_steps - self._last_steps >= interval
 
 
 def _of_version(report: Report, version: int) -> dict[Key, Episode]:

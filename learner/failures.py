@@ -201,15 +201,11 @@ def keep_evidence(folder: Path, log_batch: LogBatch, update: Update, count: int)
     base.with_suffix(".json").write_text(json.dumps(origin) + "\n")
     if log_batch.batch is not None:
         save_file(_tensors(log_batch.batch), base.with_suffix(".safetensors"))
-    _drop_older(folder)
-    return str(base)
-
-
-def _drop_older(folder: Path) -> None:
     kept = sorted(folder.glob("nan-*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
     for path in kept[:-MOST_KEPT]:
         path.with_suffix(".safetensors").unlink(missing_ok=True)
         path.unlink()
+    return str(base)
 
 
 _KEPT: Final = (

@@ -23,6 +23,7 @@ from typing import Final
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import Lease
 from penstock.config.settings import ConfigurationError, Settings
+from penstock.learner import failures
 from penstock.learner.algorithms.algorithm import EMPTY, AlgorithmState, Settles, Update
 from penstock.learner.checkpoint.checkpointer import Beginning, Checkpointer, choose
 from penstock.learner.checkpoint.resume_options import ResumeOptions
@@ -35,14 +36,6 @@ from penstock.learner.checkpoint.store import (
 )
 from penstock.learner.commands import CommandFollower, CommandRecord
 from penstock.learner.evaluation import EpisodeLog, Episodes, Evaluation, Result
-from penstock.learner.failures import (
-    UPDATE,
-    FailedUpdates,
-    StallWatch,
-    failed_fragments,
-    left_out_steps,
-    suspect_senders,
-)
 from penstock.learner.feed.log_feed import Feed, FeedEnded, FeedPosition, LogBatch, LogFeed
 from penstock.learner.feed.payloads import OwnPayloads
 from penstock.learner.feed.recorded_feed import RecordedFeed
@@ -120,6 +113,7 @@ class Learner:
         self.sections = sections(settings)
         self.named = NamedCheckpoints(run_dir)
         self._threads, self._reopened = ThreadGroup(), threading.Event()
+        self.stop = self._threads.stop
         self._is_fed, self._stalled = True, ""
         self._holds_back = self._owes_first = False
         self._offered_steps = 0
@@ -191,7 +185,7 @@ class Learner:
         self.lease = LeaseKeeper(
             learner_log,
             settings.learner.lease_ttl_s,
-            stop=self._threads.stop,
+            stop=self.stop,
             quarantine=model.quarantine,
             on_reopened=self._reopened.set,
             description=partial(describe, self),
@@ -212,7 +206,7 @@ class Learner:
             model.quarantine,
             self.evaluation.requested,
             PublishInterval(settings.learner, learner_log.fetched_versions),
-            self._threads.stop,
+            self.stop,
             self.kept.published,
             published=progress.publications,
         )
@@ -228,14 +222,16 @@ class Learner:
             room=model.room,
             retain_from=self.algorithm.retain_from,
         )
-        self._stall = StallWatch(self._health, learner_log.status, settings.learner.stall_timeout_s)
-        self._failed = FailedUpdates(run_dir / "evidence", learner_log.status, self._health, self._draining)
+        self._stall = failures.StallWatch(self._health, learner_log.status, settings.learner.stall_timeout_s)
+        self._failed = failures.FailedUpdates(
+            run_dir / "evidence", learner_log.status, self._health, self._draining
+        )
         self._catch_up_through, self._went_back = beginning.catch_up_through, beginning.went_back
         self._waited_since = time.perf_counter()
 
     def _make_evaluation(self, beginning: Beginning, progress: Progress, store: CheckpointStore) -> None:
-        settings, checkpoint, stop = self.settings, beginning.checkpoint, self._threads.stop
-        self.kept = KeptVersions(settings, self.run_dir, progress, self.learner_log.kept, self.lease, stop)
+        settings, checkpoint = self.settings, beginning.checkpoint
+        self.kept = KeptVersions(self, progress)
         self.evaluation = Evaluation(
             settings.evaluation, self.model.target, stop_at_target=settings.learner.stop_at_target
         )
@@ -243,7 +239,7 @@ class Learner:
             self.learner_log,
             self.lease,
             self.evaluation,
-            stop,
+            self.stop,
             self.kept.evaluated,
             EpisodeLog(self.run_dir) if settings.learner.episode_log else None,
         )
@@ -259,14 +255,7 @@ class Learner:
 
     def _make_feed(self) -> Feed:
         settings, model = self.settings, self.model
-        self._payloads = OwnPayloads(
-            self.learner_log,
-            settings,
-            model.specification.schema,
-            model.ranges,
-            model.device,
-            keep_fragments=settings.learner.record is not None,
-        )
+        self._payloads = OwnPayloads(self.learner_log, settings, model)
         if model.recording is not None:
             recorded = RecordedFeed(
                 model.recording,
@@ -275,22 +264,11 @@ class Learner:
                 device=model.device,
                 prefetch=settings.learner.prefetch_batches,
                 taken=self.position.recorded,
-                stop=self._threads.stop,
+                stop=self.stop,
             )
             recorded.hold_out()
             return recorded
-        return LogFeed(
-            self.learner_log,
-            self.lease,
-            self.algorithm,
-            model.quarantine,
-            self.ranks.payloads(self._payloads),
-            budget=model.pacing.budget,
-            prefetch=settings.learner.prefetch_batches,
-            after=self.ledger.position,
-            start=self.position,
-            stop=self._threads.stop,
-        )
+        return LogFeed(self, self.ranks.payloads(self._payloads))
 
     # ---- learning
 
@@ -328,7 +306,7 @@ class Learner:
         threads.start("feed", self.feed.run)
         threads.start("episodes", self.episodes.run)
         threads.start("versions", self.kept.run, self.kept.wake)
-        self._health.watch(UPDATE, self.settings.learner.stall_timeout_s)
+        self._health.watch(failures.UPDATE, self.settings.learner.stall_timeout_s)
         metrics.STALENESS_SETTING.set(self.algorithm.staleness)
         self._health.set_ready(True)
 
@@ -341,12 +319,16 @@ class Learner:
             return ending
         self._publish_again()
         self.commands.follow()
-        if self._is_checkpoint_due():
+        # Also where the best checkpoint may be one of this update.
+        lacks_best = self.settings.learner.keep_best and self.evaluation.lacks_checkpoint(
+            self.algorithm.updates
+        )
+        if lacks_best or self.checkpoints.due(self.lease.renewal):
             self.checkpoint()
         if self.lease.renewal.desired is RunState.PAUSED:
             self._pause()
             return None
-        self._health.expect(UPDATE, "")
+        self._health.expect(failures.UPDATE, "")
         failpoint("loop.waiting", self.ledger.position)
         log_batch = self._take()
         if log_batch is not None:
@@ -379,7 +361,7 @@ class Learner:
         return next(reached, None if self._is_fed else Ending.RECORDING)
 
     def _pause(self) -> None:
-        self._health.suspend(UPDATE)
+        self._health.suspend(failures.UPDATE)
         failpoint("pause.waiting")
         self._draining.wait(_WAIT_S)
         self._waited_since = time.perf_counter()
@@ -449,14 +431,14 @@ class Learner:
     # ---- the outcome of each batch
 
     def _book(self, log_batch: LogBatch, update: Update | None, updates: int) -> None:
-        failed = failed_fragments(log_batch, update)
-        suspect_senders(self.model.quarantine, log_batch, failed)
+        failed = failures.failed_fragments(log_batch, update)
+        failures.suspect_senders(self.model.quarantine, log_batch, failed)
         dropped = dict(log_batch.dropped) | failed
         self.ledger.book(
             log_batch.last,
             trained=[number for number in log_batch.trained if number not in failed],
             dropped=dropped,
-            steps=log_batch.steps - left_out_steps(log_batch, update),
+            steps=log_batch.steps - failures.left_out_steps(log_batch, update),
             origins=log_batch.origins,
         )
         self._stall.note_dropped(dropped.values())
@@ -550,12 +532,6 @@ class Learner:
 
     # ---- checkpoints
 
-    def _is_checkpoint_due(self) -> bool:
-        """Whether the checkpointer says so, or the best checkpoint may be one of this update."""
-        return self.checkpoints.due(self.lease.renewal) or (
-            self.settings.learner.keep_best and self.evaluation.lacks_checkpoint(self.algorithm.updates)
-        )
-
     def checkpoint(self) -> None:
         if self.recording is not None:
             self.recording.sync()
@@ -614,7 +590,7 @@ class Learner:
         self.clock.stop()
         word = self.algorithm.rejection if ending is Ending.REJECTED else ending.value
         log.info("learning ended", extra={"why": word, "env_steps": self.ledger.env_steps})
-        self._health.suspend(UPDATE)
+        self._health.suspend(failures.UPDATE)
         if self._holds_back:
             self.publisher.offer(self._offer(evaluate=False))
         self.publisher.flush()

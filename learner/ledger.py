@@ -204,17 +204,13 @@ def append_lineage(path: Path, entry: LineageEntry) -> None:
     """Add a line and wait until it is on disk. A torn last line of a crash is ended first."""
     line = json.dumps({name: getattr(entry, name) for name in entry.__slots__}) + "\n"
     with path.open("a+b") as file:
-        if file.tell() and _last_byte(path) != b"\n":
-            file.write(b"\n")
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())
-
-
-def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1)
 
 
 # ---- Where a run is: everything beside the algorithm's own state that a checkpoint holds, as JSON.

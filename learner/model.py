@@ -26,14 +26,7 @@ from penstock.learner.probe import Quarantine, Replica, make_probe
 from penstock.learner.ranks.group import RankGroup
 from penstock.policy import weights
 from penstock.policy.policy import Policy
-from penstock.protocol.limits import (
-    MAX_MESSAGE_BYTES,
-    MAX_TENSORS,
-    MESSAGE_OVERHEAD_BYTES,
-    MIB,
-    SLOT_BYTES,
-    WEIGHT_CHUNK_BYTES,
-)
+from penstock.protocol import limits
 from penstock.protocol.schema import (
     FragmentSchema,
     Ranges,
@@ -55,18 +48,18 @@ R = TypeVar("R")
 _WEIGHT_GENERATIONS: Final = 3
 _PINS: Final = 2 + MAX_PINNED + 1
 """Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
-_MEMORY_RESERVE_BYTES: Final = 64 * MIB
+_MEMORY_RESERVE_BYTES: Final = 64 * limits.MIB
 _INTERVALS: Final = 2
 _HEADER_BYTES: Final = 256
 """Of a fragment beside its slots, about."""
 
 
 def check_schema(schema: FragmentSchema) -> FragmentSchema:
-    if len(schema.tensors) > MAX_TENSORS:
+    if len(schema.tensors) > limits.MAX_TENSORS:
         raise ConfigurationError(
             f"environment.id: its observation and action spaces make {len(schema.tensors)} tensors of a "
-            f"fragment (two of each part of an observation), at most {MAX_TENSORS} are allowed; join parts "
-            "of the spaces"
+            f"fragment (two of each part of an observation), at most {limits.MAX_TENSORS} are allowed; join "
+            "parts of the spaces"
         )
     return schema
 
@@ -88,7 +81,7 @@ def check_fragment(settings: Settings, schema: FragmentSchema) -> None:
 
 def check_specification(specification: RunSpecification) -> RunSpecification:
     """Check that what actors will be told fits into a reply and can be read."""
-    encoded, room = specification.encode(), MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES
+    encoded, room = specification.encode(), limits.MAX_MESSAGE_BYTES - limits.MESSAGE_OVERHEAD_BYTES
     if len(encoded) > room:
         raise ConfigurationError(
             f"environment.id: the run specification has {len(encoded)} bytes, a message holds {room}; "
@@ -102,7 +95,7 @@ def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorith
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
     fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count
-    held = entry_bytes(fragment, _HEADER_BYTES + count * SLOT_BYTES)
+    held = entry_bytes(fragment, _HEADER_BYTES + count * limits.SLOT_BYTES)
     in_flight = fragments * held
     retained = _asked(algorithm.retains, fragment)
     retained = replace(retained, size=retained.size * held // fragment)
@@ -133,7 +126,7 @@ def check_memory(settings: Settings, weight_bytes: int, limit: int) -> None:
     weight_bytes: size of one version. limit: in bytes, 0 for none.
     """
     broker = settings.broker
-    fetched = MOST_FETCHED if weight_bytes > WEIGHT_CHUNK_BYTES else 0
+    fetched = MOST_FETCHED if weight_bytes > limits.WEIGHT_CHUNK_BYTES else 0
     weight = (_WEIGHT_GENERATIONS + _PINS + fetched) * weight_bytes
     reads = settings.learner.ranks * READ_BYTES
     needed = broker.max_log_bytes + weight + broker.max_staged_bytes + reads + _MEMORY_RESERVE_BYTES

@@ -354,7 +354,12 @@ class _Feed:
                 return
             self._open_at = time.monotonic() + REOPEN_S
             self._tracker = self._opener()
-        self._tracker.write(int(row["env_steps"]), float(row["time"]), dict(_values(row)))
+        values = {
+            name: float(value)
+            for name, value in row.items()
+            if name not in _NO_VALUES and isinstance(value, int | float) and math.isfinite(value)
+        }
+        self._tracker.write(int(row["env_steps"]), float(row["time"]), values)
 
     def _try(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -449,12 +454,6 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "serving": {"listen"},
     }
     return settings.model_dump(mode="json", exclude=kept_back)
-
-
-def _values(row: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
-    for name, value in row.items():
-        if name not in _NO_VALUES and isinstance(value, int | float) and math.isfinite(value):
-            yield name, float(value)
 
 
 # ---- Where a run is, and what it leaves: the final policy and `learner.json`.

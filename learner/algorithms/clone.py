@@ -25,6 +25,7 @@ from penstock.learner.algorithms.optimiser import FlatAdam, Trained
 from penstock.learner.algorithms.rows import (
     Rows,
     Sequences,
+    Statistics,
     observed_by,
     see,
     sequences_of,
@@ -34,7 +35,7 @@ from penstock.learner.algorithms.rows import (
 from penstock.learner.batch import Batch
 from penstock.learner.ranks.group import RankGroup
 from penstock.policy.actor_critic import SeenTrajectory
-from penstock.policy.networks import Measured, Moments, measure, thinned
+from penstock.policy.networks import measure, thinned
 from penstock.policy.policy import Policy
 
 METRICS = (
@@ -87,12 +88,15 @@ class Clone(Trained):
         with self.undoing() as trial:
             made = self._train(steps)
             activations = measure(self.policy, lambda: self.policy.bodies(steps.alone()))
-            observed = observed_by(self.policy, look, batch, RankGroup())
-            judged = self._judged(made, activations, observed)
+            statistics = Statistics(observed_by(self.policy, look, batch, RankGroup()), activations)
+            # The one read of the device: means over gradient steps, and all that must be finite.
+            checks = torch.stack([self._optimiser.checksum().double(), *statistics.checks()])
+            judged: list[float] = torch.cat([torch.stack(made).mean(0).double(), checks]).tolist()
             reason = verdict(judged)
             trial.is_kept = not reason and not is_rehearsal
             if trial.is_kept:
-                self._commit(activations, observed)
+                statistics.merge(self.policy)
+                self._updates += 1
         metrics: dict[str, float] = {}
         if trial.is_kept:
             metrics = dict(zip(("nll", "value_loss", "gradient_norm"), judged, strict=False))
@@ -149,23 +153,6 @@ class Clone(Trained):
         gradient = self._network.gradient(loss)
         norm = self._optimiser.step(gradient, self.section.learning_rate, self.section.max_gradient_norm)
         return torch.stack([nll.detach(), error.detach(), norm])
-
-    def _judged(
-        self, steps: list[Tensor], activations: Measured | None, observed: Moments | None
-    ) -> list[float]:
-        """The one read of the device: means over gradient steps, and all that must be finite."""
-        checks = [self._optimiser.checksum().double()]
-        checks += [] if activations is None else [activations.checksum().double()]
-        checks += [] if observed is None else [observed.checksum()]
-        numbers: list[float] = torch.cat([torch.stack(steps).mean(0).double(), torch.stack(checks)]).tolist()
-        return numbers
-
-    def _commit(self, activations: Measured | None, observed: Moments | None) -> None:
-        if activations is not None:
-            activations.merge()
-        if observed is not None and self.policy.normaliser is not None:
-            self.policy.normaliser.merge(observed)
-        self._updates += 1
 
     @torch.no_grad()
     def _measure(self, batch: Batch) -> dict[str, float]:

@@ -19,23 +19,29 @@ Schedule = Literal["constant", "linear", "cosine"]
 _STEERING = 1.5
 _TOLERANCE = 2.0
 _ERROR_BOUND = 0.2
+_FIXED = ("value_coefficient", "dual_clip", "value_clip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleValues:
-    """The scheduled numbers of one update, each named as its setting and its metric.
+class Objective:
+    """What an update descends, and how fast: policy loss + c_v · value loss − c_e · entropy.
 
-    learning_rate: step size. entropy_coefficient: weight of the entropy bonus. clip_range: ε of the clipped
-    ratio; None: the algorithm has none.
+    learning_rate: step size. value_coefficient, entropy_coefficient: c_v and c_e. clip_range: ε of
+    `policy_loss`; None: `policy_gradient`, which clips nothing. dual_clip, value_clip: of `policy_loss` and
+    `value_loss`.
     """
 
     learning_rate: float
     entropy_coefficient: float
+    value_coefficient: float
     clip_range: float | None = None
+    dual_clip: float | None = None
+    value_clip: float | None = None
 
     def metrics(self) -> dict[str, float]:
+        """Return the numbers that are scheduled, by name."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in values if value is not None}
+        return {name: value for name, value in values if value is not None and name not in _FIXED}
 
 
 def factor(schedule: Schedule, progress: float) -> float:
@@ -252,21 +258,6 @@ def behaviour_weight(behaviour: Tensor, proximal: Tensor, cap: float) -> Tensor:
 
 # ---- Losses of policy and value. total: rows that a mean is over, where these are one rank's or one
 # micro-batch's share of them; None: these.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
-    """What a gradient step descends: policy loss + c_v · value loss − c_e · entropy.
-
-    value_coefficient, entropy_coefficient: c_v and c_e. clip_range: ε of `policy_loss`; None:
-    `policy_gradient`, which clips nothing. dual_clip, value_clip: of `policy_loss` and `value_loss`.
-    """
-
-    value_coefficient: float
-    entropy_coefficient: float
-    clip_range: float | None = None
-    dual_clip: float | None = None
-    value_clip: float | None = None
 
 
 def policy_gradient(log_prob: Tensor, weighted_advantage: Tensor, total: int | None = None) -> Tensor:

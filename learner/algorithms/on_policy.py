@@ -32,11 +32,12 @@ from penstock.learner.algorithms.algorithm import (
     verdict,
 )
 from penstock.learner.algorithms.fast import DenseNetwork, Made, network_of
-from penstock.learner.algorithms.losses import Advantages, Objective, ScheduleValues, Surrogate, Unrolls
+from penstock.learner.algorithms.losses import Advantages, Objective, Surrogate, Unrolls
 from penstock.learner.algorithms.optimiser import FlatAdam, Trained, under
 from penstock.learner.algorithms.rows import (
     Rows,
     Sequences,
+    Statistics,
     Steps,
     observed_by,
     see,
@@ -47,7 +48,7 @@ from penstock.learner.algorithms.rows import (
 from penstock.learner.batch import Batch
 from penstock.learner.ranks.group import RankGroup, RankRows
 from penstock.policy.actor_critic import SeenTrajectory
-from penstock.policy.networks import Inputs, Measured, Moments, combine, measure, moments, thinned
+from penstock.policy.networks import Inputs, Moments, combine, measure, moments, thinned
 from penstock.policy.policy import Policy
 
 METRICS: Final = (
@@ -111,8 +112,8 @@ class GradientRecord:
 class OnPolicy(Trained, LearnsOnce[Own]):
     """An `Algorithm` that makes its gradient steps on each batch while it is fresh.
 
-    A subclass says how advantages are estimated (`_advantages`), what they weigh (`_surrogate`), what a
-    gradient step descends (`_objective`) and which steps are made (`_train`).
+    A subclass says how advantages are estimated (`_advantages`), what they weigh (`_surrogate`), what
+    gradient steps descend (`_schedule`) and which are made (`_train`).
 
     Owns the policy's weights from now on: do not convert or move the policy.
 
@@ -148,39 +149,30 @@ class OnPolicy(Trained, LearnsOnce[Own]):
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
         """Once per batch. log μ, log π at the start of the batch, advantages: [n]."""
 
-    def _objective(self, scheduled: ScheduleValues) -> Objective:
-        """Return what gradient steps descend: the plain policy gradient, where no subclass says more."""
-        return Objective(
-            value_coefficient=self.section.value_coefficient,
-            entropy_coefficient=scheduled.entropy_coefficient,
-        )
-
-    def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> GradientRecord:
+    def _train(self, batch: Batch, prepared: Prepared, objective: Objective) -> GradientRecord:
         """Make one gradient step on the whole batch."""
         record = GradientRecord(prepared.rows, prepared.rank_rows)
         _, sizes = prepared.rank_rows.split(torch.arange(prepared.rank_rows.total), 1)
-        self._gradient_steps(sizes, scheduled, record)
+        self._gradient_steps(sizes, objective, record)
         return record
 
     def _trained(self, batch: Batch) -> Tensor:
         """Return which steps enter the losses, bool [T, B]."""
         return batch.valid
 
-    def _schedule(self, progress: float) -> ScheduleValues:
-        section = self.section
-        rise = losses.warmup(self._updates, section.warmup_updates)
-        return ScheduleValues(
-            learning_rate=section.learning_rate
-            * losses.factor(section.learning_rate_schedule, progress)
-            * rise,
+    def _schedule(self, progress: float) -> Objective:
+        """The plain policy gradient, where no subclass says more."""
+        section, updates = self.section, self._updates
+        share = losses.factor(section.learning_rate_schedule, progress)
+        return Objective(
+            learning_rate=section.learning_rate * share * losses.warmup(updates, section.warmup_updates),
             entropy_coefficient=losses.decayed(
-                section.entropy_coefficient, section.entropy_decay, section.entropy_floor, self._updates
+                section.entropy_coefficient, section.entropy_decay, section.entropy_floor, updates
             ),
+            value_coefficient=section.value_coefficient,
         )
 
-    def _watch(
-        self, batch: Batch, rows: Steps, log_prob: Tensor, scheduled: ScheduleValues
-    ) -> dict[str, Tensor]:
+    def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, objective: Objective) -> dict[str, Tensor]:
         """More metrics of the last epoch. batch: this rank's; rows, log_prob: of all ranks."""
         return {}
 
@@ -193,22 +185,23 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         rank_rows = self._group.rows_of(self._trained(batch))
         if not rank_rows.total:
             return Update(applied=False, reason=EMPTY)
-        scheduled = self._schedule(progress)
+        objective = self._schedule(progress)
         with torch.no_grad():
             scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
             prepared = self.prepare(batch, scaled.rewards if scaled else batch.reward, rank_rows)
         if not prepared.rank_rows.total:
             return Update(applied=False, reason=EMPTY)
         with self.undoing() as trial:
-            record = self._train(batch, prepared, scheduled)
+            record = self._train(batch, prepared, objective)
             activations = measure(
                 self.policy, lambda: self.policy.bodies(prepared.rows.alone()), self._group.moments
             )
             with torch.no_grad():
-                reason, metrics = self._measure(batch, prepared, activations, record, scheduled)
+                statistics = Statistics(prepared.observed, activations)
+                reason, metrics = self._measure(batch, prepared, statistics, record, objective)
             trial.is_kept = not reason and not is_rehearsal
             if trial.is_kept:
-                self._commit(prepared, activations, scaled, metrics)
+                self._commit(statistics, scaled, metrics)
         return Update(
             applied=not reason,
             reason=reason,
@@ -286,15 +279,14 @@ class OnPolicy(Trained, LearnsOnce[Own]):
     # ---- gradient steps
 
     def _gradient_steps(
-        self, sizes: Sequence[tuple[int, int]], scheduled: ScheduleValues, record: GradientRecord
+        self, sizes: Sequence[tuple[int, int]], objective: Objective, record: GradientRecord
     ) -> None:
         """Make one on each minibatch of `record.rows` in turn; sizes: as of `RankRows.split`."""
-        objective, max_norm = self._objective(scheduled), self.section.max_gradient_norm
-        record.log_prob = []
+        record.log_prob, max_norm = [], self.section.max_gradient_norm
         for rows in record.rows.cut(sizes):
             made = self.gradient_of(rows, objective)
             gradient = self._group.sum_(made.gradient)
-            record.norms.append(self._optimiser.step(gradient, scheduled.learning_rate, max_norm))
+            record.norms.append(self._optimiser.step(gradient, objective.learning_rate, max_norm))
             record.losses.append(made.losses)
             record.used += rows.total
             record.log_prob.append(made.log_prob)
@@ -348,13 +340,13 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         self,
         batch: Batch,
         prepared: Prepared,
-        activations: Measured | None,
+        statistics: Statistics,
         record: GradientRecord,
-        scheduled: ScheduleValues,
+        objective: Objective,
     ) -> tuple[str, dict[str, float]]:
         """Return why the update is not kept, on any rank, or "", and the metrics that are finite.
 
-        It is the one read of the device. activations: statistics of layers under the new weights, if any.
+        It is the one read of the device. statistics: of layers, under the new weights.
         """
         rows = Steps(record.rank_rows.gather(record.rows.columns))
         log_prob = record.rank_rows.gather(torch.cat(record.log_prob))
@@ -362,7 +354,9 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         means = torch.stack(record.losses).mean(0).to(optimiser)
         shares = self._group.sum_(torch.stack([*means, prepared.entropy, optimiser]))
         summed = dict(zip(_SUMMED, shares, strict=True))
-        checks = {"optimiser": summed.pop("optimiser")}
+        log_ratio = prepared.rows.proximal - prepared.rows.behaviour
+        largest = prepared.rank_rows.gather(log_ratio.abs()).max()
+        checks = [summed.pop("optimiser"), *statistics.checks(), largest]
         tensors = {
             **summed,
             "gradient_norm": torch.stack(record.norms).mean(),
@@ -371,32 +365,17 @@ class OnPolicy(Trained, LearnsOnce[Own]):
             "max_ratio": losses.largest_ratio(rows.behaviour, log_prob),
             "explained_variance": losses.explained_variance(rows.old_value, rows.target),
             "mean_value": rows.old_value.mean(),
-            **self._watch(batch, rows, log_prob, scheduled),
+            **self._watch(batch, rows, log_prob, objective),
         }
-        if prepared.observed is not None:
-            checks["observed"] = prepared.observed.checksum().to(log_prob.dtype)
-        if activations is not None:
-            checks["activations"] = activations.checksum().to(log_prob.dtype)
-        log_ratio = prepared.rows.proximal - prepared.rows.behaviour
-        checks["log_ratio"] = prepared.rank_rows.gather(log_ratio.abs()).max()
-        numbers = torch.stack([*tensors.values(), *checks.values()]).tolist()
+        numbers = torch.stack([*tensors.values(), *(one.to(log_prob.dtype) for one in checks)]).tolist()
         metrics = dict(zip(tensors, numbers, strict=False))
         judged = [*(metrics[name] for name in _JUDGED), *numbers[len(tensors) :]]
         finite = {name: number for name, number in metrics.items() if math.isfinite(number)}
         reason = verdict(judged, self.section.max_log_ratio)
-        return reason, {**finite, **scheduled.metrics(), **record.numbers}
+        return reason, {**finite, **objective.metrics(), **record.numbers}
 
-    def _commit(
-        self,
-        prepared: Prepared,
-        activations: Measured | None,
-        scaled: "Scaled | None",
-        metrics: Mapping[str, float],
-    ) -> None:
-        if activations is not None:
-            activations.merge()
-        if prepared.observed is not None and self.policy.normaliser is not None:
-            self.policy.normaliser.merge(prepared.observed)
+    def _commit(self, statistics: Statistics, scaled: "Scaled | None", metrics: Mapping[str, float]) -> None:
+        statistics.merge(self.policy)
         if scaled is not None and self._reward_scale is not None:
             self._reward_scale.commit(scaled)
         self._updates += 1
@@ -459,7 +438,8 @@ class RewardScale:
         ended = self._group.columns(batch.terminated | batch.truncated).numpy()
         valid = self._group.columns(batch.valid).numpy()
         slots = self._group.columns(torch.tensor(batch.slots, dtype=torch.int64).reshape(-1, 2).t())
-        history, after = self._follow(rewards, ended, _keys(slots))
+        keys = tuple((session, slot) for session, slot in slots.t().tolist())
+        history, after = self._follow(rewards, ended, keys)
         seen = torch.from_numpy(history[valid]).unsqueeze(1)
         both = combine(self._moments, moments(seen)) if len(seen) else self._moments
         deviation = float((both.spread[0] / both.count.clamp(min=1.0) + _FLOOR).sqrt())
@@ -506,11 +486,6 @@ class RewardScale:
                 current = np.where(ended[t, columns], 0.0, current)
             after.update(zip(keys, current.tolist(), strict=True))
         return history, after
-
-
-def _keys(slots: Tensor) -> tuple[SlotKey, ...]:
-    """Session and slot id of each column, of an int64 [2, B]."""
-    return tuple((session, slot) for session, slot in slots.t().tolist())
 
 
 def _waves(slots: tuple[SlotKey, ...]) -> list[list[int]]:

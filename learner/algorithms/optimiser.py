@@ -5,7 +5,7 @@ finiteness test are a few kernels each, whatever the number of layers.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,14 +27,8 @@ _SMALL = 32_768
 """Up to so many parameters on the CPU numpy takes the step: torch's calls are a part of the time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Backup:
-    """A copy to go back to: parameters and both moments, [P] each, and the count of steps."""
-
-    parameters: Tensor
-    first: Tensor
-    second: Tensor
-    steps: int
+GoBack = Callable[[], None]
+"""Puts back what it was made from, as it was then; any number of times."""
 
 
 def flatten(module: nn.Module | Mapping[str, nn.Parameter]) -> Tensor:
@@ -142,14 +136,17 @@ class FlatAdam:
         """Return a scalar that is finite where parameters, moments and their sums are, and nowhere else."""
         return self.parameters.sum() + self.first.sum() + self.second.sum()
 
-    def backup(self) -> Backup:
-        return Backup(self.parameters.clone(), self.first.clone(), self.second.clone(), self.steps)
+    def backup(self) -> GoBack:
+        """Copy parameters, moments and the count of steps."""
+        flats, steps = (self.parameters, self.first, self.second), self.steps
+        copies = [flat.clone() for flat in flats]
 
-    def restore(self, backup: Backup) -> None:
-        self.parameters.copy_(backup.parameters)
-        self.first.copy_(backup.first)
-        self.second.copy_(backup.second)
-        self.steps = backup.steps
+        def go_back() -> None:
+            for flat, copy in zip(flats, copies, strict=True):
+                flat.copy_(copy)
+            self.steps = steps
+
+        return go_back
 
     def moments(self) -> dict[str, Tensor]:
         """Return copies of both moments on the CPU, `first/NAME` and `second/NAME`, shaped as parameters."""
@@ -246,17 +243,24 @@ class Trained(Algorithm):
     @contextmanager
     def undoing(self) -> Iterator[Trial]:
         """Let weights, moments and generators go back at the end of the block, unless its trial is kept."""
-        backups = {name: optimiser.backup() for name, optimiser in self.optimisers.items()}
-        drawn = {name: random.get_state() for name, random in self.generators.items()}
-        trial = Trial()
+        go_back, trial = self._backup(), Trial()
         try:
             yield trial
         finally:
             if not trial.is_kept:
-                for name, optimiser in self.optimisers.items():
-                    optimiser.restore(backups[name])
-                for name, random in self.generators.items():
-                    random.set_state(drawn[name])
+                go_back()
+
+    def _backup(self) -> GoBack:
+        learned = [optimiser.backup() for optimiser in self.optimisers.values()]
+        drawn = [(random, random.get_state()) for random in self.generators.values()]
+
+        def go_back() -> None:
+            for restore in learned:
+                restore()
+            for random, state in drawn:
+                random.set_state(state)
+
+        return go_back
 
     def state(self) -> AlgorithmState:
         tensors: dict[str, Tensor] = {}

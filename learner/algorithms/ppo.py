@@ -18,12 +18,11 @@ from torch import Tensor
 from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
 from penstock.learner.algorithms import losses, on_policy
 from penstock.learner.algorithms.algorithm import AlgorithmState, Hardware
-from penstock.learner.algorithms.losses import Advantages, Objective, ScheduleValues, Surrogate, Unrolls
+from penstock.learner.algorithms.losses import Advantages, Objective, Surrogate, Unrolls
 from penstock.learner.algorithms.on_policy import GradientRecord, OnPolicy, Prepared, Scaled
-from penstock.learner.algorithms.rows import Rows, Sequences, Steps
+from penstock.learner.algorithms.rows import Rows, Sequences, Statistics, Steps
 from penstock.learner.batch import Batch
 from penstock.learner.ranks.group import RankRows
-from penstock.policy.networks import Measured
 from penstock.policy.policy import Policy
 
 METRICS = (
@@ -57,17 +56,9 @@ class PPO(OnPolicy[PPOSection]):
             return losses.coupled(behaviour, advantage)
         return losses.decoupled(behaviour, proximal, advantage, self.section.behaviour_weight_cap)
 
-    def _objective(self, scheduled: ScheduleValues) -> Objective:
-        return replace(
-            super()._objective(scheduled),
-            clip_range=scheduled.clip_range,
-            dual_clip=self.section.dual_clip,
-            value_clip=self.section.value_clip,
-        )
-
     # ---- the epochs
 
-    def _train(self, batch: Batch, prepared: Prepared, scheduled: ScheduleValues) -> GradientRecord:
+    def _train(self, batch: Batch, prepared: Prepared, objective: Objective) -> GradientRecord:
         rows, record = prepared.rows, GradientRecord(prepared.rows, prepared.rank_rows)
         passes, count = 0, self.minibatches(batch, prepared.steps)
         for epoch in range(self.section.epochs):
@@ -79,7 +70,7 @@ class PPO(OnPolicy[PPOSection]):
             order = torch.randperm(record.rank_rows.total, generator=self._permutations)
             index, sizes = record.rank_rows.split(order, count)
             record.rows = rows.select(index)
-            self._gradient_steps(sizes, scheduled, record)
+            self._gradient_steps(sizes, objective, record)
             passes += 1
             if self._moved_far(record):
                 break
@@ -113,35 +104,29 @@ class PPO(OnPolicy[PPOSection]):
 
     # ---- what is scheduled and watched
 
-    def _schedule(self, progress: float) -> ScheduleValues:
-        section, scheduled = self.section, super()._schedule(progress)
-        learning_rate = scheduled.learning_rate
+    def _schedule(self, progress: float) -> Objective:
+        section, objective = self.section, super()._schedule(progress)
+        learning_rate = objective.learning_rate
         if section.adaptive_kl is not None:
             learning_rate = self._steered_learning_rate * losses.warmup(self._updates, section.warmup_updates)
-        clip_range = section.clip_range * losses.factor(section.clip_schedule, progress)
-        return replace(scheduled, learning_rate=learning_rate, clip_range=clip_range)
+        return replace(
+            objective,
+            learning_rate=learning_rate,
+            clip_range=section.clip_range * losses.factor(section.clip_schedule, progress),
+            dual_clip=section.dual_clip,
+            value_clip=section.value_clip,
+        )
 
-    def _watch(
-        self, batch: Batch, rows: Steps, log_prob: Tensor, scheduled: ScheduleValues
-    ) -> dict[str, Tensor]:
-        assert scheduled.clip_range is not None
+    def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, objective: Objective) -> dict[str, Tensor]:
+        assert objective.clip_range is not None
+        trained = self._group.sum_(torch.stack([self._trained(batch).sum(), batch.valid.sum()]))
         return {
             "kl_proximal": losses.divergence(rows.proximal, log_prob),
-            "clip_fraction": losses.clip_fraction(log_prob, rows.anchor, scheduled.clip_range),
-            "masked_fraction": 1.0 - self._trained_fraction(batch),
+            "clip_fraction": losses.clip_fraction(log_prob, rows.anchor, objective.clip_range),
+            "masked_fraction": 1.0 - trained[0] / trained[1],
         }
 
-    def _trained_fraction(self, batch: Batch) -> Tensor:
-        counts = self._group.sum_(torch.stack([self._trained(batch).sum(), batch.valid.sum()]))
-        return counts[0] / counts[1]
-
-    def _commit(
-        self,
-        prepared: Prepared,
-        activations: Measured | None,
-        scaled: Scaled | None,
-        metrics: Mapping[str, float],
-    ) -> None:
+    def _commit(self, statistics: Statistics, scaled: Scaled | None, metrics: Mapping[str, float]) -> None:
         section = self.section
         if section.adaptive_kl is not None and self._updates >= section.warmup_updates:
             self._steered_learning_rate = losses.steered(
@@ -150,7 +135,7 @@ class PPO(OnPolicy[PPOSection]):
                 section.adaptive_kl,
                 section.learning_rate_range,
             )
-        super()._commit(prepared, activations, scaled, metrics)
+        super()._commit(statistics, scaled, metrics)
 
     def state(self) -> AlgorithmState:
         state = super().state()

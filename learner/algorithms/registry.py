@@ -142,23 +142,14 @@ def _check_networks(settings: Settings, *, compiled: bool) -> None:
     section = settings.algorithm
     able = section.can_compile if compiled else section.can_round
     if section.name in ALONE or not able:
-        _refuse(
-            f"{asked_for}: algorithm.name={section.name!r} has none of it",
-            f"leave it at its default, or use {_known()}",
-        )
+        cause = f"algorithm.name={section.name!r} has none of it"
+        _refuse(f"{asked_for}: {cause}", f"leave it at its default, or use {_known()}")
     if settings.policy.recurrent != "none":
-        _refuse(
-            f"{asked_for}: not for the recurrent core of policy.recurrent={settings.policy.recurrent!r}",
-            "leave it at its default, or policy.recurrent='none'",
-        )
+        cause = f"not for the recurrent core of policy.recurrent={settings.policy.recurrent!r}"
+        _refuse(f"{asked_for}: {cause}", "leave it at its default, or policy.recurrent='none'")
     if compiled and settings.policy.dropout:
-        _refuse(
-            (
-                "learner.compile=true: the compiler cannot draw what "
-                f"policy.dropout={settings.policy.dropout} drops"
-            ),
-            "leave it at false, or policy.dropout=0",
-        )
+        cause = f"the compiler cannot draw what policy.dropout={settings.policy.dropout} drops"
+        _refuse(f"learner.compile=true: {cause}", "leave it at false, or policy.dropout=0")
 
 
 def _check_ranks(settings: Settings, size: int) -> None:

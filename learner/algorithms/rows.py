@@ -15,9 +15,19 @@ from penstock.learner.algorithms.losses import Unrolls, carries, next_values
 from penstock.learner.batch import Batch, send
 from penstock.learner.ranks.group import RankGroup
 from penstock.policy.actor_critic import SeenTrajectory
-from penstock.policy.networks import Inputs, Moments
+from penstock.policy.networks import Inputs, Measured, Moments
 from penstock.policy.policy import Policy
 from penstock.policy.recurrent import Trajectory, unroll
+
+
+class _Column:
+    """One of `Steps.columns`, [n]."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __get__(self, steps: "Steps", _: type) -> Tensor:
+        return steps.columns[self._number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +40,16 @@ class Steps:
     """
 
     columns: Tensor
+    anchor = _Column(0)
+    weighted_advantage = _Column(1)
+    target = _Column(2)
+    old_value = _Column(3)
+    behaviour = _Column(4)
+    proximal = _Column(5)
 
     @property
     def steps(self) -> int:
         return self.columns.shape[1]
-
-    @property
-    def anchor(self) -> Tensor:
-        return self.columns[0]
-
-    @property
-    def weighted_advantage(self) -> Tensor:
-        return self.columns[1]
-
-    @property
-    def target(self) -> Tensor:
-        return self.columns[2]
-
-    @property
-    def old_value(self) -> Tensor:
-        return self.columns[3]
-
-    @property
-    def behaviour(self) -> Tensor:
-        return self.columns[4]
-
-    @property
-    def proximal(self) -> Tensor:
-        return self.columns[5]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +263,24 @@ def unrolls_of(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) ->
     following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
     carried = carries(batch.terminated, batch.truncated, batch.valid)
     return Unrolls(rewards, values[:-1], following, carried, batch.valid)
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What an update adds to those of a policy. observed: of observations. activations: of layers."""
+
+    observed: Moments | None
+    activations: Measured | None
+
+    def checks(self) -> list[Tensor]:
+        """Scalars, float64, that are finite exactly when all statistics are."""
+        return [one.checksum().double() for one in (self.observed, self.activations) if one is not None]
+
+    def merge(self, policy: Policy) -> None:
+        if self.activations is not None:
+            self.activations.merge()
+        if self.observed is not None and policy.normaliser is not None:
+            policy.normaliser.merge(self.observed)
 
 
 def observed_by(policy: Policy, look: SeenTrajectory, batch: Batch, group: RankGroup) -> Moments | None:

@@ -90,8 +90,9 @@ class Checkpointer:
         self._is_behind = True
 
     def due(self, renewal: Renewal) -> bool:
-        asked = renewal.checkpoint_revision != self._revision
-        return asked or self._is_time() or self._is_pressed()
+        is_asked = renewal.checkpoint_revision != self._revision
+        is_time = time.monotonic() - self._at_s >= self._interval_s and self._is_behind
+        return is_asked or is_time or self._is_pressed()
 
     def spare(self, best: str, candidate: str) -> None:
         """Keep these checkpoints however old they are: of the best evaluation and of the one under way.
@@ -175,9 +176,6 @@ class Checkpointer:
         retained = self._retain_from()
         return position if retained is None else min(position, retained - 1)
 
-    def _is_time(self) -> bool:
-        return time.monotonic() - self._at_s >= self._interval_s and self._is_behind
-
     def _is_pressed(self) -> bool:
         """Return whether checkpoints hold back much of the log that they could release."""
         free = self._needed_after(self._ledger.position)
@@ -242,7 +240,9 @@ def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Begi
     """
     if not options.resume:
         return _begin(lease, store)
-    checkpoint = _best(store) if options.best else store.newest(_candidates(lease, store))
+    known = [(commit.checkpoint_id, commit.manifest_sha256) for commit in reversed(lease.committed)]
+    candidates = [(name, None) for name in store.ids()] if lease.fresh else known
+    checkpoint = _best(store) if options.best else store.newest(candidates)
     store.name_ignored([commit.checkpoint_id for commit in lease.committed])
     progress = None if checkpoint is None else _progress(checkpoint)
     if checkpoint is None and lease.fresh and store.ids() and not options.allow_loss:
@@ -312,12 +312,6 @@ def _best(store: CheckpointStore) -> Checkpoint:
         return store.read(checkpoint_id)
     except Damaged as error:
         raise RunFailed(f"the best checkpoint cannot be used: {error}") from error
-
-
-def _candidates(lease: Lease, store: CheckpointStore) -> list[tuple[str, str | None]]:
-    if lease.fresh:
-        return [(checkpoint_id, None) for checkpoint_id in store.ids()]
-    return [(commit.checkpoint_id, commit.manifest_sha256) for commit in reversed(lease.committed)]
 
 
 def _progress(checkpoint: Checkpoint) -> Progress:

@@ -87,7 +87,7 @@ class CheckpointStore:
         self, checkpoint_id: str, temporary: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
     ) -> str:
         temporary.mkdir(mode=0o700)
-        stored = save_tensors({name: _plain(tensor) for name, tensor in tensors.items()})
+        stored = save_tensors({name: one.detach().cpu().contiguous() for name, one in tensors.items()})
         raw_size = len(stored)
         if self._compress:
             stored = lz4.frame.compress(stored)
@@ -179,10 +179,6 @@ def bytes_tensor(data: bytes) -> Tensor:
 
 def tensor_bytes(tensor: Tensor) -> bytes:
     return tensor.numpy().tobytes()
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous()
 
 
 def _manifest(checkpoint_id: str, contents: Mapping[str, bytes], raw_size: int) -> bytes:

@@ -15,21 +15,20 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
-from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry, MissingReason
-from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.batch import Batch, in_place
 from penstock.learner.feed.payloads import Found, Payloads, State
 from penstock.learner.feed.recording import RecordedEvent
-from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import Drop, Origin
-from penstock.learner.probe import Quarantine
 from penstock.protocol.fragment import Fragment, FragmentHeader
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from penstock.learner.learner import Learner
 
 # ---- What the feed hands to the loop: a stretch of the log in which every entry is decided.
 
@@ -258,34 +257,16 @@ class ReadAhead(Generic[T]):
 
 
 class LogFeed(Feed):
-    """The `Feed` of a learner with actors. after: last entry consumed. start: where else it begins."""
+    """The `Feed` of a learner with actors, behind what it has consumed."""
 
-    def __init__(
-        self,
-        learner_log: LearnerLog,
-        lease: LeaseKeeper,
-        algorithm: Algorithm,
-        quarantine: Quarantine,
-        payloads: Payloads,
-        *,
-        budget: int,
-        prefetch: int,
-        after: int,
-        start: FeedPosition,
-        stop: threading.Event,
-    ) -> None:
-        self._log = learner_log
-        self._lease = lease
-        self._algorithm = algorithm
-        self._quarantine = quarantine
-        self._payloads = payloads
-        self._budget = budget
-        self._stop = stop
-        self._ahead = ReadAhead[LogBatch](prefetch, stop)
-        self._read = self._delivered = after
-        self._round = start.round
-        self._restored_from = start.restored_from
-        self._updates = algorithm.updates
+    def __init__(self, learner: "Learner", payloads: Payloads) -> None:
+        self._log, self._lease, self._algorithm = learner.learner_log, learner.lease, learner.algorithm
+        self._quarantine, self._budget = learner.model.quarantine, learner.model.pacing.budget
+        self._payloads, self._stop = payloads, learner.stop
+        self._ahead = ReadAhead[LogBatch](learner.settings.learner.prefetch_batches, self._stop)
+        self._read = self._delivered = learner.ledger.position
+        self._round, self._restored_from = learner.position.round, learner.position.restored_from
+        self._updates = self._algorithm.updates
         self._updates_lock = threading.Lock()
         self._pending = Pending(self._admits, self._circumstances)
         self._dropped: dict[int, Drop] = {}
@@ -339,7 +320,8 @@ class LogFeed(Feed):
         self._read, self._steps_read = entry.number, entry.steps_total
         self._undelivered[entry.number] = entry
         if self._steps_delivered is None:
-            self._steps_delivered = entry.steps_total - _charge(entry)
+            charge = 0 if entry.header is None else entry.header.charge
+            self._steps_delivered = entry.steps_total - charge
         if entry.header is None:
             self._drop_missing(entry.number)
         else:
@@ -510,7 +492,3 @@ class LogFeed(Feed):
 def _header(entry: LogEntry) -> FragmentHeader:
     assert entry.header is not None  # entries without one never become pending
     return entry.header
-
-
-def _charge(entry: LogEntry) -> int:
-    return 0 if entry.header is None else entry.header.charge

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from penstock.broker.log.learner_log import LearnerLog
@@ -24,11 +23,14 @@ from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import DIGEST_BYTES
 from penstock.protocol import fragment as wire
 from penstock.protocol.fragment import FragmentHeader
-from penstock.protocol.schema import UNKNOWN, FragmentSchema, Range, Ranges
+from penstock.protocol.schema import UNKNOWN, Range, Ranges
 from penstock.protocol.tensor import Array
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from penstock.learner.model import Model
 
 _READ: Final = 64
 
@@ -219,25 +221,14 @@ class Payloads(Protocol):
 
 
 class OwnPayloads:
-    """`Payloads` of one process, on their way to `device`. keep_fragments: for the recording."""
+    """`Payloads` of one process, on their way to the model's device."""
 
-    def __init__(
-        self,
-        learner_log: LearnerLog,
-        settings: Settings,
-        schema: FragmentSchema,
-        ranges: Ranges,
-        device: torch.device,
-        *,
-        keep_fragments: bool = False,
-    ) -> None:
-        self._log = learner_log
-        self._run_name = settings.run
-        self._schema = schema
-        self._ranges = ranges
-        self._upload = Upload(device)
+    def __init__(self, learner_log: LearnerLog, settings: Settings, model: "Model") -> None:
+        self._log, self._run_name = learner_log, settings.run
+        self._schema, self._ranges = model.specification.schema, model.ranges
+        self._upload = Upload(model.device)
         self._take_digests = settings.actor.ack_journal is not None
-        self._keep_fragments = keep_fragments
+        self._keep_fragments = settings.learner.record is not None
         self._loaded: dict[int, Loaded] = {}
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:

@@ -16,46 +16,18 @@ import logging
 import math
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.log.learner_log import KeptWeights
 from penstock.config.credentials import registry_with_password
-from penstock.config.settings import Settings
 from penstock.learner.evaluation import Candidate, Result
 from penstock.learner.evaluation import Evaluation as CandidateEvaluation
-from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import Progress, configuration_hash
 from penstock.policy import weights
 from penstock.protocol.messages import Publication
 from penstock.protocol.specification import RunSpecification
-from penstock.registry import records
-from penstock.registry.records import (
-    MAX_EVENTS,
-    Action,
-    DifferentBytes,
-    Evaluation,
-    NewVersion,
-    Origin,
-    PolicyVersion,
-    RegistryError,
-    Status,
-    TooManyPinned,
-    UnknownVersion,
-)
-from penstock.registry.weight_files import (
-    DESCRIPTION,
-    FOLDER,
-    forget_kept,
-    forget_unfinished,
-    kept_files,
-    name_latest,
-    read_kept,
-    registry_url,
-    replace_file,
-    write_kept,
-)
+from penstock.registry import records, weight_files
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 
@@ -84,7 +56,7 @@ class FinalPolicy:
 
 def write_specification(run_dir: Path, specification: RunSpecification) -> None:
     """Describe a run that begins or goes on; the record of an earlier end is preserved."""
-    path = run_dir / FOLDER / DESCRIPTION
+    path = run_dir / weight_files.FOLDER / weight_files.DESCRIPTION
     try:
         before = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -95,16 +67,16 @@ def write_specification(run_dir: Path, specification: RunSpecification) -> None:
 
 def write_final(run_dir: Path, final: FinalPolicy) -> None:
     """Replace the run's final policy; raises OSError."""
-    folder = run_dir / FOLDER
-    replace_file(folder / _BLOB, final.blob)
+    folder = run_dir / weight_files.FOLDER
+    weight_files.replace_file(folder / _BLOB, final.blob)
     name_final(run_dir)
     known = {"version": final.version, "update": final.update, "sha256": weights.sha256(final.blob)}
-    _write_description(folder / DESCRIPTION, final.specification, known)
+    _write_description(folder / weight_files.DESCRIPTION, final.specification, known)
 
 
 def name_final(run_dir: Path) -> None:
     """Let `latest` be a link to the final policy; a version that is kept after it would be the latest."""
-    name_latest(run_dir, _BLOB)
+    weight_files.name_latest(run_dir, _BLOB)
 
 
 def _write_description(path: Path, specification: RunSpecification, known: Mapping[str, Any]) -> None:
@@ -119,22 +91,23 @@ def _write_description(path: Path, specification: RunSpecification, known: Mappi
         **known,
         "specification": base64.b64encode(specification.encode()).decode(),
     }
-    replace_file(path, (json.dumps(description, indent=2) + "\n").encode())
+    weight_files.replace_file(path, (json.dumps(description, indent=2) + "\n").encode())
 
 
 def read_final(run_dir: Path) -> FinalPolicy:
     """Return the final policy of a run; raises ValueError that says what is missing or damaged."""
-    folder = run_dir / FOLDER
+    folder = run_dir / weight_files.FOLDER
     try:
-        description = json.loads((folder / DESCRIPTION).read_bytes())
+        description = json.loads((folder / weight_files.DESCRIPTION).read_bytes())
         blob = (folder / _BLOB).read_bytes()
     except FileNotFoundError as error:
         raise ValueError(f"{error.filename}: not there; has the run ended?") from error
     if not description.keys() >= set(_ENDED):
-        raise ValueError(f"{folder / DESCRIPTION}: names no final version; has the run ended?")
+        raise ValueError(f"{folder / weight_files.DESCRIPTION}: names no final version; has the run ended?")
     if weights.sha256(blob) != description["sha256"]:
         raise ValueError(
-            f"{folder / _BLOB}: its SHA-256 is not the one in {DESCRIPTION}; resume the run to repair"
+            f"{folder / _BLOB}: its SHA-256 is not the one in {weight_files.DESCRIPTION}; resume the run to "
+            "repair"
         )
     return FinalPolicy(
         specification=RunSpecification.decode(base64.b64decode(description["specification"])),
@@ -145,109 +118,13 @@ def read_final(run_dir: Path) -> FinalPolicy:
 
 
 if TYPE_CHECKING:
+    from penstock.learner.learner import Learner
     from penstock.registry.registry import Registry
 
-
-# ---- Make Redis and the run's folder follow the registry.
 
 BY: Final = "learner"
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class RegistrySync:
-    """Makes Redis and the folder follow the registry: call `follow` from one thread at a time.
-
-    shared: other runs may register versions of this policy, so that numbers are reserved for this one.
-    """
-
-    kept: KeptWeights
-    lease: LeaseKeeper
-    run: str
-    policy: str
-    run_dir: Path
-    shared: bool
-    _highest: int = 0
-    _revision: int | None = None
-    _unreadable: set[int] = field(default_factory=set)
-
-    def follow(self, registry: "Registry") -> None:
-        """Follow once; raises errors of registry and disk, and Fatal when this learner may not write."""
-        revision = registry.traffic(self.policy).revision
-        pinned = self._own(registry)
-        if self._revision is None:
-            self._highest = self._highest_used(registry)
-        self._hold(registry, pinned, revision)
-        if revision != self._revision:
-            self._renumber(registry, pinned, revision)
-        self._revision = revision
-
-    def _highest_used(self, registry: "Registry") -> int:
-        """Return the highest number that may not be drawn again, the one below its range for a new run.
-
-        A registry in the folder of this run is its own until another run registers a version there.
-        """
-        known = registry.list(self.policy)
-        own = max((one.version for one in known if one.run == self.run), default=0)
-        if not self.shared and all(one.run == self.run for one in known):
-            return own
-        return max(registry.reserve(self.policy, self.run) - 1, own)
-
-    def _own(self, registry: "Registry") -> dict[int, PolicyVersion]:
-        """Other runs that share the registry hold their own pinned versions."""
-        return {one.version: one for one in registry.pinned(self.policy) if one.run == self.run}
-
-    def _hold(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
-        for version in self._keep(pinned.keys(), revision):
-            self._restore(pinned[version])
-        for version in kept_files(self.run_dir) - pinned.keys():
-            if self._is_retired(registry, version):
-                forget_kept(self.run_dir, version)
-        metrics.VERSIONS_KEPT.set(len(pinned))
-
-    def _keep(self, versions: Collection[int], revision: int) -> tuple[int, ...]:
-        self._highest = max(self._highest, *versions, 0)
-        return self.lease.patiently(
-            lambda: self.kept.keep(versions, highest=self._highest, traffic_revision=revision)
-        )
-
-    def _is_retired(self, registry: "Registry", version: int) -> bool:
-        """Whether this registry has retired it; one that it does not know may be another registry's."""
-        try:
-            found = registry.get(self.policy, version)
-        except UnknownVersion:
-            return False
-        return found.run == self.run and not found.pinned
-
-    def _restore(self, version: PolicyVersion) -> None:
-        try:
-            blob = read_kept(self.run_dir, version.version, version.sha256)
-        except ValueError as error:
-            if version.version not in self._unreadable:
-                log.error("a version that is kept cannot be answered for", extra={"why": str(error)})  # noqa: TRY400 - the text says all
-            self._unreadable.add(version.version)
-            return
-        publication = Publication(version.version, version.update, version.sha256, len(blob))
-        self.lease.patiently(lambda: self.kept.restore(publication, blob))
-
-    def _renumber(self, registry: "Registry", pinned: dict[int, PolicyVersion], revision: int) -> None:
-        """Give the content of a version that a rollback made active again a number of its own."""
-        original = registry.awaiting_number(self.policy)
-        if original is None or original.run != self.run:
-            return
-        blob = read_kept(self.run_dir, original.version, original.sha256)
-        version = self.lease.patiently(lambda: self.kept.draw(blob))
-        write_kept(self.run_dir, version, blob)
-        self._keep({*pinned, version}, revision)
-        publication = Publication(version, original.update, original.sha256, len(blob))
-        self.lease.patiently(lambda: self.kept.restore(publication, blob))
-        reason = f"content of version {original.version}, which a rollback made active again"
-        registry.record_rollback(
-            self.policy, version=version, restores=original.version, reason=reason, by=BY
-        )
-        log.info("rolled back", extra={"version": version, "content_of": original.version})
-        self._hold(registry, self._own(registry), registry.traffic(self.policy).revision)
 
 
 # ---- A version that is a candidate for registration.
@@ -259,13 +136,13 @@ class VersionCandidate:
 
     publication: Publication
     blob: bytes
-    origin: Origin
+    origin: records.Origin
     evaluation: records.Evaluation | None = None
     reason: str = ""
 
 
 def _candidate(
-    of: Candidate | FinalPolicy, origin: Origin, result: Result | None, reason: str
+    of: Candidate | FinalPolicy, origin: records.Origin, result: Result | None, reason: str
 ) -> VersionCandidate:
     """result: its evaluation, which is recorded where an environment's returns have a finite mean."""
     score, evaluation = None if result is None else result.counted, None
@@ -284,14 +161,14 @@ def last(
     results = (evaluation.solved, evaluation.last, evaluation.best)
     # The best version may have been published again: the same bytes were evaluated under another number.
     evaluated = next((one for one in results if one and one.candidate.blob == final.blob), None)
-    candidate = _candidate(final, Origin.FINAL, evaluated, f"the learner ended: {why}")
+    candidate = _candidate(final, records.Origin.FINAL, evaluated, f"the learner ended: {why}")
     known = {one.candidate.version for one in results if one}
     return candidate if candidate.publication == newest or final.version in known else None
 
 
 POLL_S: Final = 2.0
 """Seconds within which changes by operators reach Redis and the folder."""
-_DECISIONS: Final = (Action.PROMOTED, Action.ROLLED_BACK, Action.TRAFFIC)
+_DECISIONS: Final = (records.Action.PROMOTED, records.Action.ROLLED_BACK, records.Action.TRAFFIC)
 MAX_WAITING: Final = 4
 """Most offers that wait for a registry which does not answer: the newest, and the oldest, which may be what
 the run began with."""
@@ -303,36 +180,32 @@ class KeptVersions:
     Call `begin` before the first publication, and `finish` at the end.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        run_dir: Path,
-        progress: Progress,
-        kept: KeptWeights,
-        lease: LeaseKeeper,
-        stop: threading.Event,
-    ) -> None:
-        self._run, self._policy, self._run_dir = settings.run, settings.serving.policy, run_dir
-        self._url = registry_url(run_dir, registry_with_password(settings.registry))
+    def __init__(self, learner: "Learner", progress: Progress) -> None:
+        settings = learner.settings
+        self._run, self._policy, self._run_dir = settings.run, settings.serving.policy, learner.run_dir
+        self._kept, self._lease, self._stop = learner.learner_log.kept, learner.lease, learner.stop
+        self._url = weight_files.registry_url(self._run_dir, registry_with_password(settings.registry))
+        # Other runs may register versions of this policy, so that numbers are reserved for this one.
         self._is_shared = bool(settings.registry.url)
         self._configuration = configuration_hash(settings)
         self._parent = progress.log.version if progress.log is not None else 0
         self._keep_every = settings.learner.keep_every_updates
         self._activate_first = settings.registry.activate_first
-        self._lease, self._stop = lease, stop
-        self._sync = RegistrySync(kept, lease, self._run, self._policy, run_dir, self._is_shared)
         self._hasten = threading.Event()
         self._changed = threading.Lock()
         self._serial = threading.Lock()
         self._waiting: list[VersionCandidate] = []
         self._own: list[int] = []
         self._periods: int | None = None
+        self._highest = 0
+        self._revision: int | None = None
+        self._unreadable: set[int] = set()
         self._registry: Registry | None = None
         self._failure = ""
 
     def begin(self) -> None:
         """Follow a registry that exists already: no number that it holds is drawn again."""
-        forget_unfinished(self._run_dir)
+        weight_files.forget_unfinished(self._run_dir)
         if self._is_there():
             self._poll()
 
@@ -346,13 +219,15 @@ class KeptVersions:
         if is_due:
             reason = f"every {self._keep_every} updates"
             self.offer(
-                VersionCandidate(publication=publication, blob=blob, origin=Origin.PERIODIC, reason=reason)
+                VersionCandidate(
+                    publication=publication, blob=blob, origin=records.Origin.PERIODIC, reason=reason
+                )
             )
 
     def evaluated(self, result: Result) -> None:
         """Offer the evaluated version; it is registered unless one before was at least as good."""
         reason = f"mean return {result.mean:g} over {result.counted.episodes} episodes"
-        self.offer(_candidate(result.candidate, Origin.BEST, result, reason))
+        self.offer(_candidate(result.candidate, records.Origin.BEST, result, reason))
 
     def offer(self, candidate: VersionCandidate) -> None:
         with self._changed:
@@ -396,7 +271,7 @@ class KeptVersions:
             try:
                 registry = self._opened()
                 self._register_all(registry)
-                self._sync.follow(registry)
+                self._follow(registry)
             except _failures() as error:
                 self._note(error)
             else:
@@ -418,7 +293,7 @@ class KeptVersions:
         for candidate in waiting:
             try:
                 self._register(registry, candidate)
-            except (DifferentBytes, TooManyPinned) as error:
+            except (records.DifferentBytes, records.TooManyPinned) as error:
                 self._note(error)  # would be refused again
             with self._changed:
                 self._waiting = [one for one in self._waiting if one is not candidate]
@@ -428,24 +303,26 @@ class KeptVersions:
         known = {one.version: one for one in registry.list(policy) if one.run == self._run}
         others = [one.evaluation.mean for one in known.values() if one.evaluation and one.version != version]
         is_new = version not in known
-        if is_new and candidate.origin is Origin.BEST and not _beats(candidate.evaluation, others):
+        found = candidate.evaluation
+        is_best = found is not None and all(found.mean > other for other in others)
+        if is_new and candidate.origin is records.Origin.BEST and not is_best:
             return
         if is_new:
             failpoint("keep.writing", version)
-            write_kept(self._run_dir, version, candidate.blob)
+            weight_files.write_kept(self._run_dir, version, candidate.blob)
             failpoint("keep.registering", version)
             registry.register(self._row(candidate), by=BY, make_room=True)
             self._own.append(version)
             log.info("version kept", extra={"version": version, "origin": candidate.origin.value})
         elif candidate.evaluation not in (None, known[version].evaluation):
             registry.record_evaluation(policy, version, candidate.evaluation, by=BY)
-        if candidate.origin is not Origin.PERIODIC and self._activate_first:
-            self._activate(registry, version, is_last=candidate.origin is Origin.FINAL)
+        if candidate.origin is not records.Origin.PERIODIC and self._activate_first:
+            self._activate(registry, version, is_last=candidate.origin is records.Origin.FINAL)
 
-    def _row(self, candidate: VersionCandidate) -> NewVersion:
+    def _row(self, candidate: VersionCandidate) -> records.NewVersion:
         publication = candidate.publication
         before = [version for version in (self._parent, *self._own) if version < publication.version]
-        return NewVersion(
+        return records.NewVersion(
             policy=self._policy,
             version=publication.version,
             run=self._run,
@@ -465,7 +342,7 @@ class KeptVersions:
         policy = self._policy
         active = registry.active(policy)
         if active is None:
-            if registry.get(policy, version).status is Status.CANDIDATE:
+            if registry.get(policy, version).status is records.Status.CANDIDATE:
                 registry.promote(policy, version, "the first version worth serving", by=BY)
         elif is_last and self._decides_alone(registry):
             top = _best(registry.pinned(policy), self._run)
@@ -473,8 +350,89 @@ class KeptVersions:
                 registry.promote(policy, top.version, "the best version of a run that has ended", by=BY)
 
     def _decides_alone(self, registry: "Registry") -> bool:
-        events = registry.events(self._policy, MAX_EVENTS)
+        events = registry.events(self._policy, records.MAX_EVENTS)
         return all(event.by == BY for event in events if event.action in _DECISIONS)
+
+    # ---- Redis and the run's folder follow the registry
+
+    def _follow(self, registry: "Registry") -> None:
+        """Follow once; raises errors of registry and disk, and Fatal when this learner may not write."""
+        revision = registry.traffic(self._policy).revision
+        pinned = self._own_pinned(registry)
+        if self._revision is None:
+            self._highest = self._highest_used(registry)
+        self._hold(registry, pinned, revision)
+        if revision != self._revision:
+            self._renumber(registry, pinned, revision)
+        self._revision = revision
+
+    def _highest_used(self, registry: "Registry") -> int:
+        """Return the highest number that may not be drawn again, the one below its range for a new run.
+
+        A registry in the folder of this run is its own until another run registers a version there.
+        """
+        known = registry.list(self._policy)
+        own = max((one.version for one in known if one.run == self._run), default=0)
+        if not self._is_shared and all(one.run == self._run for one in known):
+            return own
+        return max(registry.reserve(self._policy, self._run) - 1, own)
+
+    def _own_pinned(self, registry: "Registry") -> dict[int, records.PolicyVersion]:
+        """Other runs that share the registry hold their own pinned versions."""
+        return {one.version: one for one in registry.pinned(self._policy) if one.run == self._run}
+
+    def _hold(self, registry: "Registry", pinned: dict[int, records.PolicyVersion], revision: int) -> None:
+        for version in self._keep(pinned.keys(), revision):
+            self._restore(pinned[version])
+        for version in weight_files.kept_files(self._run_dir) - pinned.keys():
+            if self._is_retired(registry, version):
+                weight_files.forget_kept(self._run_dir, version)
+        metrics.VERSIONS_KEPT.set(len(pinned))
+
+    def _keep(self, versions: Collection[int], revision: int) -> tuple[int, ...]:
+        self._highest = max(self._highest, *versions, 0)
+        return self._lease.patiently(
+            lambda: self._kept.keep(versions, highest=self._highest, traffic_revision=revision)
+        )
+
+    def _is_retired(self, registry: "Registry", version: int) -> bool:
+        """Whether this registry has retired it; one that it does not know may be another registry's."""
+        try:
+            found = registry.get(self._policy, version)
+        except records.UnknownVersion:
+            return False
+        return found.run == self._run and not found.pinned
+
+    def _restore(self, version: records.PolicyVersion) -> None:
+        try:
+            blob = weight_files.read_kept(self._run_dir, version.version, version.sha256)
+        except ValueError as error:
+            if version.version not in self._unreadable:
+                log.error("a version that is kept cannot be answered for", extra={"why": str(error)})  # noqa: TRY400 - the text says all
+            self._unreadable.add(version.version)
+            return
+        publication = Publication(version.version, version.update, version.sha256, len(blob))
+        self._lease.patiently(lambda: self._kept.restore(publication, blob))
+
+    def _renumber(
+        self, registry: "Registry", pinned: dict[int, records.PolicyVersion], revision: int
+    ) -> None:
+        """Give the content of a version that a rollback made active again a number of its own."""
+        original = registry.awaiting_number(self._policy)
+        if original is None or original.run != self._run:
+            return
+        blob = weight_files.read_kept(self._run_dir, original.version, original.sha256)
+        version = self._lease.patiently(lambda: self._kept.draw(blob))
+        weight_files.write_kept(self._run_dir, version, blob)
+        self._keep({*pinned, version}, revision)
+        publication = Publication(version, original.update, original.sha256, len(blob))
+        self._lease.patiently(lambda: self._kept.restore(publication, blob))
+        reason = f"content of version {original.version}, which a rollback made active again"
+        registry.record_rollback(
+            self._policy, version=version, restores=original.version, reason=reason, by=BY
+        )
+        log.info("rolled back", extra={"version": version, "content_of": original.version})
+        self._hold(registry, self._own_pinned(registry), registry.traffic(self._policy).revision)
 
     def _note(self, error: Exception) -> None:
         metrics.REGISTRY_FAILURES.inc()
@@ -487,19 +445,15 @@ def _failures() -> tuple[type[Exception], ...]:
     """Return the errors of a round that fails; called late, because it imports SQLAlchemy."""
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415
 
-    return (RegistryError, SQLAlchemyError, OSError, ValueError)
+    return (records.RegistryError, SQLAlchemyError, OSError, ValueError)
 
 
-def _best(pinned: Iterable[PolicyVersion], run: str) -> PolicyVersion | None:
+def _best(pinned: Iterable[records.PolicyVersion], run: str) -> records.PolicyVersion | None:
     """Return the best of a run's versions which may serve; None where none was evaluated."""
-    allowed = (Status.ACTIVE, Status.CANDIDATE)
+    allowed = (records.Status.ACTIVE, records.Status.CANDIDATE)
     evaluated = [
         (one.evaluation.mean, -one.version, one)
         for one in pinned
         if one.evaluation and one.run == run and one.status in allowed
     ]
     return max(evaluated)[2] if evaluated else None
-
-
-def _beats(evaluation: Evaluation | None, others: list[float]) -> bool:
-    return evaluation is not None and all(evaluation.mean > other for other in others)

@@ -272,67 +272,57 @@ RESTORED: Final = Update(applied=True)
 # ---- Rank 0.
 
 
-class Ranks:
-    """The other ranks of this learner, called from rank 0; here there are none, and nothing is to be done."""
-
-    def start(self, algorithm: Algorithm) -> None:
-        """Send the current state of `algorithm` to all ranks."""
-
-    def payloads(self, own: Payloads) -> Payloads:
-        """Return the source from which the feed takes payloads; `own`: that of this rank alone."""
-        return own
-
-    def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
-        """Announce an update before it begins; progress: as of `update`. is_flushed: see `Batch`."""
-
-    def skip(self) -> None:
-        """Drop the batch that every rank has its part of."""
-
-    def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
-        """Have all ranks restore what `algorithm` has; raises Fatal unless all of them then agree."""
-
-    def agree(self, algorithm: Algorithm, update: Update) -> None:
-        """Compare the ranks after an update; raises Fatal when they have drifted apart."""
-
-    def end(self, *, failed: bool) -> None:
-        """Let the other ranks end, with a failure or without; ranks that are gone already are skipped."""
-
-
 @dataclass(frozen=True, slots=True)
-class LeadingRank(Ranks):
-    """Rank 0 of several. drain: called, with the reason, when another rank was asked to end."""
+class Ranks:
+    """The other ranks of this learner, called from rank 0. meeting: None: there are none, nothing is done.
 
-    meeting: Meeting
+    drain: called, with the reason, when another rank was asked to end.
+    """
+
+    meeting: Meeting | None
     drain: Callable[[str], None]
 
     def start(self, algorithm: Algorithm) -> None:
-        self._say_state("state", algorithm.state())
+        """Send the current state of `algorithm` to all ranks."""
+        if self.meeting is not None:
+            self._say_state("state", algorithm.state())
 
     def payloads(self, own: Payloads) -> Payloads:
-        return SharedPayloads(own, self.meeting.feed)
+        """Return the source from which the feed takes payloads; `own`: that of this rank alone."""
+        return own if self.meeting is None else SharedPayloads(own, self.meeting.feed)
 
     def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
-        self.meeting.turns.say({"what": "update", "progress": progress, "is_flushed": is_flushed})
+        """Announce an update before it begins; progress: as of `update`. is_flushed: see `Batch`."""
+        self._say({"what": "update", "progress": progress, "is_flushed": is_flushed})
 
     def skip(self) -> None:
-        self.meeting.turns.say({"what": "skip"})
+        """Drop the batch that every rank has its part of."""
+        self._say({"what": "skip"})
 
     def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
-        self._say_state("restore", state)
-        self.agree(algorithm, RESTORED)
+        """Have all ranks restore what `algorithm` has; raises Fatal unless all of them then agree."""
+        if self.meeting is not None:
+            self._say_state("restore", state)
+            self.agree(algorithm, RESTORED)
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
-        if self.meeting.agree(algorithm, update, draining=False):
+        """Compare the ranks after an update; raises Fatal when they have drifted apart."""
+        if self.meeting is not None and self.meeting.agree(algorithm, update, draining=False):
             self.drain("another rank was asked to end")
 
     def end(self, *, failed: bool) -> None:
+        """Let the other ranks end, with a failure or without; ranks that are gone already are skipped."""
         try:
-            self.meeting.turns.say({"what": "end", "failed": failed})
+            self._say({"what": "end", "failed": failed})
         except Fatal as error:
             log.warning("the other ranks were not told of the end", extra={"why": str(error)})
 
     def _say_state(self, what: str, state: AlgorithmState) -> None:
-        self.meeting.turns.say({"what": what, "numbers": state.numbers}, save(state.tensors))
+        self._say({"what": what, "numbers": state.numbers}, save(state.tensors))
+
+    def _say(self, words: dict[str, Any], data: bytes = b"") -> None:
+        if self.meeting is not None:
+            self.meeting.turns.say(words, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +393,7 @@ def follow(
         return _ended(words)
     model.algorithm.load(AlgorithmState(tensors=load(data), numbers=words["numbers"]))
     threads, learner_log = ThreadGroup(), connect()
-    own = OwnPayloads(learner_log, settings, model.specification.schema, model.ranges, model.device)
+    own = OwnPayloads(learner_log, settings, model)
     ahead = ReadAhead[Staged](settings.learner.prefetch_batches, threads.stop)
     feed = FollowingFeed(learner_log, own, meeting.feed, ahead, threads.stop)
     threads.start("feed", feed.run)

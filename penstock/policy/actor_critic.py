@@ -5,7 +5,7 @@ Rows are as in `penstock.policy.acting.acting_policy`; `penstock.policy.policy` 
 
 import copy
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -405,16 +405,19 @@ class ActorCritic(nn.Module):
         value: Tensor = self.critic_head(body(inputs))
         return value.squeeze(-1)
 
+    def pieces(self, parameters: Tensor) -> Iterator[tuple[ActionHead, Tensor]]:
+        """Yield each action head with its part of parameters [..., P]."""
+        for head, cut in zip(self.action_heads, self._cuts, strict=True):
+            yield head, parameters[..., cut]
+
     def joint_log_prob(self, parameters: Tensor, action: Mapping[str, Tensor]) -> Tensor:
         """Return log-probabilities [...] of stored actions [..., *shape] by path; parameters: [..., P]."""
-        pieces = zip(self.action_heads, self._cuts, strict=True)
-        parts = [head.log_prob(parameters[..., cut], action[head.path]) for head, cut in pieces]
+        parts = [head.log_prob(part, action[head.path]) for head, part in self.pieces(parameters)]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def joint_entropy(self, parameters: Tensor) -> Tensor:
         """Return entropies [...] in nats of parameters [..., P], summed over action heads."""
-        pieces = zip(self.action_heads, self._cuts, strict=True)
-        parts = [head.entropy(parameters[..., cut]) for head, cut in pieces]
+        parts = [head.entropy(part) for head, part in self.pieces(parameters)]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def evaluate(self, observation: Mapping[str, Tensor], action: Mapping[str, Tensor]) -> Evaluated:

@@ -9,31 +9,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.config.settings import PolicySection
+from penstock.policy.acting import drawing
 from penstock.policy.acting.array_policy import kind_of, made
-from penstock.policy.acting.drawing import (
-    HALF_LOG_TWO_PI,
-    LOG_STD_RANGE,
-    BernoulliDrawing,
-    CategoricalDrawing,
-    ConditionalSquashedGaussianDrawing,
-    Drawing,
-    EpsilonGreedyDrawing,
-    GaussianDrawing,
-    MultiCategoricalDrawing,
-    Reals,
-    SquashedGaussianDrawing,
-)
 from penstock.protocol.spaces import Box, Discrete, Leaf, MultiDiscrete
 
 # ---- The contract of an action distribution: the head of one leaf of the action space.
 
 
-class ActionHead(Drawing, nn.Module):
+class ActionHead(drawing.Drawing, nn.Module):
     """The distribution of one leaf of the action space. Arguments are those of `Drawing`."""
 
     def __init__(self, path: str, size: int, dtype: str) -> None:
         nn.Module.__init__(self)
-        Drawing.__init__(self, path, size, dtype)
+        drawing.Drawing.__init__(self, path, size, dtype)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Return log-probabilities [...] of actions [..., *shape] as drawn, under parameters [..., size]."""
@@ -47,7 +35,7 @@ class ActionHead(Drawing, nn.Module):
 # ---- Distributions of choices and bits.
 
 
-class Categorical(CategoricalDrawing, ActionHead):
+class Categorical(drawing.CategoricalDrawing, ActionHead):
     """One of n choices; parameters are logits."""
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -58,7 +46,7 @@ class Categorical(CategoricalDrawing, ActionHead):
         return -(log_p.exp() * log_p).sum(-1)
 
 
-class MultiCategorical(MultiCategoricalDrawing, ActionHead):
+class MultiCategorical(drawing.MultiCategoricalDrawing, ActionHead):
     """Independent categoricals; their logits stand behind one another."""
 
     def __init__(self, path: str, space: MultiDiscrete) -> None:
@@ -74,7 +62,7 @@ class MultiCategorical(MultiCategoricalDrawing, ActionHead):
         return torch.stack([part.entropy(parameters[..., cut]) for part, cut in pieces]).sum(0)
 
 
-class Bernoulli(BernoulliDrawing, ActionHead):
+class Bernoulli(drawing.BernoulliDrawing, ActionHead):
     """Independent bits; parameters are a logit for each."""
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -87,7 +75,7 @@ class Bernoulli(BernoulliDrawing, ActionHead):
 # ---- Action values of a network.
 
 
-class EpsilonGreedy(EpsilonGreedyDrawing, Categorical):
+class EpsilonGreedy(drawing.EpsilonGreedyDrawing, Categorical):
     """One of n by its value, see `EpsilonGreedyDrawing`."""
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -105,7 +93,7 @@ def _scaled(values: Tensor) -> Tensor:
 _QUADRATURE_NODES = 16
 
 
-class Gaussian(GaussianDrawing, ActionHead):
+class Gaussian(drawing.GaussianDrawing, ActionHead):
     """Independent normals around the network's outputs, with a standard deviation of their own."""
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
@@ -115,19 +103,19 @@ class Gaussian(GaussianDrawing, ActionHead):
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         raw = action.reshape(parameters.shape).to(parameters.dtype)
         scaled = (raw - parameters) * (-self.log_std).exp()
-        return -0.5 * scaled.square().sum(-1) - (self.log_std.sum() + self.size * HALF_LOG_TWO_PI)
+        return -0.5 * scaled.square().sum(-1) - (self.log_std.sum() + self.size * drawing.HALF_LOG_TWO_PI)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        entropy = self.log_std.sum() + self.size * (0.5 + HALF_LOG_TWO_PI)
+        entropy = self.log_std.sum() + self.size * (0.5 + drawing.HALF_LOG_TWO_PI)
         return entropy.expand(parameters.shape[:-1])
 
-    def _log_std(self) -> Reals:
+    def _log_std(self) -> drawing.Reals:
         # A view of the parameter, so that new weights are seen at once.
-        array: Reals = self.log_std.detach().cpu().numpy()
+        array: drawing.Reals = self.log_std.detach().cpu().numpy()
         return array
 
 
-class SquashedGaussian(SquashedGaussianDrawing, Gaussian):
+class SquashedGaussian(drawing.SquashedGaussianDrawing, Gaussian):
     """tanh of a Gaussian, stretched to the bounds, see `SquashedGaussianDrawing`."""
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -138,7 +126,7 @@ class SquashedGaussian(SquashedGaussianDrawing, Gaussian):
         return super().entropy(parameters) + _mean_slope(parameters, self.log_std).sum(-1)
 
 
-class ConditionalSquashedGaussian(ConditionalSquashedGaussianDrawing, SquashedGaussian):
+class ConditionalSquashedGaussian(drawing.ConditionalSquashedGaussianDrawing, SquashedGaussian):
     """A squashed Gaussian whose standard deviations are outputs of the network as well."""
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
@@ -148,18 +136,18 @@ class ConditionalSquashedGaussian(ConditionalSquashedGaussianDrawing, SquashedGa
     def split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and logarithms of standard deviations, [..., A] each."""
         mean, log_std = parameters.split(self.count, -1)
-        return mean, (log_std + self.initial_log_std).clamp(*LOG_STD_RANGE)
+        return mean, (log_std + self.initial_log_std).clamp(*drawing.LOG_STD_RANGE)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         mean, log_std = self.split(parameters)
         raw = action.reshape(mean.shape).to(mean.dtype)
         scaled = (raw - mean) * (-log_std).exp()
-        density = 0.5 * scaled.square() + log_std + HALF_LOG_TWO_PI + log_tanh_slope(raw)
+        density = 0.5 * scaled.square() + log_std + drawing.HALF_LOG_TWO_PI + log_tanh_slope(raw)
         return -density.sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
         mean, log_std = self.split(parameters)
-        return (log_std + 0.5 + HALF_LOG_TWO_PI + _mean_slope(mean, log_std)).sum(-1)
+        return (log_std + 0.5 + drawing.HALF_LOG_TWO_PI + _mean_slope(mean, log_std)).sum(-1)
 
 
 def _mean_slope(mean: Tensor, log_std: Tensor) -> Tensor:
@@ -176,14 +164,14 @@ def log_tanh_slope(raw: Tensor) -> Tensor:
     return 2.0 * (math.log(2.0) - raw - functional.softplus(-2.0 * raw))
 
 
-_HEADS: Final[dict[type[Drawing], type[ActionHead]]] = {
-    CategoricalDrawing: Categorical,
-    EpsilonGreedyDrawing: EpsilonGreedy,
-    MultiCategoricalDrawing: MultiCategorical,
-    BernoulliDrawing: Bernoulli,
-    GaussianDrawing: Gaussian,
-    SquashedGaussianDrawing: SquashedGaussian,
-    ConditionalSquashedGaussianDrawing: ConditionalSquashedGaussian,
+_HEADS: Final[dict[type[drawing.Drawing], type[ActionHead]]] = {
+    drawing.CategoricalDrawing: Categorical,
+    drawing.EpsilonGreedyDrawing: EpsilonGreedy,
+    drawing.MultiCategoricalDrawing: MultiCategorical,
+    drawing.BernoulliDrawing: Bernoulli,
+    drawing.GaussianDrawing: Gaussian,
+    drawing.SquashedGaussianDrawing: SquashedGaussian,
+    drawing.ConditionalSquashedGaussianDrawing: ConditionalSquashedGaussian,
 }
 
 

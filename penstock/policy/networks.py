@@ -397,14 +397,14 @@ class Body(nn.Module):
     """One encoder per image, their features beside the vector part, then the hidden layers.
 
     A hidden layer is linear → normalisation → non-linearity → dropout, the second and last where asked for.
-    width: F, the number of features that it returns.
+    width: F, the number of features that it returns. beside: features that stand behind those, of others.
     """
 
-    def __init__(self, reader: Reader, section: PolicySection) -> None:
+    def __init__(self, reader: Reader, section: PolicySection, *, beside: int = 0) -> None:
         super().__init__()
         encoders = [ImageEncoder(path, leaf, section.image_trunk) for path, leaf in reader.images]
         self.images = nn.ModuleList(encoders)
-        self.width = reader.width + sum(encoder.width for encoder in encoders)
+        self.width = reader.width + sum(encoder.width for encoder in encoders) + beside
         layers: list[nn.Module] = []
         for size in section.hidden_sizes:
             layers += _hidden_layer(self.width, size, section)

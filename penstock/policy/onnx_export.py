@@ -133,11 +133,8 @@ class Exported(nn.Module):
         given = dict(zip(self._paths, rows, strict=True))
         outputs = self._policy.outputs(self._read(given))
         found: dict[str, Tensor] = {}
-        start = 0
-        for head in self._policy.action_heads:
-            part = outputs.parameters[:, start : start + head.size]
+        for head, part in self._policy.pieces(outputs.parameters):
             found |= {f"{name}/{head.path}": tensor for name, tensor in figures(head, part).items()}
-            start += head.size
         return {**found, PARAMETERS: outputs.parameters, VALUE: outputs.value}
 
     def _read(self, given: Mapping[str, Tensor]) -> Inputs:

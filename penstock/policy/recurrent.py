@@ -17,17 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from penstock.policy.acting.array_policy import is_image
-from penstock.protocol.spaces import (
-    Box,
-    Dict,
-    Discrete,
-    Leaf,
-    MultiBinary,
-    MultiDiscrete,
-    Space,
-    Tuple,
-    leaves,
-)
+from penstock.protocol import spaces
 from penstock.protocol.tensor import Array
 
 # ---- Trajectories that a policy with state learns from: steps in time, and its state before them.
@@ -87,14 +77,14 @@ HELD: Final = "state/frames/held"
 class FrameStack:
     """Builds the stacks of `space` that the network reads. state: its leaves by path below `state`."""
 
-    def __init__(self, space: Space, depth: int) -> None:
+    def __init__(self, space: spaces.Space, depth: int) -> None:
         self.depth = depth
-        self._leaves = list(leaves(space, "observation"))
+        self._leaves = list(spaces.leaves(space, "observation"))
         self.space = _stacked_space(space, depth) if depth > 1 else space
-        self.state: tuple[tuple[str, Leaf], ...] = ()
+        self.state: tuple[tuple[str, spaces.Leaf], ...] = ()
         if depth > 1:
             kept = [(f"frames/{name}", _joined(leaf, depth - 1)) for name, leaf in self._leaves]
-            flag = Box(np.zeros((), np.bool_), np.ones((), np.bool_))
+            flag = spaces.Box(np.zeros((), np.bool_), np.ones((), np.bool_))
             self.state = (*kept, ("frames/held", flag))
 
     def push(self, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -148,7 +138,7 @@ class FrameStack:
         for name, leaf in self._leaves:
             kept = state[f"state/frames/{name}"]
             frames = kept.view(len(kept), self.depth - 1, *leaf.shape).swapaxes(0, 1)
-            found[name] = frames + leaf.start if isinstance(leaf, Discrete) else frames
+            found[name] = frames + leaf.start if isinstance(leaf, spaces.Discrete) else frames
         return found
 
     def row(self, stacks: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -163,25 +153,25 @@ class FrameStack:
         return row
 
 
-def _frame(leaf: Leaf, value: Any) -> Any:
-    if isinstance(leaf, Discrete):
+def _frame(leaf: spaces.Leaf, value: Any) -> Any:
+    if isinstance(leaf, spaces.Discrete):
         value = value - leaf.start
     return value if leaf.shape else value[..., None]
 
 
-def _joined(leaf: Leaf, count: int) -> Leaf:
+def _joined(leaf: spaces.Leaf, count: int) -> spaces.Leaf:
     match leaf:
-        case Discrete():
-            return MultiDiscrete((leaf.n,) * count)
-        case MultiDiscrete():
-            return MultiDiscrete(leaf.nvec * count)
-        case MultiBinary():
-            return MultiBinary(leaf.n * count)
-        case Box():
-            return Box(np.stack([leaf.low] * count), np.stack([leaf.high] * count))
+        case spaces.Discrete():
+            return spaces.MultiDiscrete((leaf.n,) * count)
+        case spaces.MultiDiscrete():
+            return spaces.MultiDiscrete(leaf.nvec * count)
+        case spaces.MultiBinary():
+            return spaces.MultiBinary(leaf.n * count)
+        case spaces.Box():
+            return spaces.Box(np.stack([leaf.low] * count), np.stack([leaf.high] * count))
 
 
-def _arranged(leaf: Leaf, stack: Any) -> Any:
+def _arranged(leaf: spaces.Leaf, stack: Any) -> Any:
     """Return frames [..., k, *frame] as the network reads them; arrays or tensors."""
     shape = leaf.shape or (1,)
     *lead, depth = stack.shape[: stack.ndim - len(shape)]
@@ -194,11 +184,11 @@ def _arranged(leaf: Leaf, stack: Any) -> Any:
     return stack.swapaxes(-4, -3).swapaxes(-3, -2).reshape(*lead, *shape[:2], depth * shape[2])
 
 
-def _stacked_leaf(path: str, leaf: Leaf, depth: int) -> Leaf:
-    if not isinstance(leaf, Box):
+def _stacked_leaf(path: str, leaf: spaces.Leaf, depth: int) -> spaces.Leaf:
+    if not isinstance(leaf, spaces.Box):
         return _joined(leaf, depth)
     low, high = (_arranged(leaf, np.stack([_frame(leaf, bound)] * depth)) for bound in (leaf.low, leaf.high))
-    stacked = Box(low, high)
+    stacked = spaces.Box(low, high)
     if is_image(leaf) and len(leaf.shape) == 3:
         was_first, is_first = (shape[0] < shape[-1] for shape in (leaf.shape, stacked.shape))
         if was_first != is_first:
@@ -209,13 +199,13 @@ def _stacked_leaf(path: str, leaf: Leaf, depth: int) -> Leaf:
     return stacked
 
 
-def _stacked_space(space: Space, depth: int, path: str = "observation") -> Space:
+def _stacked_space(space: spaces.Space, depth: int, path: str = "observation") -> spaces.Space:
     match space:
-        case Dict():
+        case spaces.Dict():
             parts = [(key, _stacked_space(part, depth, f"{path}/{key}")) for key, part in space.spaces]
-            return Dict(tuple(parts))
-        case Tuple():
-            return Tuple(
+            return spaces.Dict(tuple(parts))
+        case spaces.Tuple():
+            return spaces.Tuple(
                 tuple(_stacked_space(part, depth, f"{path}/{i}") for i, part in enumerate(space.spaces))
             )
         case _:
@@ -337,9 +327,9 @@ class Core(nn.Module):
         self._paths = [f"{name}/{part}" for part in (("h", "c") if kind == "lstm" else ("h",))]
 
     @property
-    def state(self) -> tuple[tuple[str, Leaf], ...]:
+    def state(self) -> tuple[tuple[str, spaces.Leaf], ...]:
         bound = np.full(self.size, np.inf, np.float32)
-        return tuple((path, Box(-bound, bound)) for path in self._paths)
+        return tuple((path, spaces.Box(-bound, bound)) for path in self._paths)
 
     def forward(self, features: Tensor, time: Unroll) -> tuple[Tensor, dict[str, Tensor]]:
         """Return outputs [M, H] of features [M, F], and the new state."""

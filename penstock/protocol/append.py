@@ -20,16 +20,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
+from penstock.protocol import limits
 from penstock.protocol.fragment import Fragment, header_bytes
-from penstock.protocol.limits import (
-    MAX_FIELDS,
-    MAX_FRAGMENTS_PER_APPEND,
-    MAX_ROW_BYTES,
-    MAX_ROWS_PER_APPEND,
-    MAX_SLOTS,
-    MAX_TENSORS,
-    MAX_UNCOUNTED_BYTES,
-)
 from penstock.v1.experience_pb2 import AppendRequest
 from penstock.v1.fragment_pb2 import Fragment as FragmentMessage
 from penstock.v1.fragment_pb2 import FragmentHeader as HeaderMessage
@@ -136,11 +128,11 @@ _FRAGMENTS: Final = AppendRequest.FRAGMENTS_FIELD_NUMBER
 _HEADER: Final = FragmentMessage.HEADER_FIELD_NUMBER
 _PAYLOAD: Final = FragmentMessage.PAYLOAD_FIELD_NUMBER
 _ROWS: Final = {
-    HeaderMessage.SLOTS_FIELD_NUMBER: ("slots", MAX_SLOTS),
-    HeaderMessage.WEIGHTS_FIELD_NUMBER: ("weights", MAX_SLOTS),
-    HeaderMessage.TENSORS_FIELD_NUMBER: ("tensors", MAX_TENSORS),
+    HeaderMessage.SLOTS_FIELD_NUMBER: ("slots", limits.MAX_SLOTS),
+    HeaderMessage.WEIGHTS_FIELD_NUMBER: ("weights", limits.MAX_SLOTS),
+    HeaderMessage.TENSORS_FIELD_NUMBER: ("tensors", limits.MAX_TENSORS),
 }
-_MAX_HEADER_FIELDS: Final = sum(most for _, most in _ROWS.values()) + MAX_FIELDS
+_MAX_HEADER_FIELDS: Final = sum(most for _, most in _ROWS.values()) + limits.MAX_FIELDS
 
 
 @dataclass(slots=True, eq=False)
@@ -187,19 +179,21 @@ def parse(data: bytes) -> AppendCall:
     """Return the request of these bytes; raises Unfit before anything is parsed, DecodeError."""
     own, end, rows = [], 0, 0
     places: list[_Place] = []
-    for number, start, begin, stop in fields(data, 0, len(data), MAX_FIELDS):
+    for number, start, begin, stop in fields(data, 0, len(data), limits.MAX_FIELDS):
         if number != _FRAGMENTS:
             continue
         own.append(data[end:start])
         end = stop
-        if len(places) == MAX_FRAGMENTS_PER_APPEND:
-            raise Unfit(f"fragments: more in one Append than {MAX_FRAGMENTS_PER_APPEND}; send less at once")
+        if len(places) == limits.MAX_FRAGMENTS_PER_APPEND:
+            raise Unfit(
+                f"fragments: more in one Append than {limits.MAX_FRAGMENTS_PER_APPEND}; send less at once"
+            )
         place = _find_parts(data, begin, stop)
         places.append(place)
         rows += _count_rows(data, place.header)
-        if rows > MAX_ROWS_PER_APPEND:
+        if rows > limits.MAX_ROWS_PER_APPEND:
             raise Unfit(
-                f"fragments: more than {MAX_ROWS_PER_APPEND} slots, spans and tensors in one Append; "
+                f"fragments: more than {limits.MAX_ROWS_PER_APPEND} slots, spans and tensors in one Append; "
                 "send less at once"
             )
     own.append(data[end:])
@@ -210,7 +204,7 @@ def parse(data: bytes) -> AppendCall:
 
 def _find_parts(data: bytes, begin: int, end: int) -> _Place:
     header = payload = _ABSENT
-    for number, _, start, stop in fields(data, begin, end, MAX_FIELDS):
+    for number, _, start, stop in fields(data, begin, end, limits.MAX_FIELDS):
         if number == _HEADER:
             if header is not _ABSENT:
                 # A parser merges them: many small ones would make one without bound.
@@ -223,7 +217,7 @@ def _find_parts(data: bytes, begin: int, end: int) -> _Place:
 
 def _count_rows(data: bytes, header: slice) -> int:
     """Strings and sub-messages of a header, 0 for a small one."""
-    if header.stop - header.start <= MAX_UNCOUNTED_BYTES:
+    if header.stop - header.start <= limits.MAX_UNCOUNTED_BYTES:
         return 0
     counts = dict.fromkeys(_ROWS, 0)
     others = 0
@@ -235,6 +229,6 @@ def _count_rows(data: bytes, header: slice) -> int:
         name, most = _ROWS[number]
         if counts[number] > most:
             raise Unfit(f"header.{name}: more than {most}")
-        if stop - start > MAX_ROW_BYTES:
-            raise Unfit(f"header.{name}: a row of {stop - start} bytes, at most {MAX_ROW_BYTES}")
+        if stop - start > limits.MAX_ROW_BYTES:
+            raise Unfit(f"header.{name}: a row of {stop - start} bytes, at most {limits.MAX_ROW_BYTES}")
     return sum(counts.values()) + others

@@ -5,7 +5,7 @@ Header and payload are immutable values, which `penstock.protocol.fragment` chec
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import lru_cache
 from types import MappingProxyType
@@ -15,16 +15,7 @@ import lz4.frame
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from penstock.protocol.limits import (
-    MAX_ATTRIBUTES_BYTES,
-    MAX_MESSAGE_BYTES,
-    MAX_NAME_LENGTH,
-    MAX_NUMBER,
-    MAX_SLOTS,
-    MAX_STEPS,
-    MAX_TENSORS,
-    check_policy,
-)
+from penstock.protocol import limits
 from penstock.protocol.schema import Axes, FragmentSchema, TensorRule
 from penstock.protocol.tensor import DTYPES, Array, check_dtype, check_shape, check_truth, read_array
 from penstock.v1 import fragment_pb2 as pb
@@ -179,18 +170,16 @@ def _decode(entry: TensorEntry, stored: memoryview) -> bytes:
 # ---- The header as a protobuf message and as the bytes that the log stores.
 
 _KINDS: Final = {kind.value: kind for kind in Kind}
+_SAME: Final = [
+    one.name for one in fields(FragmentHeader) if one.name not in {"kind", "slots", "weights", "tensors"}
+]
+"""Fields that are the same in the message."""
 
 
 def _without_table(header: FragmentHeader) -> pb.FragmentHeader:
     return pb.FragmentHeader(
-        run=header.run,
-        policy=header.policy,
+        **{name: getattr(header, name) for name in _SAME},
         kind=pb.Kind.ValueType(header.kind.value),
-        session=header.session,
-        sequence=header.sequence,
-        schema_id=header.schema_id,
-        created_us=header.created_us,
-        steps=header.steps,
         slots=[
             pb.Slot(slot_id=s.slot_id, episode_id=s.episode_id, first_step=s.first_step) for s in header.slots
         ],
@@ -198,9 +187,6 @@ def _without_table(header: FragmentHeader) -> pb.FragmentHeader:
             pb.WeightSpan(slot=w.slot, start=w.start, length=w.length, version=w.version, update=w.update)
             for w in header.weights
         ],
-        round=header.round,
-        group_id=header.group_id,
-        attributes=header.attributes,
     )
 
 
@@ -215,26 +201,20 @@ def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
     kind = _KINDS.get(message.kind)
     if kind is None:
         raise ValueError(f"header.kind={message.kind}: use TRAIN or SHADOW")
-    if max(len(message.slots), len(message.weights)) > MAX_SLOTS or len(message.tensors) > MAX_TENSORS:
+    if (
+        max(len(message.slots), len(message.weights)) > limits.MAX_SLOTS
+        or len(message.tensors) > limits.MAX_TENSORS
+    ):
         raise ValueError(
             f"header: {len(message.slots)} slots, {len(message.weights)} spans, {len(message.tensors)} "
-            f"tensors; at most {MAX_SLOTS}, {MAX_SLOTS} and {MAX_TENSORS}"
+            f"tensors; at most {limits.MAX_SLOTS}, {limits.MAX_SLOTS} and {limits.MAX_TENSORS}"
         )
     return FragmentHeader(
-        run=message.run,
-        policy=message.policy,
+        **{name: getattr(message, name) for name in _SAME},
         kind=kind,
-        session=message.session,
-        sequence=message.sequence,
-        schema_id=message.schema_id,
-        created_us=message.created_us,
-        steps=message.steps,
         slots=tuple(Slot(s.slot_id, s.episode_id, s.first_step) for s in message.slots),
         weights=tuple(WeightSpan(w.slot, w.start, w.length, w.version, w.update) for w in message.weights),
         tensors=_table(tuple(map(pb.TensorEntry.SerializeToString, message.tensors))),
-        round=message.round,
-        group_id=message.group_id,
-        attributes=message.attributes,
     )
 
 
@@ -322,32 +302,37 @@ def check(
 def check_header(header: FragmentHeader, schema: FragmentSchema, run: str) -> None:
     if header.run != run:
         raise ValueError(f"header.run={header.run[:80]!r}: this broker serves {run!r}")
-    check_policy("header.policy", header.policy)
+    limits.check_policy("header.policy", header.policy)
     if header.schema_id != schema.schema_id:
         raise ValueError(f"header.schema_id={header.schema_id[:12]}…: the run's is {schema.schema_id[:12]}…")
     if header.session < 1 or header.sequence < 1:
         raise ValueError(f"header.session={header.session}, sequence={header.sequence}: both start at 1")
-    if not 1 <= header.steps <= MAX_STEPS or not 1 <= len(header.slots) <= MAX_SLOTS:
+    if not 1 <= header.steps <= limits.MAX_STEPS or not 1 <= len(header.slots) <= limits.MAX_SLOTS:
         raise ValueError(
-            f"header: T={header.steps} and N={len(header.slots)} must be 1..{MAX_STEPS} and 1..{MAX_SLOTS}"
+            f"header: T={header.steps} and N={len(header.slots)} must be 1..{limits.MAX_STEPS} and "
+            f"1..{limits.MAX_SLOTS}"
         )
-    if len(header.attributes) > MAX_ATTRIBUTES_BYTES:
-        raise ValueError(f"header.attributes: {len(header.attributes)} bytes, {MAX_ATTRIBUTES_BYTES} allowed")
-    if len(header.group_id) > MAX_NAME_LENGTH:
-        raise ValueError(f"header.group_id: {len(header.group_id)} characters, {MAX_NAME_LENGTH} allowed")
+    if len(header.attributes) > limits.MAX_ATTRIBUTES_BYTES:
+        raise ValueError(
+            f"header.attributes: {len(header.attributes)} bytes, {limits.MAX_ATTRIBUTES_BYTES} allowed"
+        )
+    if len(header.group_id) > limits.MAX_NAME_LENGTH:
+        raise ValueError(
+            f"header.group_id: {len(header.group_id)} characters, {limits.MAX_NAME_LENGTH} allowed"
+        )
     for slot in header.slots:
-        if max(slot.episode_id, slot.first_step) > MAX_NUMBER:
+        if max(slot.episode_id, slot.first_step) > limits.MAX_NUMBER:
             raise ValueError(f"header.slots: {slot} counts beyond 2^53")
     _check_weights(header)
 
 
 def _check_weights(header: FragmentHeader) -> None:
-    most = min(MAX_SLOTS, header.charge)
+    most = min(limits.MAX_SLOTS, header.charge)
     if not 1 <= len(header.weights) <= most:
         raise ValueError(f"header.weights: {len(header.weights)} spans, give 1 to {most}")
     for span in header.weights:
         fits = span.length >= 1 and span.start + span.length <= header.steps and span.slot < len(header.slots)
-        if not 1 <= span.version <= MAX_NUMBER or span.update > MAX_NUMBER or not fits:
+        if not 1 <= span.version <= limits.MAX_NUMBER or span.update > limits.MAX_NUMBER or not fits:
             raise ValueError(
                 f"header.weights: span {span} does not fit T={header.steps}, N={len(header.slots)} "
                 "or names no version"
@@ -375,9 +360,9 @@ def _check_table(
             raise ValueError(f"{entry.name}: offset {entry.offset}, {offset} expected")
         offset += entry.stored_size
         decoded += entry.raw_size
-    if decoded > MAX_MESSAGE_BYTES:
+    if decoded > limits.MAX_MESSAGE_BYTES:
         raise ValueError(
-            f"payload: decodes to {decoded} bytes, {MAX_MESSAGE_BYTES} allowed; send fewer steps"
+            f"payload: decodes to {decoded} bytes, {limits.MAX_MESSAGE_BYTES} allowed; send fewer steps"
         )
     if offset != payload_size:
         raise ValueError(f"payload: {payload_size} bytes, the table describes {offset}")
@@ -388,7 +373,7 @@ def _check_table(
 def _check_names(names: Sequence[str], schema: FragmentSchema) -> None:
     wanted, given = schema.by_name.keys(), set(names)
     known = wanted | schema.optional.keys()
-    if len(names) == len(given) <= MAX_TENSORS and wanted <= given <= known:
+    if len(names) == len(given) <= limits.MAX_TENSORS and wanted <= given <= known:
         return
     missing, foreign = sorted(wanted - given), sorted(given - known)
     raise ValueError(
@@ -414,9 +399,9 @@ def _check_entry(entry: TensorEntry, rule: TensorRule, shape: tuple[int, ...]) -
             f"{entry.name}: shape {check_shape(entry.name, entry.shape)}, the schema says {shape}"
         )
     raw = math.prod(shape) * DTYPES[rule.dtype].itemsize
-    if entry.raw_size != raw or raw > MAX_MESSAGE_BYTES:
+    if entry.raw_size != raw or raw > limits.MAX_MESSAGE_BYTES:
         raise ValueError(
-            f"{entry.name}: raw_size {entry.raw_size}, {raw} expected and {MAX_MESSAGE_BYTES} allowed"
+            f"{entry.name}: raw_size {entry.raw_size}, {raw} expected and {limits.MAX_MESSAGE_BYTES} allowed"
         )
     if entry.codec == RAW and entry.stored_size != raw:
         raise ValueError(f"{entry.name}: stored_size {entry.stored_size}, {raw} expected")

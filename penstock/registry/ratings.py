@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import ColumnElement, case, func, select, update
 from sqlalchemy import delete as sql_delete
@@ -255,7 +255,9 @@ def _stored(
         same = (RatingRow.policy == policy) & (RatingRow.request_key == rating.request_key)
         known = session.scalar(select(RatingRow).where(same))
     if known is None:
-        row = _row(policy, rating, now)
+        prompt = rating.prompt if isinstance(rating.prompt, str) else [dict(turn) for turn in rating.prompt]
+        own = values(Rating, rating) | {"prompt": prompt}
+        row = RatingRow(**own, policy=policy, created=now, public_id=secrets.token_hex(16))
         row.text_bytes = bytes_of(row)
         session.add(row)
         session.flush()
@@ -264,12 +266,6 @@ def _stored(
     if _record(known).rating != rating:
         raise NotAllowed("this key came with another rating before: a new rating needs a key of its own")
     return known
-
-
-def _row(policy: str, rating: Rating, now: datetime) -> RatingRow:
-    prompt: Any = rating.prompt if isinstance(rating.prompt, str) else [dict(turn) for turn in rating.prompt]
-    own = values(Rating, rating) | {"prompt": prompt}
-    return RatingRow(**own, policy=policy, created=now, public_id=secrets.token_hex(16))
 
 
 def _record(row: RatingRow) -> KeptRating:

@@ -14,18 +14,9 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from penstock.config.sections import CanarySection
-from penstock.registry import canary, models
+from penstock.registry import canary, models, records
 from penstock.registry.canary import MAX_PART, ClientReturn, Seen, Trial, TrialState
 from penstock.registry.models import LabelRow, TrafficRow, TrialClientRow, TrialRow
-from penstock.registry.records import (
-    Action,
-    Conflict,
-    NotAllowed,
-    Status,
-    Traffic,
-    UnknownVersion,
-    check_text,
-)
 from penstock.registry.routing import Arms
 
 log = logging.getLogger(__name__)
@@ -50,7 +41,7 @@ def name(session: Session, policy: str, version: int, label: str) -> None:
     if known is None:
         session.add(LabelRow(policy=policy, label=label, version=version))
     elif known.version != version:
-        raise NotAllowed(
+        raise records.NotAllowed(
             f"label={label!r} of policy={policy!r} is that of version {known.version}: choose another"
         )
 
@@ -67,11 +58,11 @@ def labelled(session: Session, policy: str, label: str) -> int:
     """Return the number of the version that has a name; raises UnknownVersion."""
     row = session.get(LabelRow, (policy, label))
     if row is None:
-        raise UnknownVersion(f"no version of policy={policy!r} is called {label!r}")
+        raise records.UnknownVersion(f"no version of policy={policy!r} is called {label!r}")
     return row.version
 
 
-def current(session: Session, policy: str) -> Traffic:
+def current(session: Session, policy: str) -> records.Traffic:
     return models.traffic_record(policy, session.get(TrafficRow, policy))
 
 
@@ -81,14 +72,14 @@ def arms(session: Session, policy: str) -> Arms:
     by_status = {row.status: row.version for row in held}
     return Arms(
         traffic=current(session, policy),
-        active=by_status.get(Status.ACTIVE),
-        canary=by_status.get(Status.CANARY),
+        active=by_status.get(records.Status.ACTIVE),
+        canary=by_status.get(records.Status.CANARY),
         pinned=frozenset(row.version for row in held),
         labels=labels(session, policy),
     )
 
 
-def set_traffic(session: Session, wanted: Traffic, reason: str, *, by: str) -> Traffic:
+def set_traffic(session: Session, wanted: records.Traffic, reason: str, *, by: str) -> records.Traffic:
     """Replace the traffic that was read, with `replace(registry.traffic(policy), canary_share=0.1)`.
 
     Raises Conflict where it was changed since, NotAllowed for a share without a canary or a version that
@@ -98,45 +89,45 @@ def set_traffic(session: Session, wanted: Traffic, reason: str, *, by: str) -> T
     if _settings(models.traffic_record(wanted.policy, row)) == _settings(wanted):
         return models.traffic_record(wanted.policy, row)
     if row.revision != wanted.revision:
-        raise Conflict(
+        raise records.Conflict(
             f"traffic of policy={wanted.policy!r} has revision={row.revision}, not {wanted.revision}: "
             "it was changed in between; read it again and decide on that"
         )
-    check_text("reason", reason)
+    records.check_text("reason", reason)
     _check_versions(arms(session, wanted.policy), wanted)
     for name, value in _settings(wanted).items():
         setattr(row, name, value)
     models.raise_revision(row)
     detail = {**_settings(wanted), "revision": row.revision}
-    models.audit(session, wanted.policy, None, Action.TRAFFIC, by=by, reason=reason, detail=detail)
+    models.audit(session, wanted.policy, None, records.Action.TRAFFIC, by=by, reason=reason, detail=detail)
     return models.traffic_record(wanted.policy, row)
 
 
-def check_canary_share(session: Session, policy: str, to: Status, share: float | None) -> None:
+def check_canary_share(session: Session, policy: str, to: records.Status, share: float | None) -> None:
     """Raise ValueError or NotAllowed unless a new canary may have this share beside that of `latest`."""
     if share is None:
         return
-    if to is not Status.CANARY:
+    if to is not records.Status.CANARY:
         raise ValueError(f"canary_share={share}: only with to='canary', not {to.value!r}")
     latest = current(session, policy).latest_share
-    _check_judged(Traffic(policy=policy, canary_share=share, latest_share=latest))
+    _check_judged(records.Traffic(policy=policy, canary_share=share, latest_share=latest))
 
 
-def _check_judged(wanted: Traffic) -> None:
+def _check_judged(wanted: records.Traffic) -> None:
     """Raise NotAllowed for a canary that hardly anybody could be compared with."""
     rest = 1.0 - wanted.latest_share
     if wanted.canary_share > MAX_PART * rest + 1e-12:
-        raise NotAllowed(
+        raise records.NotAllowed(
             f"canary_share={wanted.canary_share}: leaves too few clients of the active version to "
             f"compare it with; at most {MAX_PART * rest:.3g} beside latest_share={wanted.latest_share}, or "
             "promote it to active"
         )
 
 
-def _check_versions(now: Arms, wanted: Traffic) -> None:
+def _check_versions(now: Arms, wanted: records.Traffic) -> None:
     policy = wanted.policy
     if wanted.canary_share > 0 and now.canary is None:
-        raise NotAllowed(
+        raise records.NotAllowed(
             f"canary_share={wanted.canary_share}: policy={policy!r} has no canary: promote a version to "
             "canary first"
         )
@@ -145,12 +136,12 @@ def _check_versions(now: Arms, wanted: Traffic) -> None:
     for who, version in named.items():
         if version not in now.pinned:
             held = ", ".join(map(str, sorted(now.pinned))) or "none"
-            raise NotAllowed(
+            raise records.NotAllowed(
                 f"version={version} of policy={policy!r} for {who!r} is not held: choose one of {held}"
             )
 
 
-def _settings(traffic: Traffic) -> dict[str, Any]:
+def _settings(traffic: records.Traffic) -> dict[str, Any]:
     return {
         "experiment": traffic.experiment,
         "canary_share": traffic.canary_share,

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from penstock.learner.algorithms.optimiser import GoBack
 from penstock.learner.batch import Batch
 from penstock.policy.recurrent import FrameStack
 
@@ -299,14 +300,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A moment of an update. changes: how many priorities were set. random: state of the random numbers."""
-
-    changes: int
-    random: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Prioritisation:
     """Proportional priorities (Schaul et al. 2016, section 3.3): P(i) = p_i^α / Σ p^α, p_i = |δ_i| + ε."""
 
@@ -514,16 +507,18 @@ class Replay:
         """Forget what priorities were before: nothing goes back behind this."""
         self._former.clear()
 
-    def mark(self) -> Mark:
-        return Mark(len(self._former), self._random.get_state())
+    def backup(self) -> GoBack:
+        """Remember priorities and random numbers, until the next `begin`."""
+        changes, drawn = len(self._former), self._random.get_state()
 
-    def go_back(self, mark: Mark) -> None:
-        """Restore priorities and random numbers to what they were at a mark made since `begin`."""
-        while len(self._former) > mark.changes:
-            index, priority, self._largest = self._former.pop()
-            assert self._tree is not None, "only priorities are noted"
-            self._tree.set(index, priority)
-        self._random.set_state(mark.random)
+        def go_back() -> None:
+            while len(self._former) > changes:
+                index, priority, self._largest = self._former.pop()
+                assert self._tree is not None, "only priorities are noted"
+                self._tree.set(index, priority)
+            self._random.set_state(drawn)
+
+        return go_back
 
     def set_errors(self, index: Tensor, error: Tensor) -> None:
         if self._tree is None or self._how is None:

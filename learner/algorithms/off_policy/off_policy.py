@@ -36,14 +36,13 @@ from penstock.learner.algorithms.algorithm import (
 )
 from penstock.learner.algorithms.losses import factor
 from penstock.learner.algorithms.off_policy.memory import (
-    Mark,
     Prioritisation,
     Replay,
     Sample,
     Steps,
     transitions,
 )
-from penstock.learner.algorithms.optimiser import Backup, FlatAdam, Trained, flatten, taken_over, under
+from penstock.learner.algorithms.optimiser import FlatAdam, GoBack, Trained, flatten, taken_over, under
 from penstock.learner.algorithms.rows import trajectory_of
 from penstock.learner.batch import Batch
 from penstock.policy.networks import BatchNorm, Moments
@@ -170,22 +169,13 @@ class Target(Generic[M]):
         if self._online.steps % self._period == 0:
             self._flat.lerp_(self._online.parameters, self._rate)
 
-    def backup(self) -> Tensor:
-        return self._flat.clone()
+    def backup(self) -> GoBack:
+        copy = self._flat.clone()
 
-    def restore(self, backup: Tensor) -> None:
-        self._flat.copy_(backup)
+        def go_back() -> None:
+            self._flat.copy_(copy)
 
-
-@dataclass(frozen=True, slots=True)
-class PartsBackup:
-    """What one update may change, as it was before: weights, targets, counts and random states."""
-
-    optimisers: dict[str, Backup]
-    targets: dict[str, Tensor]
-    counts: Counts
-    random: dict[str, Tensor]
-    replay: Mark
+        return go_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,25 +262,31 @@ class OffPolicy(Trained):
         if steps == 0:
             return Update(applied=False, reason=EMPTY)
         self.replay.begin()
-        before = self._backup()
+        counts = replace(self.limiter.counts)
         for source, fragment in batch.fragments():
             self.replay.insert(source.number, source.size, self._transitions(fragment))
         self.limiter.inserted(steps)
-        inserted = replace(before, counts=replace(self.limiter.counts))
+        go_back = self._backup()
         section = self.section
         scheduled = OffPolicyValues(
             section.learning_rate * factor(section.learning_rate_schedule, progress),
             section.importance_exponent + (1.0 - section.importance_exponent) * progress,
         )
         taken = self._take_steps(batch, scheduled)
-        while taken.reason and self._evict_culprits(inserted, batch, scheduled):
+        while taken.reason and self._evict_culprits(go_back, batch, scheduled):
             taken = self._take_steps(batch, scheduled)
         metrics = taken.metrics
         if taken.reason:
-            self._restore(before)
-            self._withdraw(batch)
+            go_back()
+            self.limiter.counts = counts
+            # It is booked as dropped, so it must not be learned from.
+            for source in reversed(batch.sources):
+                self.replay.withdraw(source.number)
         else:
-            self._commit(taken.observed, len(taken.steps))
+            if taken.observed is not None and self.policy.normaliser is not None:
+                self.policy.normaliser.merge(taken.observed)
+            self._updates += 1
+            self._unpublished += len(taken.steps)
         if taken.steps:
             metrics |= {
                 "learning_rate": scheduled.learning_rate,
@@ -337,14 +333,14 @@ class OffPolicy(Trained):
 
     # ---- entries that make gradient steps fail
 
-    def _evict_culprits(self, inserted: PartsBackup, batch: Batch, scheduled: OffPolicyValues) -> bool:
+    def _evict_culprits(self, go_back: GoBack, batch: Batch, scheduled: OffPolicyValues) -> bool:
         """Remove the entries from replay that make gradient steps fail; returns whether to try again.
 
         That is of no use where an entry of this batch is among them, or where none is found.
         """
-        self._restore(inserted)
+        go_back()
         found = self._find_culprits(scheduled)
-        self._restore(inserted)
+        go_back()
         of_batch = {source.number for source in batch.sources}
         for number in sorted(found - of_batch):
             log.error("a fragment was taken out of replay: updates fail with it", extra={"number": number})
@@ -357,17 +353,17 @@ class OffPolicy(Trained):
     def _find_culprits(self, scheduled: OffPolicyValues) -> set[int]:
         """The entries that make the first step fail that does; the steps are taken once more."""
         while self.limiter.may_draw(self.replay.size):
-            sample, before = self._sample(scheduled), self._backup()
+            sample, go_back = self._sample(scheduled), self._backup()
             if self._try_step(sample, scheduled):
-                return self._culprits_of(sample, before, scheduled)
+                return self._culprits_of(sample, go_back, scheduled)
             self.limiter.drawn()
         return set()
 
-    def _culprits_of(self, sample: Sample, before: PartsBackup, scheduled: OffPolicyValues) -> set[int]:
+    def _culprits_of(self, sample: Sample, go_back: GoBack, scheduled: OffPolicyValues) -> set[int]:
         numbers = self.replay.entries_of(sample.index)
 
         def trial(entries: Sequence[int]) -> str:
-            self._restore_weights(before)
+            go_back()
             part = self.replay.part(sample, torch.isin(numbers, torch.tensor(entries)))
             return self._try_step(part, scheduled)
 
@@ -411,17 +407,6 @@ class OffPolicy(Trained):
         reals = self.policy.reader.raw_reals(observation, torch.float64)
         return self.policy.normaliser.observe(reals[: batch.valid.numel()][batch.valid.flatten()])
 
-    def _commit(self, observed: Moments | None, gradient_steps: int) -> None:
-        if observed is not None and self.policy.normaliser is not None:
-            self.policy.normaliser.merge(observed)
-        self._updates += 1
-        self._unpublished += gradient_steps
-
-    def _withdraw(self, batch: Batch) -> None:
-        """Take a batch out of replay: it is booked as dropped, so it must not be learned from."""
-        for source in reversed(batch.sources):
-            self.replay.withdraw(source.number)
-
     # ---- what an update may change
 
     def _transitions(self, fragment: Batch) -> Steps:
@@ -430,28 +415,18 @@ class OffPolicy(Trained):
             fragment, self.policy.memory.frames, discount=section.discount, steps=section.n_step
         )
 
-    def _backup(self) -> PartsBackup:
-        return PartsBackup(
-            {name: optimiser.backup() for name, optimiser in self.optimisers.items()},
-            {name: target.backup() for name, target in self.targets.items()},
-            replace(self.limiter.counts),
-            {name: random.get_state() for name, random in self.generators.items()},
-            self.replay.mark(),
-        )
+    def _backup(self) -> GoBack:
+        """Everything but the content of replay."""
+        parts = [super()._backup(), self.replay.backup()]
+        parts += [target.backup() for target in self.targets.values()]
+        counts = replace(self.limiter.counts)
 
-    def _restore(self, backup: PartsBackup) -> None:
-        """Restore everything but the content of replay."""
-        self._restore_weights(backup)
-        self.limiter.counts = replace(backup.counts)
-        for name, random in self.generators.items():
-            random.set_state(backup.random[name])
-        self.replay.go_back(backup.replay)
+        def go_back() -> None:
+            for restore in parts:
+                restore()
+            self.limiter.counts = replace(counts)
 
-    def _restore_weights(self, backup: PartsBackup) -> None:
-        for name, optimiser in self.optimisers.items():
-            optimiser.restore(backup.optimisers[name])
-        for name, target in self.targets.items():
-            target.restore(backup.targets[name])
+        return go_back
 
     # ---- the log and checkpoints
 

@@ -16,17 +16,16 @@ returns is 0. Actions in fragments are those before the tanh; critics see them a
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from penstock.config.settings import ConfigurationError, SACSection
+from penstock.config.settings import ConfigurationError, PolicySection, SACSection
 from penstock.learner.algorithms.off_policy.memory import Sample, Transitions
 from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
 from penstock.learner.algorithms.optimiser import FlatAdam
 from penstock.policy.distributions import ConditionalSquashedGaussian
-from penstock.policy.networks import ACTIVATIONS, ImageEncoder, Inputs, Reader, initialise
+from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.policy import Policy
 
 METRICS = (
@@ -53,19 +52,14 @@ class Temperature(nn.Module):
 
 
 class Critic(nn.Module):
-    """Computes Q(s, a): one encoder per image, then hidden layers over features, vector part and action."""
+    """Computes Q(s, a): the hidden layers of a `Body` over features, vector part and action."""
 
-    def __init__(self, reader: Reader, actions: int, hidden_sizes: Sequence[int], activation: str) -> None:
+    def __init__(self, reader: Reader, actions: int, section: PolicySection) -> None:
         super().__init__()
-        encoders = [ImageEncoder(path, leaf, "auto") for path, leaf in reader.images]
-        self.images = nn.ModuleList(encoders)
-        width = reader.width + sum(encoder.width for encoder in encoders) + actions
-        layers: list[nn.Module] = []
-        for size in hidden_sizes:
-            layers += [nn.Linear(width, size), ACTIVATIONS[activation]()]
-            width = size
-        self.layers = nn.Sequential(*layers)
-        self.head = nn.Linear(width, 1)
+        body = Body(reader, section, beside=actions)
+        # By these names checkpoints hold them.
+        self.images, self.layers = body.images, body.layers
+        self.head = nn.Linear(body.width, 1)
 
     def forward(self, inputs: Inputs, action: Tensor) -> Tensor:
         """Q [M] of actions [M, A]."""
@@ -77,12 +71,10 @@ class Critic(nn.Module):
 class TwinCritics(nn.Module):
     """Two critics, of which the smaller value counts (Fujimoto et al. 2018, section 4.2)."""
 
-    def __init__(
-        self, reader: Reader, actions: int, hidden_sizes: Sequence[int], activation: str, *, seed: int
-    ) -> None:
+    def __init__(self, reader: Reader, actions: int, section: PolicySection, *, seed: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.both = nn.ModuleList(Critic(reader, actions, hidden_sizes, activation) for _ in range(2))
+        self.both = nn.ModuleList(Critic(reader, actions, section) for _ in range(2))
         for critic in self.both:
             initialise(critic, _HIDDEN_GAIN, generator)
             assert isinstance(critic, Critic)
@@ -113,9 +105,8 @@ class SAC(OffPolicy):
         self._target_entropy = float(
             -sum(counts) if section.target_entropy is None else section.target_entropy
         )
-        critics = TwinCritics(
-            policy.reader, sum(counts), section.critic_hidden_sizes, section.critic_activation, seed=seed
-        )
+        layers = PolicySection(hidden_sizes=section.critic_hidden_sizes, activation=section.critic_activation)
+        critics = TwinCritics(policy.reader, sum(counts), layers, seed=seed)
         self._critics = critics.to(policy.actor_head.weight)
         self._temperature = Temperature(section.temperature).to(policy.actor_head.weight)
         epsilon = section.adam_epsilon
@@ -159,14 +150,12 @@ class SAC(OffPolicy):
     def _draw(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Draw actions [n, A] in (−1, 1), and their log-probabilities [n], differentiable."""
         parameters = self.policy.outputs(inputs).parameters
-        raws, start = [], 0
-        for head in self._heads:
-            mean, log_std = head.split(parameters[:, start : start + head.size])
+        drawn = {}
+        for head, (_, part) in zip(self._heads, self.policy.pieces(parameters), strict=True):
+            mean, log_std = head.split(part)
             noise = torch.randn(mean.shape, generator=self._noise, dtype=mean.dtype).to(mean.device)
-            raws.append(mean + log_std.exp() * noise)
-            start += head.size
-        drawn = {head.path: raw for head, raw in zip(self._heads, raws, strict=True)}
-        return torch.cat(raws, 1).tanh(), self.policy.joint_log_prob(parameters, drawn)
+            drawn[head.path] = mean + log_std.exp() * noise
+        return torch.cat([*drawn.values()], 1).tanh(), self.policy.joint_log_prob(parameters, drawn)
 
     def _tune(self, log_prob: Tensor, learning_rate: float) -> None:
         """Take one step of the temperature; its loss is linear in log α, so the gradient is a mean."""

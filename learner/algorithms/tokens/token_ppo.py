@@ -36,7 +36,7 @@ from penstock.learner.algorithms.algorithm import (
     contained,
     verdict,
 )
-from penstock.learner.algorithms.losses import ScheduleValues
+from penstock.learner.algorithms.losses import Objective
 from penstock.learner.algorithms.optimiser import FlatAdam, Trained
 from penstock.learner.algorithms.rows import Steps
 from penstock.learner.algorithms.tokens.responses import (
@@ -90,7 +90,7 @@ _JUDGED: Final = ("policy_loss", "entropy", "gradient_norm", "value_loss", "crit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenScheduleValues(ScheduleValues):
+class TokenObjective(Objective):
     """kl_coefficient: β of the penalty on leaving the reference. critic_learning_rate: where there is one."""
 
     kl_coefficient: float
@@ -160,7 +160,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         responses = read_responses(batch)
         if responses is None:
             return Update(applied=False, reason=EMPTY)
-        scheduled = self._schedule(progress)
+        objective = self._schedule(progress)
         with torch.no_grad():
             kept = self._only_pass(responses)
             read = self._read(
@@ -170,7 +170,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         with self.undoing() as trial:
             charge = sum(source.steps * source.columns for source in batch.sources)
             count = self.minibatches(batch, charge)
-            record = self._train(responses, prepared, scheduled, kept, count)
+            record = self._train(responses, prepared, objective, kept, count)
             with torch.no_grad():
                 reason, metrics = self._measure(responses, prepared, record)
             trial.is_kept = not reason and not is_rehearsal
@@ -181,20 +181,19 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
             reason=reason,
             steps=responses.sampled,
             gradient_steps=len(record.losses),
-            metrics={} if reason else metrics | scheduled.metrics(),
+            metrics={} if reason else metrics | objective.metrics(),
         )
 
-    def _schedule(self, progress: float) -> TokenScheduleValues:
+    def _schedule(self, progress: float) -> TokenObjective:
         section, updates = self.section, self._updates
-        share = losses.factor(section.learning_rate_schedule, progress) * losses.warmup(
-            updates, section.warmup_updates
-        )
-        entropy = losses.decayed(
-            section.entropy_coefficient, section.entropy_decay, section.entropy_floor, updates
-        )
-        return TokenScheduleValues(
+        share = losses.factor(section.learning_rate_schedule, progress)
+        share *= losses.warmup(updates, section.warmup_updates)
+        return TokenObjective(
             learning_rate=section.learning_rate * share if POLICY in self._learning else 0.0,
-            entropy_coefficient=entropy,
+            entropy_coefficient=losses.decayed(
+                section.entropy_coefficient, section.entropy_decay, section.entropy_floor, updates
+            ),
+            value_coefficient=section.value_coefficient,
             kl_coefficient=self._kl_coefficient,
             critic_learning_rate=section.critic_learning_rate * share if self._has_critic else None,
         )
@@ -253,7 +252,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         self,
         responses: Responses,
         prepared: Prepared,
-        scheduled: TokenScheduleValues,
+        objective: TokenObjective,
         kept: Pass | None,
         count: int,
     ) -> TokenGradientRecord:
@@ -264,7 +263,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
             for start, end in pairwise(edges(len(order), count)):
                 rows = order[start:end]
                 passes = (kept,) if kept else self._passes(responses, rows)
-                self._gradient_step(passes, int(responses.counts[rows].sum()), prepared, scheduled, record)
+                self._gradient_step(passes, int(responses.counts[rows].sum()), prepared, objective, record)
             record.epochs += 1
             if self._moved_far(prepared, record):
                 break
@@ -275,7 +274,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         passes: Iterable[Pass],
         total: int,
         prepared: Prepared,
-        scheduled: TokenScheduleValues,
+        objective: TokenObjective,
         record: TokenGradientRecord,
     ) -> None:
         """Make one on a minibatch: the gradients of its micro-batches add up to that of `total` tokens."""
@@ -286,10 +285,10 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         for one in passes:
             record.log_prob[one.part.index] = one.outputs.log_prob.detach()
             columns = Steps(prepared.columns[:, one.part.index])
-            sums += self._accumulate(one.outputs, columns, total, scheduled.entropy_coefficient)
+            sums += self._accumulate(one.outputs, columns, total, objective.entropy_coefficient)
         record.losses.append(sums)
         for name, optimiser in learning.items():
-            rate, max_norm = scheduled.learning_rate_of(name), self.section.max_gradient_norm
+            rate, max_norm = objective.learning_rate_of(name), self.section.max_gradient_norm
             record.norms[name].append(optimiser.step(optimiser.flat_gradient, rate, max_norm))
 
     def _accumulate(

@@ -9,7 +9,7 @@ Nothing here waits or touches a file; a policy is used by one thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -120,8 +120,7 @@ class ActingPolicy(ABC):
         _check_finite(parameters)
         actions: dict[str, Array] = {}
         log_probs: list[Any] = []
-        for head, cut in zip(self._drawings, self._drawn_cuts, strict=True):
-            part = _masked(head, parameters[:, cut], masks)
+        for head, part in self._parts(parameters, masks):
             actions[head.path], head_log_prob = head.mode(part) if deterministic else head.draw(part, random)
             log_probs.append(head_log_prob)
         log_prob = log_probs[0] if len(log_probs) == 1 else np.sum(log_probs, 0)
@@ -138,12 +137,7 @@ class ActingPolicy(ABC):
         Arguments and error are those of `choose`.
         """
         _check_finite(parameters)
-        return _joint(
-            [
-                head.chance(_masked(head, parameters[:, cut], masks), action[head.path])
-                for head, cut in zip(self._drawings, self._drawn_cuts, strict=True)
-            ]
-        )
+        return _joint(head.chance(part, action[head.path]) for head, part in self._parts(parameters, masks))
 
     def acting_log_prob(
         self, observation: Mapping[str, Array], action: Mapping[str, Array]
@@ -153,12 +147,8 @@ class ActingPolicy(ABC):
         observation, action: [N, *shape] by path. It is computed from the very outputs that `act` draws from.
         """
         parameters, masks = self.step(observation).parameters, self._given_masks(observation)
-        return _joint(
-            [
-                head.probe_log_prob(_masked(head, parameters[:, cut], masks), action[head.path])
-                for head, cut in zip(self._drawings, self._drawn_cuts, strict=True)
-            ]
-        )
+        parts = self._parts(parameters, masks)
+        return _joint(head.probe_log_prob(part, action[head.path]) for head, part in parts)
 
     def distribution(
         self, parameters: Reals, masks: Mapping[str, NDArray[np.bool_]] | None = None
@@ -169,8 +159,7 @@ class ActingPolicy(ABC):
         allowed, bool [N, n] by path of the action; None: everything.
         """
         described: dict[str, Reals] = {}
-        for head, cut in zip(self._drawings, self._drawn_cuts, strict=True):
-            part = _masked(head, parameters[:, cut], masks)
+        for head, part in self._parts(parameters, masks):
             described |= {f"{head.path}/{name}": array for name, array in head.describe(part).items()}
         return described
 
@@ -182,13 +171,17 @@ class ActingPolicy(ABC):
     def _given_masks(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {path: row[name] for path, name in self._mask_names if name in row}
 
+    def _parts(
+        self, parameters: Reals, masks: Mapping[str, NDArray[np.bool_]] | None
+    ) -> Iterator[tuple[Drawing, Reals]]:
+        """Yield each leaf's drawing with its part of parameters [N, P], masked."""
+        for head, cut in zip(self._drawings, self._drawn_cuts, strict=True):
+            part, mask = parameters[:, cut], None if masks is None else masks.get(head.path)
+            yield head, part if mask is None else head.masked(part, mask)
 
-def _masked(head: Drawing, part: Reals, masks: Mapping[str, NDArray[np.bool_]] | None) -> Reals:
-    return head.masked(part, masks[head.path]) if masks is not None and head.path in masks else part
 
-
-def _joint(log_probs: list[Any]) -> NDArray[np.float32]:
-    joint: NDArray[np.float32] = np.sum(log_probs, 0).astype(np.float32, copy=False)
+def _joint(log_probs: Iterable[Any]) -> NDArray[np.float32]:
+    joint: NDArray[np.float32] = np.sum([*log_probs], 0).astype(np.float32, copy=False)
     return joint
 
 

@@ -12,18 +12,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 
 from penstock.config.settings import PolicySection
+from penstock.policy.acting import drawing
 from penstock.policy.acting.acting_policy import ActingPolicy, Step
-from penstock.policy.acting.drawing import (
-    BernoulliDrawing,
-    CategoricalDrawing,
-    ConditionalSquashedGaussianDrawing,
-    Drawing,
-    EpsilonGreedyDrawing,
-    GaussianDrawing,
-    MultiCategoricalDrawing,
-    Reals,
-    SquashedGaussianDrawing,
-)
 from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, Space, leaves
 from penstock.protocol.tensor import Array
 
@@ -150,26 +140,26 @@ def check_codes(name: str, leaf: Leaf) -> None:
 
 VARIANCE_FLOOR: Final = 1e-8
 
-Activation = Callable[[Reals], Reals]
-Linear = tuple[Reals, Reals]
+Activation = Callable[[drawing.Reals], drawing.Reals]
+Linear = tuple[drawing.Reals, drawing.Reals]
 """Weights [before, after] and biases [after] of a layer."""
 
 
-def _tanh(rows: Reals) -> Reals:
+def _tanh(rows: drawing.Reals) -> drawing.Reals:
     np.tanh(rows, out=rows)
     return rows
 
 
-def _relu(rows: Reals) -> Reals:
+def _relu(rows: drawing.Reals) -> drawing.Reals:
     return np.maximum(rows, 0, out=rows)
 
 
-def _elu(rows: Reals) -> Reals:
+def _elu(rows: drawing.Reals) -> drawing.Reals:
     return np.where(rows > 0, rows, np.expm1(np.minimum(rows, 0)))
 
 
-def _silu(rows: Reals) -> Reals:
-    return cast("Reals", rows / (1 + np.exp(-rows)))
+def _silu(rows: drawing.Reals) -> drawing.Reals:
+    return cast("drawing.Reals", rows / (1 + np.exp(-rows)))
 
 
 ACTIVATIONS: Final[dict[str, Activation]] = {"tanh": _tanh, "relu": _relu, "elu": _elu, "silu": _silu}
@@ -185,9 +175,9 @@ class NumpyNormaliser:
     def __init__(self, mean: NDArray[np.float64], variance: NDArray[np.float64], clip: float) -> None:
         self._mean, self._variance, self._clip = mean, variance, clip
 
-    def __call__(self, rows: Reals) -> Reals:
+    def __call__(self, rows: drawing.Reals) -> drawing.Reals:
         scale = 1.0 / np.sqrt(self._variance + VARIANCE_FLOOR)
-        centred: Reals = rows - self._mean.astype(rows.dtype)
+        centred: drawing.Reals = rows - self._mean.astype(rows.dtype)
         centred *= scale.astype(rows.dtype)
         np.maximum(centred, -self._clip, out=centred)
         return np.minimum(centred, self._clip, out=centred)
@@ -210,7 +200,7 @@ class NumpyForward:
         self._layers = tuple(layers)
         self._dtype = next(layer[0].dtype for layer in layers if isinstance(layer, tuple))
 
-    def __call__(self, observation: Mapping[str, Array]) -> Reals:
+    def __call__(self, observation: Mapping[str, Array]) -> drawing.Reals:
         rows = self._read(observation)
         for layer in self._layers:
             if isinstance(layer, tuple):
@@ -221,23 +211,23 @@ class NumpyForward:
                 rows = layer(rows)
         return rows
 
-    def _read(self, observation: Mapping[str, Array]) -> Reals:
+    def _read(self, observation: Mapping[str, Array]) -> drawing.Reals:
         columns = [self._column(observation[path], is_byte) for path, is_byte in self._reals]
         if columns and self._normaliser is not None:
             columns = [self._normaliser(_side_by_side(columns))]
         columns += [_codes(path, observation[path], leaf, self._dtype) for path, leaf in self._codes]
         return _side_by_side(columns)
 
-    def _column(self, value: Array, is_byte: bool) -> Reals:
-        column: Reals = value.reshape(len(value), -1).astype(self._dtype, copy=False)
+    def _column(self, value: Array, is_byte: bool) -> drawing.Reals:
+        column: drawing.Reals = value.reshape(len(value), -1).astype(self._dtype, copy=False)
         return column / column.dtype.type(255) if is_byte else column
 
 
-def _side_by_side(columns: Sequence[Reals]) -> Reals:
+def _side_by_side(columns: Sequence[drawing.Reals]) -> drawing.Reals:
     return columns[0] if len(columns) == 1 else np.concatenate(columns, 1)
 
 
-def _codes(path: str, value: Array, leaf: Leaf, dtype: "np.dtype[np.floating]") -> Reals:
+def _codes(path: str, value: Array, leaf: Leaf, dtype: "np.dtype[np.floating]") -> drawing.Reals:
     match leaf:
         case Discrete():
             return _one_hot(path, value.reshape(-1).astype(np.int64) - leaf.start, leaf.n, dtype)
@@ -249,47 +239,57 @@ def _codes(path: str, value: Array, leaf: Leaf, dtype: "np.dtype[np.floating]") 
             return value.reshape(-1, vector_width(leaf)).astype(dtype)
 
 
-def _one_hot(path: str, index: NDArray[np.int64], count: int, dtype: "np.dtype[np.floating]") -> Reals:
+def _one_hot(
+    path: str, index: NDArray[np.int64], count: int, dtype: "np.dtype[np.floating]"
+) -> drawing.Reals:
     if not ((index >= 0) & (index < count)).all():
         raise ValueError(f"{path}: holds numbers that are not in its space of {count}")
-    codes: Reals = np.zeros((len(index), count), dtype)
+    codes: drawing.Reals = np.zeros((len(index), count), dtype)
     codes[np.arange(len(index)), index] = 1
     return codes
 
 
 # ---- Which kind of distribution a leaf of the action space has.
 
-H = TypeVar("H", bound=Drawing)
+H = TypeVar("H", bound=drawing.Drawing)
 
 
-def kind_of(path: str, leaf: Leaf, section: PolicySection) -> type[Drawing]:
+def kind_of(path: str, leaf: Leaf, section: PolicySection) -> type[drawing.Drawing]:
     """Return how a leaf is drawn; raises ValueError that names path and space of one that cannot be."""
     check_codes(f"action_space at {path!r}", leaf)
     match leaf:
         case Discrete():
-            return EpsilonGreedyDrawing if section.discrete == "epsilon_greedy" else CategoricalDrawing
+            return (
+                drawing.EpsilonGreedyDrawing
+                if section.discrete == "epsilon_greedy"
+                else drawing.CategoricalDrawing
+            )
         case MultiDiscrete():
-            return MultiCategoricalDrawing
+            return drawing.MultiCategoricalDrawing
         case MultiBinary():
-            return BernoulliDrawing
+            return drawing.BernoulliDrawing
         case Box():
             return _kind_of_box(path, leaf, section)
 
 
-def _kind_of_box(path: str, leaf: Box, section: PolicySection) -> type[Drawing]:
+def _kind_of_box(path: str, leaf: Box, section: PolicySection) -> type[drawing.Drawing]:
     if not np.issubdtype(np.dtype(leaf.dtype), np.floating) or math.prod(leaf.shape) == 0:
         raise ValueError(
             f"action_space at {path!r}: {leaf!r} cannot be drawn from; "
             "a Box of actions must hold at least one float, use Discrete or MultiDiscrete for integers"
         )
     if section.continuous == "clipped":
-        return GaussianDrawing
+        return drawing.GaussianDrawing
     if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
         raise ValueError(
             f"action_space at {path!r}: {leaf!r} has no finite bounds to squash into; "
             "set policy.continuous=clipped, which PPO can learn with"
         )
-    return ConditionalSquashedGaussianDrawing if section.state_dependent_std else SquashedGaussianDrawing
+    return (
+        drawing.ConditionalSquashedGaussianDrawing
+        if section.state_dependent_std
+        else drawing.SquashedGaussianDrawing
+    )
 
 
 def made(kind: Callable[..., H], path: str, leaf: Leaf, section: PolicySection) -> H:
@@ -371,7 +371,7 @@ def _hidden_names(body: str, section: PolicySection) -> list[str]:
 
 
 def _forms(
-    layout: InputLayout, heads: Sequence[Drawing], section: PolicySection
+    layout: InputLayout, heads: Sequence[drawing.Drawing], section: PolicySection
 ) -> Iterator[tuple[str, Form]]:
     if section.normalise_observations and layout.reals_width:
         yield "reader.normaliser.count", ("float64", ())

@@ -1,5 +1,6 @@
 """Layers by hand and Adam over one vector, against autograd and torch.optim."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,11 @@ def test_gradients_by_hand_are_those_of_autograd(name: str) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
+CLIPPED = Objective(learning_rate=0.1, value_coefficient=0.5, entropy_coefficient=0.1, clip_range=0.2)
 OBJECTIVES = {
-    "plain": Objective(value_coefficient=0.5, entropy_coefficient=0.0),
-    "clipped": Objective(value_coefficient=0.5, entropy_coefficient=0.1, clip_range=0.2, value_clip=0.3),
-    "dual": Objective(value_coefficient=0.5, entropy_coefficient=0.1, clip_range=0.2, dual_clip=1.5),
+    "plain": replace(CLIPPED, entropy_coefficient=0.0, clip_range=None),
+    "clipped": replace(CLIPPED, value_clip=0.3),
+    "dual": replace(CLIPPED, dual_clip=1.5),
 }
 
 
@@ -190,7 +192,7 @@ def test_a_restored_optimiser_goes_on_as_if_nothing_had_happened() -> None:
         return adam.parameters.clone()
 
     step()
-    backup = adam.backup()
+    go_back = adam.backup()
     first = step()
-    adam.restore(backup)
+    go_back()
     assert torch.equal(step(), first)
