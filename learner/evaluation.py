@@ -536,24 +536,18 @@ _READ: Final = 512
 _WAIT_S: Final = 0.1
 
 
+@dataclass(eq=False)
 class Episodes:
     """Return and length of the last training episodes. `run` is a thread's body."""
 
-    def __init__(
-        self,
-        learner_log: LearnerLog,
-        lease: LeaseKeeper,
-        evaluation: Evaluation,
-        stop: threading.Event,
-        on_result: Callable[[Result], None],
-        episode_log: EpisodeLog | None = None,
-    ) -> None:
-        self._log = learner_log
-        self._lease = lease
-        self._evaluation = evaluation
-        self._stop = stop
-        self._on_result = on_result
-        self._episode_log = episode_log
+    learner_log: LearnerLog
+    lease: LeaseKeeper
+    evaluation: Evaluation
+    stop: threading.Event
+    on_result: Callable[[Result], None]
+    episode_log: EpisodeLog | None = None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._returns: deque[float] = deque(maxlen=WINDOW)
         self._lengths: deque[int] = deque(maxlen=WINDOW)
@@ -587,21 +581,21 @@ class Episodes:
             return statistics.fmean(self._returns), statistics.fmean(self._lengths)
 
     def run(self) -> None:
-        while not self._stop.is_set():
-            entries = self._log.read_reports(self._after, _READ)
+        while not self.stop.is_set():
+            entries = self.learner_log.read_reports(self._after, _READ)
             for entry in entries:
                 self._take(entry)
             if len(entries) < _READ:
-                self._stop.wait(_WAIT_S)
+                self.stop.wait(_WAIT_S)
 
     def _take(self, entry: ReportEntry) -> None:
         report = entry.report
         if report.evaluation:
-            result = self._evaluation.collect(report)
+            result = self.evaluation.collect(report)
             if result is not None:
                 self._finish(result)
-        elif self._episode_log is not None and report.episodes:
-            self._episode_log.add(self.count + 1, report.episodes)
+        elif self.episode_log is not None and report.episodes:
+            self.episode_log.add(self.count + 1, report.episodes)
         with self._lock:
             self._after = entry.number
             if not report.evaluation:
@@ -615,9 +609,9 @@ class Episodes:
     def _finish(self, result: Result) -> None:
         for name, score in result.scores.items():
             metrics.EVALUATION_RETURN.labels(name).set(score.mean)
-        if self._evaluation.best is not None:
-            metrics.EVALUATION_BEST_RETURN.set(self._evaluation.best.mean)
-        metrics.EVALUATIONS_WITHOUT_IMPROVEMENT.set(self._evaluation.without_improvement)
+        if self.evaluation.best is not None:
+            metrics.EVALUATION_BEST_RETURN.set(self.evaluation.best.mean)
+        metrics.EVALUATIONS_WITHOUT_IMPROVEMENT.set(self.evaluation.without_improvement)
         words = {
             "version": result.candidate.version,
             **{name: score.mean for name, score in result.scores.items()},
@@ -626,6 +620,6 @@ class Episodes:
             "env_steps": result.candidate.env_steps,
         }
         log.info("evaluated", extra=words)
-        self._on_result(result)
+        self.on_result(result)
         # Nothing is left to play, so a restarted evaluation actor does not play it again.
-        self._lease.patiently(lambda: self._log.end_evaluation(result.candidate.version))
+        self.lease.patiently(lambda: self.learner_log.end_evaluation(result.candidate.version))

@@ -5,6 +5,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -47,26 +48,30 @@ log = logging.getLogger(__name__)
 # ---- A run that makes no updates, and why not, in words that name what a person must look at.
 
 
+@dataclass(eq=False)
 class StallWatch:
     """Health's watch on updates. status: asks Redis who is there. timeout_s: `learner.stall_timeout_s`."""
 
-    def __init__(self, health: Health, status: Callable[[], Status], timeout_s: float) -> None:
-        self._health, self._status, self._timeout_s = health, status, timeout_s
+    health: Health
+    status: Callable[[], Status]
+    timeout_s: float
+
+    def __post_init__(self) -> None:
         self._dropped: Counter[str] = Counter()
 
     def note_dropped(self, reasons: Iterable[Drop]) -> None:
         self._dropped.update(reason.value for reason in reasons)
 
     def note_update(self) -> None:
-        self._health.progress(UPDATE)
+        self.health.progress(UPDATE)
         self._dropped.clear()
 
     def find(self) -> str:
         """Why no update was made for `timeout_s`, which turns health red; "" as long as that is not so."""
-        if not self._health.has_stalled(UPDATE):
+        if not self.health.has_stalled(UPDATE):
             return ""
-        text = cause(self._status(), self._dropped, self._timeout_s)
-        self._health.fail(text)
+        text = cause(self.status(), self._dropped, self.timeout_s)
+        self.health.fail(text)
         return text
 
 
@@ -143,13 +148,16 @@ def suspect_senders(quarantine: Quarantine, log_batch: LogBatch, failed: Mapping
 # ---- Updates that were undone: each leaves its batch as evidence, several in a row end the run.
 
 
+@dataclass(eq=False)
 class FailedUpdates:
     """Counts them. folder: where evidence is kept. status: the run as Redis has it."""
 
-    def __init__(
-        self, folder: Path, status: Callable[[], Status], health: Health, draining: threading.Event
-    ) -> None:
-        self._folder, self._status, self._health, self._draining = folder, status, health, draining
+    folder: Path
+    status: Callable[[], Status]
+    health: Health
+    draining: threading.Event
+
+    def __post_init__(self) -> None:
         self._in_a_row = 0
         self._sessions: set[int] = set()
         self._evidence, self._reason = "", "nan"
@@ -158,7 +166,7 @@ class FailedUpdates:
         """count: updates applied before it."""
         self._in_a_row += 1
         self._sessions |= log_batch.sessions
-        self._evidence = keep_evidence(self._folder, log_batch, update, count)
+        self._evidence = keep_evidence(self.folder, log_batch, update, count)
         self._reason = update.reason
         words = {"evidence": self._evidence, "last": log_batch.last, "reason": update.reason}
         log.error("update skipped", extra=words, exc_info=update.error)
@@ -172,7 +180,7 @@ class FailedUpdates:
         """Whether going on is hopeless: batches of as many sessions have failed, or of all that there are."""
         if self._in_a_row < _MAX_IN_A_ROW:
             return False
-        senders = [row for row in self._status().sessions if row.role is not Role.EVALUATION]
+        senders = [row for row in self.status().sessions if row.role is not Role.EVALUATION]
         return len(self._sessions) >= min(_MAX_IN_A_ROW, len(senders))
 
     def give_up(self) -> NoReturn:
@@ -181,7 +189,7 @@ class FailedUpdates:
         Call it when a checkpoint holds what was not finite as dropped, for a run that is resumed with other
         settings. All of it may have happened within a second: wait for a collector of metrics.
         """
-        self._health.await_readers(LAST_READ_S, self._draining)
+        self.health.await_readers(LAST_READ_S, self.draining)
         raise RunFailed(
             f"{_MAX_IN_A_ROW} updates in a row {_WHAT[self._reason]}; evidence in {self._evidence}; "
             f"{_REMEDY[self._reason]}"

@@ -208,7 +208,7 @@ class Learner:
             PublishInterval(settings.learner, learner_log.fetched_versions),
             self.stop,
             self.kept.published,
-            published=progress.publications,
+            count=progress.publications,
         )
         self.recorder = Recorder.of_run(settings, run_dir, self.ledger.env_steps, progress.staleness)
         self.checkpoints = Checkpointer(

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -112,34 +113,29 @@ def renewal_interval_s(ttl_s: float) -> float:
     return min(ttl_s / 3, _MAX_INTERVAL_S)
 
 
+@dataclass(eq=False)
 class LeaseKeeper:
     """Renews from `run`; `renewal` is the newest answer. Call `renew` once before the thread starts."""
 
-    def __init__(
-        self,
-        learner_log: LearnerLog,
-        ttl_s: float,
-        *,
-        stop: threading.Event,
-        quarantine: Quarantine,
-        on_reopened: Callable[[], None],
-        description: Callable[[], str],
-    ) -> None:
-        self._log = learner_log
+    learner_log: LearnerLog
+    ttl_s: InitVar[float]
+    _: KW_ONLY
+    stop: threading.Event
+    quarantine: Quarantine
+    on_reopened: Callable[[], None]
+    description: Callable[[], str]
+
+    def __post_init__(self, ttl_s: float) -> None:
         self._interval_s = renewal_interval_s(ttl_s)
-        self._stop = stop
-        self._quarantine = quarantine
-        self._on_reopened = on_reopened
-        self._description = description
         self._hasten = threading.Event()
         self.renewal: Renewal = self._renew()
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self.stop.is_set():
             failpoint("lease.waiting")
             self._hasten.wait(self._interval_s)
             self._hasten.clear()
-            if self._stop.is_set():
+            if self.stop.is_set():
                 return
             failpoint("lease.renewing")
             self.renewal = self._renew()
@@ -149,7 +145,7 @@ class LeaseKeeper:
         self._hasten.set()
 
     def known(self) -> LogState:
-        return self._log.snapshot()
+        return self.learner_log.snapshot()
 
     def patiently(self, call: Callable[[], T]) -> T:
         """Return the result of `call`, which is repeated while the log waits to be opened again.
@@ -162,20 +158,20 @@ class LeaseKeeper:
             except Refused as error:
                 if error.refusal.reason is not Reason.NOT_READY:
                     raise fenced(error) from error
-            if self._stop.is_set():
+            if self.stop.is_set():
                 raise Interrupted
             self._hasten.set()
-            self._stop.wait(_CLOSED_WAIT_S)
+            self.stop.wait(_CLOSED_WAIT_S)
 
     def confirm(self) -> None:
         try:
-            self._log.renew()
+            self.learner_log.renew()
         except Refused as error:
             raise fenced(error) from error
 
     def _observe(self) -> None:
         try:
-            self._log.observe(self._description())
+            self.learner_log.observe(self.description())
         except Refused as error:
             if error.refusal.reason is not Reason.NOT_READY:
                 raise fenced(error) from error
@@ -183,14 +179,14 @@ class LeaseKeeper:
 
     def _renew(self) -> Renewal:
         try:
-            renewal = self._log.renew()
+            renewal = self.learner_log.renew()
             if renewal.closed:
                 log.warning("Redis was restarted: opening the log again")
-                self._log.reopen(self._log.snapshot())
-                self._on_reopened()
+                self.learner_log.reopen(self.learner_log.snapshot())
+                self.on_reopened()
         except Refused as error:
             raise fenced(error) from error
-        self._quarantine.check(renewal.probes)
+        self.quarantine.check(renewal.probes)
         metrics.LOG_BYTES.set(renewal.log_bytes)
         metrics.LOG_ENTRIES.set(renewal.log_entries)
         metrics.OUTSTANDING_STEPS.set(renewal.outstanding)

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -67,6 +68,7 @@ class Replica(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Quarantine:
     """Right answers by version, and the sessions that gave a wrong one.
 
@@ -74,11 +76,12 @@ class Quarantine:
     tolerance: most that an answer r may be off, times 1 + |r|.
     """
 
-    def __init__(self, probe: Probe, replica: Replica, tolerance: float) -> None:
-        self._probe = probe
-        self._replica = replica
-        self._own = replica.state_dict()
-        self._tolerance = tolerance
+    probe: Probe
+    replica: Replica
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        self._own = self.replica.state_dict()
         self._lock = threading.Lock()
         self._right: OrderedDict[int, tuple[str, Array]] = OrderedDict()
         self._answered: dict[int, tuple[int, int]] = {}
@@ -98,7 +101,7 @@ class Quarantine:
         with torch.no_grad():
             for name, own in self._own.items():
                 own.copy_(torch.from_numpy(weights[name]))
-        answer = self._replica.log_prob(self._probe.observation, self._probe.action)
+        answer = self.replica.log_prob(self.probe.observation, self.probe.action)
         with self._lock:
             self._right[version] = (sha256, answer)
             while len(self._right) > _VERSIONS_KEPT:
@@ -183,10 +186,10 @@ class Quarantine:
             return f"{given.size} answers to {right.size} questions"
         # Relative too: rounding grows with the answer, and that of many narrow Gaussians is large. NaN is
         # wrong.
-        if np.isclose(given, right, rtol=self._tolerance, atol=self._tolerance).all():
+        if np.isclose(given, right, rtol=self.tolerance, atol=self.tolerance).all():
             return ""
         worst = int(np.argmax(np.abs(given - right.astype(np.float64))))
-        return f"{given[worst]:g} instead of {right[worst]:g}, tolerance {self._tolerance:g}"
+        return f"{given[worst]:g} instead of {right[worst]:g}, tolerance {self.tolerance:g}"
 
 
 def _lateness(answer: ProbeAnswer, right: tuple[str, Array], former: tuple[str, Array] | None) -> str:

@@ -9,7 +9,7 @@ import bisect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -40,35 +40,27 @@ class Room:
     entries: int
 
 
+@dataclass(eq=False)
 class Checkpointer:
-    """Makes the checkpoints of this process, between two updates."""
+    """Makes the checkpoints of this process, between two updates.
 
-    def __init__(
-        self,
-        store: CheckpointStore,
-        learner_log: LearnerLog,
-        lease: LeaseKeeper,
-        ledger: Ledger,
-        *,
-        lineage: Sequence[Commit],
-        lineage_path: Path,
-        interval_s: float,
-        room: Room,
-        retain_from: Callable[[], int | None] = lambda: None,
-    ) -> None:
-        """Make a checkpointer.
+    lineage: commits behind the start, oldest first. retain_from: number of the oldest entry that the
+    algorithm needs, which is in the state of the newest checkpoint of the lineage.
+    """
 
-        lineage: commits behind the start, oldest first. retain_from: number of the oldest entry that the
-        algorithm needs, which is in the state of the newest checkpoint of the lineage.
-        """
-        self._store = store
-        self._log = learner_log
-        self._lease = lease
-        self._ledger = ledger
+    store: CheckpointStore
+    learner_log: LearnerLog
+    lease: LeaseKeeper
+    ledger: Ledger
+    _: KW_ONLY
+    lineage: InitVar[Sequence[Commit]]
+    lineage_path: Path
+    interval_s: float
+    room: Room
+    retain_from: Callable[[], int | None] = lambda: None
+
+    def __post_init__(self, lineage: Sequence[Commit]) -> None:
         self._lineage = list(lineage)
-        self._lineage_path = lineage_path
-        self._interval_s = interval_s
-        self._room = room
         self._serial = 0
         self._spared: frozenset[str] = frozenset()
         self._at_s = time.monotonic()
@@ -76,22 +68,21 @@ class Checkpointer:
         """Spent on checkpoints so far."""
         # Something was learned that no checkpoint holds.
         self._is_behind = not self._lineage
-        self._revision = lease.renewal.checkpoint_revision
+        self._revision = self.lease.renewal.checkpoint_revision
         self._trim = self._lineage[-1].trim if self._lineage else 0
-        self._retain_from = retain_from
         self._unneeded = self._needed_after(self._lineage[-1].position) if self._lineage else 0
         """Last entry that the newest checkpoint can do without."""
         # What lies in front of the start is not known exactly: all of the log is its upper bound.
-        self._consumed = _Consumed(self._trim, ledger.position, lease.renewal.log_bytes)
+        self._consumed = _Consumed(self._trim, self.ledger.position, self.lease.renewal.log_bytes)
 
     def consumed(self, size: int) -> None:
         """The ledger moved over entries of `size` payload bytes; 0 where they were not the log's."""
-        self._consumed.add(self._ledger.position, size)
+        self._consumed.add(self.ledger.position, size)
         self._is_behind = True
 
     def due(self, renewal: Renewal) -> bool:
         is_asked = renewal.checkpoint_revision != self._revision
-        is_time = time.monotonic() - self._at_s >= self._interval_s and self._is_behind
+        is_time = time.monotonic() - self._at_s >= self.interval_s and self._is_behind
         return is_asked or is_time or self._is_pressed()
 
     def spare(self, best: str, candidate: str) -> None:
@@ -100,8 +91,8 @@ class Checkpointer:
         "" for none. Without a best one that which was is kept: it stays named until there is another.
         """
         if best:
-            self._store.name_best(best)
-        self._spared = frozenset({self._store.best(), candidate})
+            self.store.name_best(best)
+        self._spared = frozenset({self.store.best(), candidate})
 
     def save(
         self,
@@ -116,7 +107,7 @@ class Checkpointer:
         contains first.
         """
         started = time.perf_counter()
-        self._revision = self._lease.renewal.checkpoint_revision
+        self._revision = self.lease.renewal.checkpoint_revision
         trim = self._trim
         self._save(algorithm, progress, beside or {}, answers)
         if self._trim == trim and self._is_pressed():
@@ -138,49 +129,49 @@ class Checkpointer:
         answers: Callable[[str], tuple[Answer, ...]],
     ) -> None:
         self._serial += 1
-        checkpoint_id = f"{self._log.epoch:012d}-{self._serial:08d}"
+        checkpoint_id = f"{self.learner_log.epoch:012d}-{self._serial:08d}"
         state = algorithm.state()
         try:
-            digest = self._store.write(
+            digest = self.store.write(
                 checkpoint_id, {**state.tensors, **beside}, progress.to_json() | {"numbers": state.numbers}
             )
         except FileNotFoundError:
             # A learner that has taken over clears away what is half-written.
-            self._lease.confirm()
+            self.lease.confirm()
             raise
         # The checkpoint's version, as a learner that resumes knows it: another may have been drawn meanwhile.
         version = progress.log.version if progress.log is not None else 0
-        append_lineage(self._lineage_path, self._ledger.entry(checkpoint_id, self.last_id, version))
+        append_lineage(self.lineage_path, self.ledger.entry(checkpoint_id, self.last_id, version))
         commit = Commit(
             checkpoint_id=checkpoint_id,
             manifest_sha256=digest,
-            position=self._ledger.position,
+            position=self.ledger.position,
             trim=max(self._unneeded, self._trim),
-            totals=self._ledger.totals(),
+            totals=self.ledger.totals(),
             answers=answers(checkpoint_id),
         )
         failpoint("commit.before", commit.position)
-        self._lease.patiently(lambda: self._log.commit(commit))
+        self.lease.patiently(lambda: self.learner_log.commit(commit))
         failpoint("commit.after", commit.position)
         self._lineage.append(commit)
         self._trim = commit.trim
         self._unneeded = self._needed_after(commit.position)
         self._consumed.forget_before(commit.trim)
-        self._lineage = self._lineage[-self._store.keep :]
-        self._store.prune([kept.checkpoint_id for kept in self._lineage], self._spared)
+        self._lineage = self._lineage[-self.store.keep :]
+        self.store.prune([kept.checkpoint_id for kept in self._lineage], self._spared)
         metrics.CHECKPOINTS.inc()
         log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})
 
     def _needed_after(self, position: int) -> int:
         """Newest entry that a learner does not need which resumes there with the algorithm as it is."""
-        retained = self._retain_from()
+        retained = self.retain_from()
         return position if retained is None else min(position, retained - 1)
 
     def _is_pressed(self) -> bool:
         """Return whether checkpoints hold back much of the log that they could release."""
-        free = self._needed_after(self._ledger.position)
+        free = self._needed_after(self.ledger.position)
         size = self._consumed.through(free) - self._consumed.through(self._trim)
-        return size > PRESSURE * self._room.size or free - self._trim > PRESSURE * self._room.entries
+        return size > PRESSURE * self.room.size or free - self._trim > PRESSURE * self.room.entries
 
 
 class _Consumed:

@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -158,39 +158,34 @@ class _Planned:
     flush: int = 0
 
 
+@dataclass(eq=False)
 class RecordedFeed(Feed):
     """The `Feed` of a learner without actors.
 
     seed: of the order of an `Imitator`'s passes. taken: batches that earlier processes have consumed.
     """
 
-    def __init__(
-        self,
-        recording: Recording,
-        algorithm: Algorithm,
-        *,
-        seed: int,
-        device: torch.device,
-        prefetch: int,
-        taken: int,
-        stop: threading.Event,
-    ) -> None:
-        self._recording = recording
-        self._algorithm = algorithm
-        self._seed = seed
-        self._device = device
+    recording: Recording
+    algorithm: Algorithm
+    _: KW_ONLY
+    seed: int
+    device: torch.device
+    prefetch: InitVar[int]
+    taken: int
+    stop: InitVar[threading.Event]
+
+    def __post_init__(self, prefetch: int, stop: threading.Event) -> None:
         self._ahead = ReadAhead[LogBatch](prefetch, stop)
         self._held_out: frozenset[FrameEntry] = frozenset()
-        self._taken_before = taken
         self._is_read = False
 
     def hold_out(self) -> None:
         """Give an `Imitator` the fragments that it validates on; before `run`."""
-        if not isinstance(self._algorithm, Imitator) or not self._algorithm.validation:
+        if not isinstance(self.algorithm, Imitator) or not self.algorithm.validation:
             return
-        entries = self._recording.fragments
-        order = np.random.default_rng([self._seed, 0]).permutation(len(entries))
-        wanted = max(1, round(self._algorithm.validation * len(entries)))
+        entries = self.recording.fragments
+        order = np.random.default_rng([self.seed, 0]).permutation(len(entries))
+        wanted = max(1, round(self.algorithm.validation * len(entries)))
         held: list[FrameEntry] = []
         steps = 0
         for index in order[:wanted]:
@@ -199,8 +194,8 @@ class RecordedFeed(Feed):
                 break
             held.append(entries[index])
         self._held_out = frozenset(held)
-        loaded = self._recording.load([entry for entry in entries if entry in self._held_out])
-        self._algorithm.validate_on(assemble(loaded, self._device))
+        loaded = self.recording.load([entry for entry in entries if entry in self._held_out])
+        self.algorithm.validate_on(assemble(loaded, self.device))
 
     # ---- the loop's side
 
@@ -217,36 +212,36 @@ class RecordedFeed(Feed):
     # ---- the thread
 
     def run(self) -> None:
-        batches = self._recording.batches
+        batches = self.recording.batches
         if batches and batches[0].entry.update:
             words = {"first_update": batches[0].entry.update}
             log.warning(
                 "the recording begins in the middle of a run: it can be learned from, not repeated",
                 extra=words,
             )
-        planned = itertools.islice(self._plan(), self._taken_before, None)
-        for count, batch in enumerate(planned, self._taken_before + 1):
+        planned = itertools.islice(self._plan(), self.taken, None)
+        for count, batch in enumerate(planned, self.taken + 1):
             if not self._ahead.put(self._deliver(batch, count)):
                 return
         self._is_read = True
 
     def _plan(self) -> Iterator[_Planned]:
-        if isinstance(self._algorithm, Imitator):
-            yield from self._passes(self._algorithm.passes)
-        elif self._recording.batches:
-            for batch in self._recording.entries:
+        if isinstance(self.algorithm, Imitator):
+            yield from self._passes(self.algorithm.passes)
+        elif self.recording.batches:
+            for batch in self.recording.entries:
                 if isinstance(batch, RecordedEvent):
                     yield _Planned((), None, replayed=True, event=batch)
                 elif batch.fragments:
-                    round_ = batch.entry.round if self._algorithm.lock_step else None
+                    round_ = batch.entry.round if self.algorithm.lock_step else None
                     yield _Planned(batch.fragments, round_, replayed=True, flush=batch.entry.flush)
         else:
-            yield from self._formed(self._recording.fragments)
+            yield from self._formed(self.recording.fragments)
 
     def _passes(self, count: int) -> Iterator[_Planned]:
-        entries = [entry for entry in self._recording.fragments if entry not in self._held_out]
+        entries = [entry for entry in self.recording.fragments if entry not in self._held_out]
         for number in range(1, count + 1):
-            order = np.random.default_rng([self._seed, number]).permutation(len(entries))
+            order = np.random.default_rng([self.seed, number]).permutation(len(entries))
             yield from self._formed([entries[index] for index in order])
 
     def _formed(self, entries: Sequence[FrameEntry]) -> Iterator[_Planned]:
@@ -255,7 +250,7 @@ class RecordedFeed(Feed):
         for entry in entries:
             waiting.append(entry)
             charge += entry.charge
-            if self._algorithm.makes_batch(len(waiting), charge):
+            if self.algorithm.makes_batch(len(waiting), charge):
                 yield _Planned(tuple(waiting), None, replayed=False)
                 waiting, charge = [], 0
         if waiting:
@@ -264,12 +259,12 @@ class RecordedFeed(Feed):
     def _deliver(self, planned: _Planned, count: int) -> LogBatch:
         """count: of the recording, up to this one."""
         started = time.perf_counter()
-        loaded = self._recording.load(planned.entries)
+        loaded = self.recording.load(planned.entries)
         headers = [header for header, _ in loaded]
         log_batch = LogBatch(
             steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
             updates=tuple(header.oldest_update for header in headers) if planned.replayed else (),
-            batch=assemble(loaded, self._device) if loaded else None,
+            batch=assemble(loaded, self.device) if loaded else None,
             round=planned.round,
             # Of now: what lies on disk has not waited for the learner.
             created_us=time.time_ns() // 1000,

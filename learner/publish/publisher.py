@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from typing import Final
 
 from penstock.broker.log.learner_log import LearnerLog
@@ -28,31 +28,30 @@ LOOK_S: Final = 0.02
 """Pause between two looks at what is being fetched."""
 
 
+@dataclass(eq=False)
 class PublishInterval:
     """Tells when weights may be published again. One thread notes publications and asks.
 
     fetched: number of versions of more than one chunk that are being fetched. clock: seconds that only rise.
     """
 
-    def __init__(
-        self,
-        section: LearnerSection,
-        fetched: Callable[[], int],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    section: InitVar[LearnerSection]
+    fetched: Callable[[], int]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self, section: LearnerSection) -> None:
         self._interval_s = section.publish_interval_ms / 1000
         self._longest_s = max(self._interval_s, section.publish_fetch_wait_s)
-        self._fetched, self._clock = fetched, clock
         self._last_s, self._size = -math.inf, 0
 
     def published(self, size: int) -> None:
-        self._last_s, self._size = self._clock(), size
+        self._last_s, self._size = self.clock(), size
 
     def is_over(self) -> bool:
-        passed_s = self._clock() - self._last_s
+        passed_s = self.clock() - self._last_s
         if passed_s < self._interval_s or passed_s >= self._longest_s:
             return passed_s >= self._interval_s
-        return self._size <= WEIGHT_CHUNK_BYTES or self._fetched() == 0
+        return self._size <= WEIGHT_CHUNK_BYTES or self.fetched() == 0
 
 
 _WAIT_S: Final = 0.5
@@ -78,32 +77,25 @@ class PendingPublication:
     at_s: float = 0.0
 
 
+@dataclass(eq=False)
 class Publisher:
     """Publishes offers: call `offer` from the loop, `run` in a thread. `latest`: newest of this process.
 
     on_candidate: takes a version to be evaluated, and returns the one that it replaces, if any. on_published:
-    called with each publication and its bytes. published: by the learners of the run before this one.
+    called with each publication and its bytes. count: of publications, by all learners of the run so far.
     """
 
-    def __init__(
-        self,
-        learner_log: LearnerLog,
-        lease: LeaseKeeper,
-        quarantine: Quarantine,
-        on_candidate: Callable[[Candidate], Candidate | None],
-        interval: PublishInterval,
-        stop: threading.Event,
-        on_published: Callable[[Publication, bytes], None] = lambda _publication, _blob: None,
-        *,
-        published: int = 0,
-    ) -> None:
-        self._log = learner_log
-        self._lease = lease
-        self._quarantine = quarantine
-        self._on_candidate = on_candidate
-        self._interval = interval
-        self._on_published = on_published
-        self._stop = stop
+    learner_log: LearnerLog
+    lease: LeaseKeeper
+    quarantine: Quarantine
+    on_candidate: Callable[[Candidate], Candidate | None]
+    interval: PublishInterval
+    stop: threading.Event
+    on_published: Callable[[Publication, bytes], None] = lambda _publication, _blob: None
+    _: KW_ONLY
+    count: int = 0
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: PendingPublication | None = None
         self._busy = False
@@ -112,7 +104,6 @@ class Publisher:
         self._place: dict[int, int] = {}
         self.latest = Publication()
         self.seconds = 0.0
-        self.count = published
 
     def offer(self, offer: PendingPublication) -> None:
         """Publish as soon as possible, in place of the offer that waits."""
@@ -135,7 +126,7 @@ class Publisher:
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
-            while (self._waiting is not None or self._busy) and not self._stop.is_set():
+            while (self._waiting is not None or self._busy) and not self.stop.is_set():
                 self._changed.wait(_WAIT_S)
             self._flushing -= 1
 
@@ -149,13 +140,13 @@ class Publisher:
                 metrics.GENERATIONS.observe(self.count - place)
 
     def withdraw(self, candidate: Candidate) -> None:
-        self._lease.patiently(lambda: self._log.end_evaluation(candidate.version))
+        self.lease.patiently(lambda: self.learner_log.end_evaluation(candidate.version))
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self.stop.is_set():
             failpoint("publisher.waiting")
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting is not None or self._stop.is_set(), _WAIT_S)
+                self._changed.wait_for(lambda: self._waiting is not None or self.stop.is_set(), _WAIT_S)
             self._await_interval()
             with self._changed:
                 offer, self._waiting = self._waiting, None
@@ -172,36 +163,36 @@ class Publisher:
 
         def is_urgent() -> bool:
             nothing = self._waiting is None or self._waiting.weights is None
-            return nothing or self._flushing > 0 or self._stop.is_set()
+            return nothing or self._flushing > 0 or self.stop.is_set()
 
-        while not (is_urgent() or self._interval.is_over()):
+        while not (is_urgent() or self.interval.is_over()):
             with self._changed:
                 self._changed.wait_for(is_urgent, LOOK_S)
 
     def _publish(self, offer: PendingPublication) -> None:
         started = time.perf_counter()
         if offer.weights is None:
-            self._lease.patiently(lambda: self._log.settle(offer.settled))
+            self.lease.patiently(lambda: self.learner_log.settle(offer.settled))
             return
         blob = weights.encode(offer.weights)
         failpoint("publish.before", offer.update)
-        self.latest = self._lease.patiently(lambda: self._send(blob, offer))
-        self._interval.published(len(blob))
+        self.latest = self.lease.patiently(lambda: self._send(blob, offer))
+        self.interval.published(len(blob))
         failpoint("publish.after", offer.update)
         self.count += 1
         self._place[self.latest.version] = self.count
         if len(self._place) > _REMEMBERED:
             del self._place[next(iter(self._place))]
-        self._quarantine.expect(self.latest.version, self.latest.sha256, offer.weights)
+        self.quarantine.expect(self.latest.version, self.latest.sha256, offer.weights)
         if offer.evaluate:
             self._have_evaluated(blob, offer)
-        self._on_published(self.latest, blob)
+        self.on_published(self.latest, blob)
         self.seconds += time.perf_counter() - started
         metrics.UPDATE_SECONDS.labels("publish").observe(time.perf_counter() - started)
         metrics.WEIGHT_VERSION_PUBLISHED.set(self.latest.version)
 
     def _send(self, blob: bytes, offer: PendingPublication) -> Publication:
-        return self._log.publish(
+        return self.learner_log.publish(
             blob,
             update=offer.update,
             settled=offer.settled,
@@ -218,8 +209,8 @@ class Publisher:
             at_s=offer.at_s,
             blob=blob,
         )
-        replaced = self._on_candidate(candidate)
-        self._lease.patiently(lambda: self._log.request_evaluation(candidate.version))
+        replaced = self.on_candidate(candidate)
+        self.lease.patiently(lambda: self.learner_log.request_evaluation(candidate.version))
         if replaced is not None:
             self.withdraw(replaced)
 

@@ -12,7 +12,7 @@ are drawn on the CPU, so that one seed gives one order everywhere. Used by one t
 import itertools
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Final
 
 import torch
@@ -307,24 +307,20 @@ class Prioritisation:
     floor: float = 1e-6
 
 
+@dataclass(eq=False)
 class Replay:
     """Holds at most `capacity` transitions, of at most `capacity_bytes` of payloads in the log."""
 
-    def __init__(
-        self,
-        capacity: int,
-        capacity_bytes: int,
-        *,
-        seed: int,
-        device: torch.device,
-        stack: FrameStack,
-        prioritisation: Prioritisation | None = None,
-    ) -> None:
-        self.capacity = capacity
-        self.capacity_bytes = capacity_bytes
-        self._device = device
+    capacity: int
+    capacity_bytes: int
+    _: KW_ONLY
+    seed: InitVar[int]
+    device: torch.device
+    stack: FrameStack
+    prioritisation: Prioritisation | None = None
+
+    def __post_init__(self, seed: int) -> None:
         self._random = torch.Generator().manual_seed(seed)
-        self._stack = stack
         self._frames: FrameRing | None = None
         self._spans: dict[int, tuple[int, int]] = {}
         """Frames of each entry, oldest first: the number of the first and of the one behind the last."""
@@ -336,9 +332,8 @@ class Replay:
         self._bytes = 0
         self.size = 0
         """Transitions that are here."""
-        self._how = prioritisation
-        self._tree = None if prioritisation is None else SumTree(capacity, device)
-        self._largest = torch.ones((), dtype=torch.float64, device=device)
+        self._tree = None if self.prioritisation is None else SumTree(self.capacity, self.device)
+        self._largest = torch.ones((), dtype=torch.float64, device=self.device)
         self._former: list[tuple[Tensor, Tensor, Tensor]] = []
         """What `set_errors` has overwritten since `begin`: places, their priorities, the largest one."""
 
@@ -415,14 +410,14 @@ class Replay:
 
     def _append(self, entry: Entry, new: Steps) -> Tensor:
         if self._rows is None or self._frames is None:
-            self._rows = _room(new, self.capacity, self._device)
-            self._frames = FrameRing(self.capacity, self._device)
+            self._rows = _room(new, self.capacity, self.device)
+            self._frames = FrameRing(self.capacity, self.device)
         start = self._frames.append(new.frames)
         self._spans[entry.number] = (start, self._frames.end)
         index = self._ring(self.size, entry.rows)
         written = _Rows(new.action, new.reward, new.discount, new.before + start, new.after + start)
         for kept, rows in zip(self._rows.columns(), written.columns(), strict=True):
-            kept[index] = rows.to(self._device)
+            kept[index] = rows.to(self.device)
         self._entries.append(entry)
         self.size += entry.rows
         self._bytes += entry.size
@@ -445,11 +440,11 @@ class Replay:
 
     def _clear(self, index: Tensor) -> None:
         if self._tree is not None:
-            self._tree.set(index, torch.zeros(len(index), dtype=torch.float64, device=self._device))
+            self._tree.set(index, torch.zeros(len(index), dtype=torch.float64, device=self.device))
 
     def _ring(self, start: int, count: int) -> Tensor:
         """Return the places of `count` rows from the one that is `start` behind the oldest."""
-        places = torch.arange(self._first + start, self._first + start + count, device=self._device)
+        places = torch.arange(self._first + start, self._first + start + count, device=self.device)
         return places % self.capacity
 
     # ---- sampling
@@ -465,12 +460,12 @@ class Replay:
             raise ValueError("replay: nothing to sample from; the rate limiter lets steps in first")
         if self._tree is None:
             drawn = torch.randint(self.size, (count,), generator=self._random)
-            index = (drawn.to(self._device) + self._first) % self.capacity
-            return Sample(self.rows(index), index, torch.ones(count, device=self._device))
+            index = (drawn.to(self.device) + self._first) % self.capacity
+            return Sample(self.rows(index), index, torch.ones(count, device=self.device))
         parts = torch.arange(count, dtype=torch.float64)
         within = torch.rand(count, generator=self._random, dtype=torch.float64)
         total = self._tree.total
-        index = self._tree.find(((parts + within) / count).to(self._device) * total)
+        index = self._tree.find(((parts + within) / count).to(self.device) * total)
         weight = (self.size * self._tree.get(index) / total) ** -importance_exponent
         return Sample(self.rows(index), index, (weight / weight.max()).float())
 
@@ -489,7 +484,7 @@ class Replay:
     def _observed(self, numbers: Tensor) -> dict[str, Tensor]:
         """Return what a policy reads of stacks of frames. numbers: int64 [n, k]."""
         assert self._frames is not None, "nothing was inserted"
-        return self._stack.row({path: self._frames.at(path, numbers) for path in self._frames.paths})
+        return self.stack.row({path: self._frames.at(path, numbers) for path in self._frames.paths})
 
     def entries_of(self, index: Tensor) -> Tensor:
         """Return the log entry of each place int64 [n] of the ring, int64 [n] on the CPU."""
@@ -521,12 +516,12 @@ class Replay:
         return go_back
 
     def set_errors(self, index: Tensor, error: Tensor) -> None:
-        if self._tree is None or self._how is None:
+        if self._tree is None or self.prioritisation is None:
             return
         # An error that is not finite ends the update; it must not stay in the tree.
         self._former.append((index, self._tree.get(index), self._largest))
         size = error.detach().double().abs().nan_to_num(0.0, 0.0, 0.0)
-        priority = (size + self._how.floor) ** self._how.exponent
+        priority = (size + self.prioritisation.floor) ** self.prioritisation.exponent
         self._largest = torch.maximum(self._largest, priority.max())
         self._tree.set(index, priority)
 
@@ -570,7 +565,7 @@ class Replay:
         priorities: list[Tensor | None] = [None] * len(entries)
         if self._tree is not None:
             priorities = list(tensors["priorities"].split([entry.rows for entry in entries]))
-            self._largest = tensors["largest"].to(self._device).clone()
+            self._largest = tensors["largest"].to(self.device).clone()
         self._awaited = deque(zip(entries, priorities, strict=True))
         self._random.set_state(tensors["generator"])
         self._first = int(numbers["first"]) % self.capacity
@@ -593,7 +588,7 @@ class Replay:
             )
         index = self._append(entry, new)
         if self._tree is not None and priorities is not None:
-            self._tree.set(index, priorities.to(self._device))
+            self._tree.set(index, priorities.to(self.device))
 
     def end_reload(self) -> int:
         """Stop waiting; returns how many of the awaited entries did not come."""

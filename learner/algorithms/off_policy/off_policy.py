@@ -15,7 +15,7 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 import torch
@@ -78,6 +78,7 @@ class Counts:
     taken: float = 0
 
 
+@dataclass(eq=False)
 class SampleToInsertRatio:
     """Counts insertions and gradient steps of one replay memory, and tells what they allow.
 
@@ -85,22 +86,24 @@ class SampleToInsertRatio:
     buffer_steps: the error's bound, in environment steps.
     """
 
-    def __init__(self, *, ratio: float, minimum: int, buffer_steps: int) -> None:
-        self._ratio = ratio
-        self.minimum = minimum
-        self._buffer = buffer_steps * ratio
-        self.buffer_steps = buffer_steps
+    _: KW_ONLY
+    ratio: float
+    minimum: int
+    buffer_steps: int
+
+    def __post_init__(self) -> None:
+        self._buffer = self.buffer_steps * self.ratio
         self.counts = Counts()
 
     @property
     def due(self) -> float:
-        return (self.counts.inserted - self.minimum) * self._ratio - self.counts.taken
+        return (self.counts.inserted - self.minimum) * self.ratio - self.counts.taken
 
     def may_draw(self, size: int) -> bool:
         return size >= self.minimum and self.due - 1.0 >= -self._buffer
 
     def may_insert(self, steps: int) -> bool:
-        return self.due + steps * self._ratio <= self._buffer + _ROUNDING
+        return self.due + steps * self.ratio <= self._buffer + _ROUNDING
 
     def inserted(self, steps: int) -> None:
         """Count inserted steps; raises RuntimeError where they were not allowed, as `check` has ruled out."""
@@ -137,11 +140,11 @@ class SampleToInsertRatio:
                 f"least {self.minimum + insertion}"
             )
         # An insertion needs room below the upper bound after draws down to the lower one.
-        needed = math.ceil(max(insertion, (insertion + 1.0 / self._ratio) / 2))
+        needed = math.ceil(max(insertion, (insertion + 1.0 / self.ratio) / 2))
         if self.buffer_steps < needed:
             raise ValueError(
                 f"algorithm.error_steps={self.buffer_steps}: with fragments of {insertion} steps, "
-                f"{self._ratio:g} gradient steps per environment step there would come a time "
+                f"{self.ratio:g} gradient steps per environment step there would come a time "
                 f"at which neither inserting nor sampling is allowed; give at least {needed}, or lower "
                 "actor.unroll_length or environment.count"
             )
@@ -150,6 +153,7 @@ class SampleToInsertRatio:
 # ---- The frame of an update, and what it may change.
 
 
+@dataclass(eq=False)
 class Target(Generic[M]):
     """A copy of a network that follows it slowly: θ' ← (1 − τ) θ' + τ θ at every `period`-th gradient step.
 
@@ -158,16 +162,19 @@ class Target(Generic[M]):
     `module`. rate: τ.
     """
 
-    def __init__(self, module: M, online: FlatAdam, *, period: int, rate: float) -> None:
-        self.module: M = copy.deepcopy(module).requires_grad_(requires_grad=False)
+    module: M
+    online: FlatAdam
+    _: KW_ONLY
+    period: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        self.module = copy.deepcopy(self.module).requires_grad_(requires_grad=False)
         self._flat = flatten(self.module)
-        self._online = online
-        self._period = period
-        self._rate = rate
 
     def follow(self) -> None:
-        if self._online.steps % self._period == 0:
-            self._flat.lerp_(self._online.parameters, self._rate)
+        if self.online.steps % self.period == 0:
+            self._flat.lerp_(self.online.parameters, self.rate)
 
     def backup(self) -> GoBack:
         copy = self._flat.clone()
