@@ -32,7 +32,7 @@ from benchmarks import peers
 from benchmarks.stand import PREFIX, Cell, Options, Table, memory_bytes, shell
 from benchmarks.train import Trained, trained
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.protocol.limits import MIB
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection

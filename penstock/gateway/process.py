@@ -29,9 +29,8 @@ from penstock.gateway.http_server import HttpServer, check_listen
 from penstock.gateway.jobs.job_dispatcher import AT_ONCE, JobDispatcher
 from penstock.gateway.jobs.job_records import Runner, Steering
 from penstock.gateway.store.tables import open_database
-from penstock.registry.database import Database, parse_url
 from penstock.registry.records import SchemaMismatch, Unavailable
-from penstock.registry.registry import Registry
+from penstock.registry.registry import Database, Registry, parse_url
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle

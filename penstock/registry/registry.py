@@ -10,21 +10,297 @@ new version (`record_rollback`).
         route(registry.arms("default"), client_key)
 """
 
+import sqlite3
+import threading
 from collections.abc import Callable
-from functools import wraps
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from dataclasses import dataclass
+from functools import cache, partial, wraps
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
+from penstock.config.configuration_error import how_to_install
 from penstock.registry import feedback as late
 from penstock.registry import ratings as rated
 from penstock.registry import traffic as routed
 from penstock.registry import versions
-from penstock.registry.database import REGISTRY, Database
-from penstock.registry.records import SchemaMismatch, is_writable
+from penstock.registry.records import (
+    Conflict,
+    RegistryError,
+    SchemaMismatch,
+    Unavailable,
+    is_writable,
+    reading_uri,
+)
+from penstock.runtime.retry import full_jitter, retry
+
+# ---- The database behind the registry, and behind the accounts of a gateway.
+#
+# SQLite (write-ahead log, one writer at a time; on a local disk) or PostgreSQL (serialisable). A transaction
+# that loses against another is run again for at most RETRY_S; then it is a Conflict. Nothing is half done.
+
+T = TypeVar("T")
+
+BUSY_S: Final = 5.0
+"""Seconds that a writer waits for another one."""
+RETRY_S: Final = 10.0
+"""Seconds for which a transaction that loses is repeated."""
+CONNECT_S: Final = 5
+
+_LOST = frozenset({"40001", "40P01", "55P03", "23505"})  # serialisation, deadlock, lock, unique
+_LOST_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY")
+_NO_DATABASE = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
+_DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+
+
+def parse_url(url: str, called: str = "registry") -> URL:
+    remedy = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ValueError(f"{called} url: not a URL: {remedy}") from error
+    shown = parsed.render_as_string(hide_password=True)
+    if parsed.drivername not in {*_DRIVERS, *_DRIVERS.values()}:
+        raise ValueError(f"{called} url={shown!r}: {parsed.drivername!r} is not supported: {remedy}")
+    if parsed.drivername.startswith("sqlite") and parsed.database in (None, "", ":memory:"):
+        raise ValueError(f"{called} url={shown!r} names no file: {remedy}")
+    return parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+
+
+def make_engine(url: URL) -> Engine:
+    """Return an engine whose transactions are serialisable; nothing is connected yet."""
+    try:
+        if url.drivername.startswith("sqlite"):
+            return _sqlite_engine(url)
+        # Said, because a database made without a locale (SQL_ASCII) would answer bytes instead of text.
+        arguments = {"client_encoding": "utf8", "connect_timeout": CONNECT_S}
+        return create_engine(
+            url,
+            isolation_level="SERIALIZABLE",
+            pool_pre_ping=True,
+            connect_args={key: value for key, value in arguments.items() if key not in url.query},
+            hide_parameters=True,
+        )
+    except (ImportError, NoSuchModuleError) as error:
+        raise RegistryError(
+            f"registry url={url.render_as_string(hide_password=True)!r}: its driver is absent: "
+            f"{how_to_install('postgresql')}"
+        ) from error
+
+
+def _reading_engine(uri_now: Callable[[], str]) -> Engine:
+    """Its connections change nothing; each is made anew, of SQLite's URI as it is then."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(
+            uri_now(), timeout=BUSY_S, uri=True, isolation_level=None, check_same_thread=False
+        )
+
+    engine = create_engine("sqlite+pysqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    return engine
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": BUSY_S}, hide_parameters=True)
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
+    """Take control of transactions; readers and the writer do not wait for each other."""
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")  # a promotion that was answered survives a loss of power
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Begin a write with its lock, so that what the transaction reads still holds when it writes."""
+    reading = connection.get_execution_options().get("reading", False)
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+class Database:
+    """Runs functions in transactions; safe between threads, not across a fork."""
+
+    def __init__(self, url: str, called: str = "registry", *, only_read: bool = False) -> None:
+        """called: in messages. only_read: a file of SQLite stays as it is; `write` raises Unavailable."""
+        parsed = parse_url(url, called)
+        self.called = called
+        self.shown = parsed.render_as_string(hide_password=True)
+        """The URL without its password, for messages."""
+        self.file = Path(parsed.database or "") if parsed.drivername.startswith("sqlite") else None
+        self.only_read = only_read and self.file is not None
+        if self.file is not None and self.only_read:
+            self._engine = _reading_engine(partial(reading_uri, self.file))
+        else:
+            self._engine = make_engine(parsed)
+        self._reading: Engine = self._engine.execution_options(reading=True)
+        # Waits for a lock, and then sees what was committed meanwhile: SQLite's transactions begin so anyway.
+        self._committed = (
+            self._engine
+            if self.file is not None
+            else self._engine.execution_options(isolation_level="READ COMMITTED")
+        )
+        self._never = threading.Event()
+
+    def read(self, work: Callable[[Session], T]) -> T:
+        """Return the result of `work`, from one consistent view; raises Unavailable."""
+        return self._run(self._reading, work)
+
+    def write(self, work: Callable[[Session], T]) -> T:
+        """Return the result of `work`, committed; `work` may run several times."""
+        if self.only_read:
+            raise Unavailable(f"{self.called} {self.shown} is only read: its folder cannot be written to")
+        return self._run(self._engine, work)
+
+    def write_together(self, work: Callable[[Session], T]) -> T:
+        """Return the result of `work`, committed, as `write` does, where many change one row.
+
+        On PostgreSQL each of its statements sees what others have committed until then, so that it waits for
+        them in place of beginning again; `work` must be right with that.
+        """
+        if self.only_read:
+            return self.write(work)
+        return self._run(self._committed, work)
+
+    def migrate(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` as `write` does, to make the tables themselves, under a lock of their own."""
+        return self._run(self._committed, lambda session: work(session.connection()))
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _run(self, engine: Engine, work: Callable[[Session], T]) -> T:
+        def once() -> T:
+            with Session(engine, expire_on_commit=False) as session, session.begin():
+                return work(session)
+
+        try:
+            return retry(
+                once,
+                retryable=_lost,
+                stop=self._never,
+                give_up_s=RETRY_S,
+                delays=full_jitter(0.01, 0.5),
+            )
+        except OperationalError as error:
+            if _lost(error):
+                raise self._conflict(error) from error
+            raise Unavailable(f"{self.called} {self.shown} does not answer: {error.orig}") from error
+        except DBAPIError as error:
+            if _lost(error):
+                raise self._conflict(error) from error
+            if getattr(error.orig, "sqlite_errorname", "") in _NO_DATABASE:
+                raise SchemaMismatch(
+                    f"{self.called} {self.shown}: {error.orig}; name another file"
+                ) from error
+            raise  # a rule of the tables that this package should have checked: a defect
+
+    def _conflict(self, error: DBAPIError) -> Conflict:
+        return Conflict(
+            f"{self.called} {self.shown}: others kept changing the same rows for {RETRY_S:g} s "
+            f"({error.orig}): look at the state and try again"
+        )
+
+
+def _lost(error: Exception) -> bool:
+    if not isinstance(error, DBAPIError):
+        return False
+    origin: Any = error.orig
+    if isinstance(origin, sqlite3.Error):
+        return (getattr(origin, "sqlite_errorname", None) or "").startswith(_LOST_SQLITE)
+    return getattr(origin, "sqlstate", None) in _LOST
+
+
+# ---- The tables of a database: made where there are none, refused where they are of another revision.
+
+_LOCK: Final = 0x70656E73
+"""PostgreSQL's advisory lock under which the tables are made: several processes may open a database."""
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Alembic keeps its state in globals of the process, so that one thread at a time may make tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The revision of one kind of database.
+
+    migrations: alembic's folder. version_table: where a database of this kind notes its revision.
+    remedy: what to do about tables that are absent.
+    """
+
+    migrations: Path
+    version_table: str = "alembic_version"
+    remedy: str = "open it once with migrate=True"
+
+    def configuration(self, connection: Connection | None = None) -> Config:
+        """Return alembic's configuration on an open connection; `alembic revision` works with the same."""
+        config = Config(attributes={"connection": connection})
+        config.set_main_option("script_location", str(self.migrations).replace("%", "%%"))
+        return config
+
+    def open(self, database: Database, *, migrate: bool) -> None:
+        """Make the tables with `migrate` where there are none, and check their revision."""
+        if not migrate and database.file is not None and not database.file.exists():
+            raise SchemaMismatch(f"{_named(database)}: no such file: {self.remedy}")
+        if migrate:
+            database.migrate(lambda connection: self._make(connection, database))
+        else:
+            database.read(lambda session: self._check(session.connection(), database))
+
+    def _make(self, connection: Connection, database: Database) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        if self._current(connection) is not None:
+            self._check(connection, database)
+            return
+        with _ONE_AT_A_TIME:
+            command.upgrade(self.configuration(connection), "head")
+
+    def _check(self, connection: Connection, database: Database) -> None:
+        found, own = self._current(connection), _revision(self.migrations)
+        if found is None:
+            raise SchemaMismatch(
+                f"{_named(database)}: its tables are absent, this program needs {own}: {self.remedy}"
+            )
+        if found != own:
+            raise SchemaMismatch(
+                f"{_named(database)}: its tables are of revision {found}, this program needs {own}: use the "
+                f"Penstock that made them, or another {database.called}"
+            )
+
+    def _current(self, connection: Connection) -> str | None:
+        options: dict[str, Any] = {"version_table": self.version_table}
+        return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+@cache
+def _revision(migrations: Path) -> str | None:
+    """Run the scripts of a folder once: those of a program stay what they are while it runs."""
+    return ScriptDirectory.from_config(Schema(migrations=migrations).configuration()).get_current_head()
+
+
+def _named(database: Database) -> str:
+    return f"{database.called} {database.shown}"
+
+
+REGISTRY: Final = Schema(migrations=Path(__file__).parent / "migrations")
+
+
+# ---- The registry.
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def _method(

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from penstock.registry.database import Database
 from penstock.registry.records import (
     MAX_PINNED,
     Action,
@@ -32,7 +31,7 @@ from penstock.registry.records import (
     Unavailable,
     UnknownVersion,
 )
-from penstock.registry.registry import Registry
+from penstock.registry.registry import Database, Registry
 from penstock.registry.routing import Arm, follow
 from penstock.registry.versions import RANGE
 from tests.support.storage.postgresql_server import DATABASES, PostgresqlServer, find_programs
@@ -405,7 +404,7 @@ def test_a_change_without_reason_or_name_is_refused(registry: Registry, reason: 
 def test_the_database_itself_admits_one_active_version(
     url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.registry.database.RETRY_S", 0.1)
+    monkeypatch.setattr("penstock.registry.registry.RETRY_S", 0.1)
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     database = Database(url)
@@ -537,7 +536,7 @@ def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_behind(
     code = """
 import sys, time
 from penstock.registry import versions
-from penstock.registry.database import Database
+from penstock.registry.registry import Database
 
 def promote(session):
     versions.promote(session, "default", 1, "x", by="x")
@@ -557,8 +556,8 @@ Database(sys.argv[1]).write(promote)
 
 
 def test_a_database_that_stays_busy_is_a_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.registry.database.BUSY_S", 0.05)
-    monkeypatch.setattr("penstock.registry.database.RETRY_S", 0.2)
+    monkeypatch.setattr("penstock.registry.registry.BUSY_S", 0.05)
+    monkeypatch.setattr("penstock.registry.registry.RETRY_S", 0.2)
     file = tmp_path / "registry.sqlite"
     with Registry.open(f"sqlite:///{file}", migrate=True) as registry:
         register(registry, 1)

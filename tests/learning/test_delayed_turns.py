@@ -8,7 +8,7 @@ import torch
 
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.protocol.fragment import check
 from penstock.protocol.messages import Publication

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.policy import weights
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from tests.support.experience.token_experience import Response, batch_of, fragment, next_log_probs

@@ -35,8 +35,8 @@ from penstock.gateway.store.tables import (
     SessionRow,
     UserRow,
 )
-from penstock.registry.database import Database
 from penstock.registry.records import RegistryError
+from penstock.registry.registry import Database
 
 T = TypeVar("T")
 _NOT_KNOWN = "name or password is wrong"

@@ -12,8 +12,8 @@ from typing import Any, Final
 from sqlalchemy import JSON, BigInteger, Double, Index, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from penstock.registry.database import Database, Schema
 from penstock.registry.models import NAMES, UtcTime, words
+from penstock.registry.registry import Database, Schema
 
 
 class Role(StrEnum):

@@ -34,7 +34,7 @@ from penstock.learner.algorithms.losses import decayed, factor, warmup
 from penstock.learner.algorithms.optimiser import copies, load_copies, taken_over, under
 from penstock.learner.algorithms.registry import HardwareMaker as AlgorithmMaker
 from penstock.learner.algorithms.registry import choose
-from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.learner.model import Model, make_step_model, model_of, target_of
 from penstock.learner.ranks.group import RankGroup

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from tests.support.experience.token_experience import Response, SmallTokenPolicy, batch_of, fragment, sample
 

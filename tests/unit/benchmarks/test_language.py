@@ -8,8 +8,8 @@ import torch
 from benchmarks import language
 from benchmarks.language import Loop
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.tokens.responses import read_responses
-from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.algorithms.responses import read_responses
+from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 
 SHAPE = language.Shape(layers=1, width=32, vocabulary=40, responses=6)

@@ -8,9 +8,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from penstock.gateway.store.tables import GATEWAY, Base, Role, open_database
-from penstock.registry.database import Database
 from penstock.registry.records import SchemaMismatch
-from penstock.registry.registry import Registry
+from penstock.registry.registry import Database, Registry
 
 
 def tables(file: Path) -> dict[str, list[str]]:

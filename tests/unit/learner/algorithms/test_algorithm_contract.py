@@ -21,11 +21,10 @@ from penstock.config.settings import (
     ReinforceSection,
     SACSection,
 )
-from penstock.learner.algorithms import clone, on_policy, ppo
+from penstock.learner.algorithms import clone, on_policy, ppo, token_ppo
 from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.algorithms.off_policy import dqn, sac
 from penstock.learner.algorithms.registry import ALGORITHMS
-from penstock.learner.algorithms.tokens import token_ppo
 from penstock.learner.batch import Batch
 from penstock.policy import weights
 from tests.support.experience import token_learner

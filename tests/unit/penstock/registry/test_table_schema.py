@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from alembic import command
 
-from penstock.registry.database import REGISTRY, Database, parse_url
 from penstock.registry.records import SchemaMismatch
-from penstock.registry.registry import Registry
+from penstock.registry.registry import REGISTRY, Database, Registry, parse_url
 
 MADE_BEFORE = Path(__file__).parents[3] / "processes/train/solved_run/registry.sqlite"
 """A registry of revision 0010 that another program made."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from penstock.learner.algorithms.tokens.responses import Grid, Responses, read_responses
+from penstock.learner.algorithms.responses import Grid, Responses, read_responses
 from tests.support.experience.token_experience import Response, batch_of, fragment
 
 GIVEN = (

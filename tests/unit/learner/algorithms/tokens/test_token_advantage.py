@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.learner.algorithms.tokens.responses import (
+from penstock.learner.algorithms.responses import (
     DEVIATION_FLOOR,
     divergence_reward,
     group_relative,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.tokens.responses import prepare, read_responses
+from penstock.learner.algorithms.responses import prepare, read_responses
 from penstock.policy.tokens import TokenOutputs, TokenRows
 from tests.support.experience.experience import same
 from tests.support.experience.token_experience import Response, SmallTokenPolicy, batch_of, fragment

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.tokens.responses import prepare, read_responses
+from penstock.learner.algorithms.responses import prepare, read_responses
 from tests.support.experience.token_experience import Response, batch_of, fragment
 
 Kind = Literal["gae", "group", "reinforce"]

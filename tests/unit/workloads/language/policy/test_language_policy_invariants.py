@@ -10,8 +10,8 @@ from torch import Tensor
 
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.algorithm import Hardware
-from penstock.learner.algorithms.tokens.responses import read_responses
-from penstock.learner.algorithms.tokens.token_ppo import TokenPPO
+from penstock.learner.algorithms.responses import read_responses
+from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.policy import weights
 from penstock.protocol.fragment import Fragment

@@ -38,8 +38,7 @@ from penstock.learner.algorithms.algorithm import (
 )
 from penstock.learner.algorithms.losses import Objective
 from penstock.learner.algorithms.optimiser import FlatAdam, Trained
-from penstock.learner.algorithms.rows import Steps
-from penstock.learner.algorithms.tokens.responses import (
+from penstock.learner.algorithms.responses import (
     Index,
     MicroBatch,
     Prepared,
@@ -47,6 +46,7 @@ from penstock.learner.algorithms.tokens.responses import (
     prepare,
     read_responses,
 )
+from penstock.learner.algorithms.rows import Steps
 from penstock.learner.batch import Batch
 from penstock.learner.ranks.group import edges
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows

@@ -1,1 +1,0 @@
-"""PPO and its relatives for language models: an action is a token."""
