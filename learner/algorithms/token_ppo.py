@@ -102,12 +102,8 @@ class TokenObjective(Objective):
         return rate
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """A micro-batch and what the policy says of it."""
-
-    part: MicroBatch
-    outputs: TokenOutputs
+Pass = tuple[MicroBatch, TokenOutputs]
+"""A micro-batch and what the policy says of it."""
 
 
 class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
@@ -213,7 +209,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
     def _passes(self, responses: Responses, rows: Index) -> Iterator[Pass]:
         """Yield a forward pass for each micro-batch of these rows; differentiable where gradients are on."""
         for part in responses.micro_batches(rows, self.section.micro_batch_tokens):
-            yield Pass(part, self._outputs(part.rows))
+            yield part, self._outputs(part.rows)
 
     def _only_pass(self, responses: Responses) -> Pass | None:
         """The pass that serves for preparation and step, where an update has one step and one micro-batch."""
@@ -227,12 +223,12 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         """Return what `prepare` reads of all n sampled tokens, float32."""
         has_reference = self._kl_coefficient > 0.0
         read = torch.empty((4 if has_reference else 3, responses.sampled), device=self._device)
-        for one in passes:
-            columns = [one.outputs.log_prob, one.outputs.entropy, one.outputs.value]
+        for part, outputs in passes:
+            columns = [outputs.log_prob, outputs.entropy, outputs.value]
             if has_reference:
                 with self._precision:
-                    columns.append(self.policy.reference_log_prob(one.part.rows))
-            read[:, one.part.index] = torch.stack([column.detach().float() for column in columns])
+                    columns.append(self.policy.reference_log_prob(part.rows))
+            read[:, part.index] = torch.stack([column.detach().float() for column in columns])
         return read
 
     def _beyond(self, responses: Responses) -> Tensor | None:
@@ -282,10 +278,10 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         for optimiser in learning.values():
             optimiser.flat_gradient.zero_()
         sums = torch.zeros(2, device=self._device)
-        for one in passes:
-            record.log_prob[one.part.index] = one.outputs.log_prob.detach()
-            columns = Steps(prepared.columns[:, one.part.index])
-            sums += self._accumulate(one.outputs, columns, total, objective.entropy_coefficient)
+        for part, outputs in passes:
+            record.log_prob[part.index] = outputs.log_prob.detach()
+            columns = Steps(prepared.columns[:, part.index])
+            sums += self._accumulate(outputs, columns, total, objective.entropy_coefficient)
         record.losses.append(sums)
         for name, optimiser in learning.items():
             rate, max_norm = objective.learning_rate_of(name), self.section.max_gradient_norm

@@ -148,14 +148,8 @@ def _event(entry: FrameEntry) -> RecordedEvent:
     return RecordedEvent("restore" if entry.action == "restore" else "checkpoint", entry.name, entry.command)
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    entries: tuple[FrameEntry, ...]
-    round: int | None
-    replayed: bool
-    """As it was consumed, so its staleness means what it meant."""
-    event: RecordedEvent | None = None
-    flush: int = 0
+_Planned = tuple[FrameEntry | None, tuple[FrameEntry, ...], RecordedEvent | None]
+"""The frame of a batch that is replayed as it was consumed, its fragments, or an event in its place."""
 
 
 @dataclass(eq=False)
@@ -231,10 +225,9 @@ class RecordedFeed(Feed):
         elif self.recording.batches:
             for batch in self.recording.entries:
                 if isinstance(batch, RecordedEvent):
-                    yield _Planned((), None, replayed=True, event=batch)
+                    yield None, (), batch
                 elif batch.fragments:
-                    round_ = batch.entry.round if self.algorithm.lock_step else None
-                    yield _Planned(batch.fragments, round_, replayed=True, flush=batch.entry.flush)
+                    yield batch.entry, batch.fragments, None
         else:
             yield from self._formed(self.recording.fragments)
 
@@ -251,28 +244,30 @@ class RecordedFeed(Feed):
             waiting.append(entry)
             charge += entry.charge
             if self.algorithm.makes_batch(len(waiting), charge):
-                yield _Planned(tuple(waiting), None, replayed=False)
+                yield None, tuple(waiting), None
                 waiting, charge = [], 0
         if waiting:
-            yield _Planned(tuple(waiting), None, replayed=False)
+            yield None, tuple(waiting), None
 
     def _deliver(self, planned: _Planned, count: int) -> LogBatch:
         """count: of the recording, up to this one."""
         started = time.perf_counter()
-        loaded = self.recording.load(planned.entries)
+        replayed, fragments, event = planned
+        loaded = self.recording.load(fragments)
         headers = [header for header, _ in loaded]
         log_batch = LogBatch(
             steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
-            updates=tuple(header.oldest_update for header in headers) if planned.replayed else (),
+            # As it was consumed, so its staleness means what it meant.
+            updates=tuple(header.oldest_update for header in headers) if replayed is not None else (),
             batch=assemble(loaded, self.device) if loaded else None,
-            round=planned.round,
+            round=replayed.round if replayed is not None and self.algorithm.lock_step else None,
             # Of now: what lies on disk has not waited for the learner.
             created_us=time.time_ns() // 1000,
             assemble_s=time.perf_counter() - started,
             reward=sum(reward_of(arrays) for _, arrays in loaded),
             recorded=count,
-            event=planned.event,
-            flush=planned.flush,
+            event=event,
+            flush=0 if replayed is None else replayed.flush,
         )
         metrics.UPDATE_SECONDS.labels("assemble").observe(log_batch.assemble_s)
         return log_batch
