@@ -25,8 +25,8 @@ from penstock.broker.log.replies import Lease
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner import failures
 from penstock.learner.algorithms.algorithm import EMPTY, AlgorithmState, Settles, Update
-from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.checkpointer import Beginning, Checkpointer, choose
+from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import (
     BEST,
     CheckpointStore,

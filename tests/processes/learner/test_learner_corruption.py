@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from penstock.broker.log.replies import Commit, Lease, LogState, Totals
-from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.checkpointer import Beginning, choose
+from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.ledger import Progress, sections
 from penstock.learner.model import make_model

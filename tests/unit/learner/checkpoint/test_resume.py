@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.log.replies import Commit, Lease
-from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.checkpointer import choose
+from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.ledger import Progress
 from penstock.runtime.exit import Fatal
