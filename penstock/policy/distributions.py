@@ -129,10 +129,6 @@ class SquashedGaussian(drawing.SquashedGaussianDrawing, Gaussian):
 class ConditionalSquashedGaussian(drawing.ConditionalSquashedGaussianDrawing, SquashedGaussian):
     """A squashed Gaussian whose standard deviations are outputs of the network as well."""
 
-    def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
-        ActionHead.__init__(self, path, 2 * math.prod(space.shape), space.dtype)
-        self._take(space, initial_log_std)
-
     def split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and logarithms of standard deviations, [..., A] each."""
         mean, log_std = parameters.split(self.count, -1)

@@ -340,7 +340,7 @@ class Inputs:
         return Inputs(self.vector[rows], images, None if self.forbidden is None else self.forbidden[rows])
 
 
-class Reader(nn.Module):
+class Reader(InputLayout, nn.Module):
     """Converts observations to `Inputs`.
 
     Each leaf is real numbers (normalised if asked), one-hot, or an image.
@@ -349,17 +349,11 @@ class Reader(nn.Module):
     """
 
     def __init__(self, space: Space, section: PolicySection) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
+        InputLayout.__init__(self, space)
         self.space = space
-        self.layout = InputLayout(space)
-        self.images, self.reals, self.codes = self.layout.images, self.layout.reals, self.layout.codes
-        self.reals_width, self.width = self.layout.reals_width, self.layout.width
         wanted = section.normalise_observations and self.reals_width > 0
         self.normaliser = Normaliser(self.reals_width, section.observation_clip) if wanted else None
-
-    @property
-    def columns(self) -> dict[str, slice]:
-        return self.layout.columns
 
     def raw_reals(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
         """Return the Box leaves side by side, [M, reals_width], not normalised."""

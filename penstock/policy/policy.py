@@ -35,7 +35,7 @@ class ModuleForward(NumpyForward):
             mean, variance = reader.normaliser.mean, reader.normaliser.variance
             normaliser = NumpyNormaliser(mean.numpy(), variance.numpy(), reader.normaliser.clip)
             self._tensors += [mean, variance]
-        super().__init__(reader.layout, normaliser, [self._taken(layer) for layer in layers])
+        super().__init__(reader, normaliser, [self._taken(layer) for layer in layers])
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
 
     def is_current(self) -> bool:

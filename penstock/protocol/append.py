@@ -16,7 +16,7 @@ per fragment.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
@@ -168,11 +168,8 @@ def encode(session: int, acked_through: int, fragments: Iterable[Fragment]) -> b
 _ABSENT: Final = slice(0, 0)
 
 
-class _Place(NamedTuple):
-    """Where in a request the parts of a fragment lie."""
-
-    header: slice
-    payload: slice
+_Place = tuple[slice, slice]
+"""Where in a request header and payload of a fragment lie."""
 
 
 def parse(data: bytes) -> AppendCall:
@@ -190,7 +187,7 @@ def parse(data: bytes) -> AppendCall:
             )
         place = _find_parts(data, begin, stop)
         places.append(place)
-        rows += _count_rows(data, place.header)
+        rows += _count_rows(data, place[0])
         if rows > limits.MAX_ROWS_PER_APPEND:
             raise Unfit(
                 f"fragments: more than {limits.MAX_ROWS_PER_APPEND} slots, spans and tensors in one Append; "
@@ -198,7 +195,7 @@ def parse(data: bytes) -> AppendCall:
             )
     own.append(data[end:])
     request, view = AppendRequest.FromString(b"".join(own)), memoryview(data)
-    sent = [SentFragment(HeaderMessage.FromString(data[at.header]), view[at.payload]) for at in places]
+    sent = [SentFragment(HeaderMessage.FromString(data[header]), view[payload]) for header, payload in places]
     return AppendCall(request.session, request.acked_through, sent)
 
 
@@ -212,7 +209,7 @@ def _find_parts(data: bytes, begin: int, end: int) -> _Place:
             header = slice(start, stop)
         elif number == _PAYLOAD:
             payload = slice(start, stop)
-    return _Place(header, payload)
+    return header, payload
 
 
 def _count_rows(data: bytes, header: slice) -> int:

@@ -326,13 +326,10 @@ class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
     """
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
-        Drawing.__init__(self, path, 2 * math.prod(space.shape), space.dtype)
-        self._take(space, initial_log_std)
-
-    def _take(self, space: Box, initial_log_std: float) -> None:
+        # Past the Gaussian's own, which has deviations beside the network.
+        super(GaussianDrawing, self).__init__(path, 2 * math.prod(space.shape), space.dtype)
         self._take_bounds(space)
-        self.count = math.prod(space.shape)
-        self.initial_log_std = initial_log_std
+        self.count, self.initial_log_std = math.prod(space.shape), initial_log_std
 
     def own_weights(self) -> dict[str, Array]:
         return {}
