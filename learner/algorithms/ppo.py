@@ -1,7 +1,7 @@
-"""Proximal policy optimisation on stale experience: decoupled by default, coupled on request.
+"""Proximal policy optimisation on stale experience, and its relatives IMPALA and REINFORCE.
 
-One update computes π_prox, values and advantages once, then runs epochs of minibatches, and reads the
-device once at the end (per epoch only when a target KL is set):
+PPO is decoupled by default, coupled on request. One update computes π_prox, values and advantages once, then
+runs epochs of minibatches, and reads the device once at the end (per epoch only when a target KL is set):
 
     [epoch: permute → minibatch steps → KL]
 
@@ -9,24 +9,410 @@ A step is part of one batch only, so it is used at most `epochs` times; steps th
 fewer passes (`lagging_epochs`) or none (`mask_after`).
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
-from penstock.learner.algorithms import losses, on_policy
-from penstock.learner.algorithms.algorithm import AlgorithmState, Hardware
+from penstock.learner.algorithms import losses
+from penstock.learner.algorithms.algorithm import (
+    EMPTY,
+    AlgorithmState,
+    Hardware,
+    LearnsOnce,
+    Own,
+    Update,
+    contained,
+    verdict,
+)
+from penstock.learner.algorithms.fast import DenseNetwork, Made, network_of
 from penstock.learner.algorithms.losses import Advantages, Objective, Surrogate, Unrolls
-from penstock.learner.algorithms.on_policy import GradientRecord, OnPolicy, Prepared, Scaled
-from penstock.learner.algorithms.rows import Rows, Sequences, Statistics, Steps
+from penstock.learner.algorithms.optimiser import FlatAdam, Trained, under
+from penstock.learner.algorithms.rows import (
+    Rows,
+    Sequences,
+    Statistics,
+    Steps,
+    observed_by,
+    see,
+    sequences_of,
+    unrolls_of,
+    values_of,
+)
 from penstock.learner.batch import Batch
-from penstock.learner.ranks.group import RankRows
+from penstock.learner.ranks.group import RankGroup, RankRows
+from penstock.policy.actor_critic import SeenTrajectory
+from penstock.policy.networks import Inputs, Moments, combine, measure, moments, thinned
 from penstock.policy.policy import Policy
 
+# ---- What PPO, IMPALA and REINFORCE have in common: the frame of an update, gradient steps, metrics, state.
+#
+#    prepare (values, log π, advantages, surrogate) → epochs of gradient steps → measure → finite?
+#                                          commit: merge the statistics  ←  yes ┘   └ no: everything back
+#
+# An update reads the device once, at its end. Whatever is defined over the whole batch or minibatch goes
+# through `RankGroup`, so that several ranks make the update that one would make.
+
+SHARED_METRICS: Final = (
+    "policy_loss", "value_loss", "entropy", "gradient_norm", "kl_behaviour", "effective_sample_size",
+    "max_ratio", "explained_variance", "mean_value", "learning_rate", "entropy_coefficient",
+)  # fmt: skip
+"""`kl_behaviour` is KL(μ‖π_θ) in nats; it, `effective_sample_size` and `max_ratio` (π_θ/μ) are of the last
+epoch, `entropy` (nats) and `explained_variance` of the batch's start, losses and `gradient_norm` means
+over gradient steps. All of them are of the rows of all ranks."""
+
+_JUDGED: Final = ("policy_loss", "value_loss", "entropy", "gradient_norm")
+"""Metrics that must be finite for an update to be kept, beside parameters, moments and statistics."""
+_SUMMED: Final = ("policy_loss", "value_loss", "entropy", "optimiser")
+"""Of which every rank holds a share. The last is no metric: not finite on one rank, it is so on all."""
+_RANK_STRIDE: Final = 0x9E3779B1
+"""Between the seeds of ranks: no gradient step of one has the seed of another's, also in 32 bits, to which a
+generator on the CPU cuts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What an update prepares before its epochs, and which none of them changes.
+
+    rows: those of this rank that are trained.   steps: of all ranks.
+    rank_rows: of what an epoch permutes, `rows`.
+    index: int64, which of all T·B steps they are, or of B columns those of `Sequences`; None: all.
+    entropy: scalar, their share of the mean of π_prox.   observed: by all ranks, for the normaliser, if any.
+    """
+
+    rows: Rows | Sequences
+    steps: int
+    rank_rows: RankRows
+    index: Tensor | None
+    entropy: Tensor
+    observed: Moments | None
+
+    def each(self, of_columns: Tensor, steps: int) -> Tensor:
+        """A number of every column, [B], as one of everything that an epoch permutes."""
+        every = of_columns if isinstance(self.rows, Sequences) else of_columns.repeat(steps)
+        return every if self.index is None else every[self.index]
+
+
+@dataclass(slots=True)
+class GradientRecord:
+    """What the gradient steps leave behind, on the device.
+
+    rows, rank_rows: of the last epoch, as permuted.   log_prob: of these, minibatch by minibatch.
+    losses: this rank's shares of the means over all ranks, [2] each.   used: steps of all ranks that gradient
+    steps were of.   numbers: more metrics.
+    """
+
+    rows: Rows | Sequences
+    rank_rows: RankRows
+    log_prob: list[Tensor] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+    used: int = 0
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+class OnPolicy(Trained, LearnsOnce[Own]):
+    """An `Algorithm` that makes its gradient steps on each batch while it is fresh.
+
+    A subclass says how advantages are estimated (`_advantages`), what they weigh (`_surrogate`), what
+    gradient steps descend (`_schedule`) and which are made (`_train`).
+
+    Owns the policy's weights from now on: do not convert or move the policy.
+
+    Args:
+        policy: what is trained, on its device.
+        section: the algorithm's settings.
+        seed: of permutations and of the features that dropout leaves out.
+        hardware: ranks, precision and compilation; None: one rank, in the policy's dtype.
+    """
+
+    policy: Policy
+
+    def __init__(self, policy: Policy, section: Own, *, seed: int, hardware: Hardware | None = None) -> None:
+        hardware = hardware or Hardware()
+        LearnsOnce.__init__(self, section)
+        self.policy = policy
+        self._optimiser = FlatAdam(policy, section.adam_epsilon)
+        self._network = network_of(policy, self._optimiser, hardware)
+        self._group = hardware.group
+        self._seed = seed
+        self._permutations = torch.Generator().manual_seed(seed)
+        self.modules, self.optimisers = {"policy": policy}, {"": self._optimiser}
+        self.generators = {"permutations": self._permutations}
+        self._reward_scale = RewardScale(section.discount, self._group) if section.scale_rewards else None
+
+    # ---- what an algorithm says of itself
+
+    @abstractmethod
+    def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
+        """Once per batch. log_ratios: log π/μ with the policy at the start of the batch, [T, B]."""
+
+    @abstractmethod
+    def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
+        """Once per batch. log μ, log π at the start of the batch, advantages: [n]."""
+
+    def _train(self, batch: Batch, prepared: Prepared, objective: Objective) -> GradientRecord:
+        """Make one gradient step on the whole batch."""
+        record = GradientRecord(prepared.rows, prepared.rank_rows)
+        _, sizes = prepared.rank_rows.split(torch.arange(prepared.rank_rows.total), 1)
+        self._gradient_steps(sizes, objective, record)
+        return record
+
+    def _trained(self, batch: Batch) -> Tensor:
+        """Return which steps enter the losses, bool [T, B]."""
+        return batch.valid
+
+    def _schedule(self, progress: float) -> Objective:
+        """The plain policy gradient, where no subclass says more."""
+        section, updates = self.section, self._updates
+        share = losses.factor(section.learning_rate_schedule, progress)
+        return Objective(
+            learning_rate=section.learning_rate * share * losses.warmup(updates, section.warmup_updates),
+            entropy_coefficient=losses.decayed(
+                section.entropy_coefficient, section.entropy_decay, section.entropy_floor, updates
+            ),
+            value_coefficient=section.value_coefficient,
+        )
+
+    def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, objective: Objective) -> dict[str, Tensor]:
+        """More metrics of the last epoch. batch: this rank's; rows, log_prob: of all ranks."""
+        return {}
+
+    # ---- an update
+
+    def update(self, batch: Batch, *, progress: float) -> Update:
+        return contained(partial(self._attempt, progress=progress), batch, self._group)
+
+    def _attempt(self, batch: Batch, *, is_rehearsal: bool, progress: float) -> Update:
+        rank_rows = self._group.rows_of(self._trained(batch))
+        if not rank_rows.total:
+            return Update(applied=False, reason=EMPTY)
+        objective = self._schedule(progress)
+        with torch.no_grad():
+            scaled = self._reward_scale.scale(batch) if self._reward_scale is not None else None
+            prepared = self.prepare(batch, scaled.rewards if scaled else batch.reward, rank_rows)
+        if not prepared.rank_rows.total:
+            return Update(applied=False, reason=EMPTY)
+        with self.undoing() as trial:
+            record = self._train(batch, prepared, objective)
+            activations = measure(
+                self.policy, lambda: self.policy.bodies(prepared.rows.alone()), self._group.moments
+            )
+            with torch.no_grad():
+                statistics = Statistics(prepared.observed, activations)
+                reason, metrics = self._measure(batch, prepared, statistics, record, objective)
+            trial.is_kept = not reason and not is_rehearsal
+            if trial.is_kept:
+                self._commit(statistics, scaled, metrics)
+        return Update(
+            applied=not reason,
+            reason=reason,
+            steps=prepared.steps,
+            gradient_steps=len(record.norms),
+            metrics={} if reason else metrics,
+        )
+
+    # ---- before the epochs
+
+    def prepare(self, batch: Batch, rewards: Tensor, rank_rows: RankRows) -> Prepared:
+        """Compute what the epochs of a rank's share of a batch have in common; call it without gradients.
+
+        rewards: [T, B], scaled where that is asked for. rank_rows: of the steps that are trained, at least
+        one. There are no rows where none of them lies behind the burn-in.
+        """
+        policy, trained, (steps, columns) = self.policy, rank_rows.steps, batch.valid.shape
+        count = steps * columns
+        look = see(policy, batch)
+        outputs = self._network.outputs(look.inputs)
+        action = {path: values.flatten(0, 1) for path, values in batch.action.items()}
+        parameters = outputs.parameters[:count]
+        proximal = self._network.log_prob(parameters, action)
+        behaviour = batch.log_prob.flatten().to(proximal.dtype)
+        values, finals = values_of(policy, look, outputs.value, (steps, columns))
+        unrolls = unrolls_of(batch, rewards.to(values.dtype), values, finals)
+        estimated = self._advantages(unrolls, (proximal - behaviour).view(steps, columns))
+        fixed = [estimated.advantage, estimated.target, values[:-1]]
+        flat = torch.stack([behaviour, proximal, *(tensor.flatten() for tensor in fixed)])
+        entropy = policy.joint_entropy(parameters)
+        observed = observed_by(policy, look, batch, self._group)
+        if look.starts is not None:
+            return self._prepare_sequences(trained, look, (action, flat, entropy, observed))
+        inputs, index = look.inputs.narrow(0, count), None
+        if not bool(trained.all()):
+            index = trained.flatten().nonzero().squeeze(1)
+            inputs, flat, entropy = inputs.select(index), flat[:, index], entropy[index]
+            action = {path: rows[index] for path, rows in action.items()}
+        # Advantages are standardised over the rows of all ranks.
+        rows = Rows(rank_rows.own(self._columns(rank_rows.gather(flat))), inputs, action)
+        mean = entropy.sum().div_(rank_rows.total)
+        return Prepared(rows, rank_rows.total, rank_rows, index, mean, observed)
+
+    def _prepare_sequences(
+        self,
+        trained: Tensor,
+        look: SeenTrajectory,
+        of_rows: tuple[dict[str, Tensor], Tensor, Tensor, Moments | None],
+    ) -> Prepared:
+        """Columns that have a trained step behind the burn-in; of a group of one rank."""
+        action, flat, entropy, observed = of_rows
+        sequences, index = sequences_of(
+            self.policy, trained, look, action, lambda index: self._columns(flat[:, index])
+        )
+        used = torch.from_numpy(sequences.counts.nonzero()[0])
+        return Prepared(
+            rows=sequences.select(used),
+            steps=sequences.steps,
+            rank_rows=self._group.rows_of(torch.from_numpy(sequences.counts > 0).unsqueeze(0)),
+            index=used.to(trained.device),
+            entropy=entropy[index].mean(),
+            observed=observed,
+        )
+
+    def _columns(self, flat: Tensor) -> Tensor:
+        """Return those of `Steps`, of log μ, log π_prox, advantage, target and value, [5, n]."""
+        behaviour, proximal, advantage, target, value = flat.unbind(0)
+        if self.section.normalise_advantages:
+            advantage = losses.standardise(advantage)
+        surrogate = self._surrogate(behaviour, proximal, advantage)
+        return torch.stack(
+            [surrogate.anchor, surrogate.weighted_advantage, target, value, behaviour, proximal]
+        )
+
+    # ---- gradient steps
+
+    def _gradient_steps(
+        self, sizes: Sequence[tuple[int, int]], objective: Objective, record: GradientRecord
+    ) -> None:
+        """Make one on each minibatch of `record.rows` in turn; sizes: as of `RankRows.split`."""
+        record.log_prob, max_norm = [], self.section.max_gradient_norm
+        for rows in record.rows.cut(sizes):
+            made = self.gradient_of(rows, objective)
+            gradient = self._group.sum_(made.gradient)
+            record.norms.append(self._optimiser.step(gradient, objective.learning_rate, max_norm))
+            record.losses.append(made.losses)
+            record.used += rows.total
+            record.log_prob.append(made.log_prob)
+
+    def gradient_of(self, rows: Rows, objective: Objective) -> Made:
+        """This rank's share of a minibatch's gradient, in closed form where the network has one."""
+        network = self._network
+        if isinstance(network, DenseNetwork) and network.is_closed:
+            return network.gradient_of(rows, objective)
+        outputs = network.outputs(rows.inputs)
+        log_prob = whole = network.log_prob(outputs.parameters, rows.action)
+        if self.policy.dropouts:
+            with self._thinned(rows.inputs):
+                outputs = network.outputs(rows.inputs)
+            log_prob = network.log_prob(outputs.parameters, rows.action)
+            # The ratio is that of the policy which acts; only its slope goes through the thinned network.
+            log_prob = log_prob + (whole - log_prob).detach()
+        if objective.clip_range is None:
+            surrogate = losses.policy_gradient(log_prob, rows.weighted_advantage, rows.total)
+        else:
+            surrogate = losses.policy_loss(
+                log_prob,
+                rows.anchor,
+                rows.weighted_advantage,
+                objective.clip_range,
+                objective.dual_clip,
+                rows.total,
+            )
+        error = losses.value_loss(
+            outputs.value, rows.target, rows.old_value, objective.value_clip, rows.total
+        )
+        loss = surrogate + objective.value_coefficient * error
+        if objective.entropy_coefficient:
+            entropy = self.policy.joint_entropy(outputs.parameters).sum() / rows.total
+            loss = loss - objective.entropy_coefficient * entropy
+        parts = torch.stack([surrogate, error]).detach()
+        return Made(log_prob.detach(), network.gradient(loss), parts)
+
+    def _thinned(self, inputs: Inputs) -> AbstractContextManager[None]:
+        """Drop features in the forward passes inside the block.
+
+        Which ones follows from the count of gradient steps, so a resume repeats them, and from the rank: rows
+        of several ranks would otherwise lose the same features.
+        """
+        seed = self._seed + self._optimiser.steps + self._group.rank * _RANK_STRIDE
+        return thinned(self.policy.dropouts, seed, inputs.vector.device)
+
+    # ---- after them
+
+    def _measure(
+        self,
+        batch: Batch,
+        prepared: Prepared,
+        statistics: Statistics,
+        record: GradientRecord,
+        objective: Objective,
+    ) -> tuple[str, dict[str, float]]:
+        """Return why the update is not kept, on any rank, or "", and the metrics that are finite.
+
+        It is the one read of the device. statistics: of layers, under the new weights.
+        """
+        rows = Steps(record.rank_rows.gather(record.rows.columns))
+        log_prob = record.rank_rows.gather(torch.cat(record.log_prob))
+        optimiser = self._optimiser.checksum()
+        means = torch.stack(record.losses).mean(0).to(optimiser)
+        shares = self._group.sum_(torch.stack([*means, prepared.entropy, optimiser]))
+        summed = dict(zip(_SUMMED, shares, strict=True))
+        log_ratio = prepared.rows.proximal - prepared.rows.behaviour
+        largest = prepared.rank_rows.gather(log_ratio.abs()).max()
+        checks = [summed.pop("optimiser"), *statistics.checks(), largest]
+        tensors = {
+            **summed,
+            "gradient_norm": torch.stack(record.norms).mean(),
+            "kl_behaviour": losses.divergence(rows.behaviour, log_prob),
+            "effective_sample_size": losses.effective_sample_size(rows.behaviour, log_prob),
+            "max_ratio": losses.largest_ratio(rows.behaviour, log_prob),
+            "explained_variance": losses.explained_variance(rows.old_value, rows.target),
+            "mean_value": rows.old_value.mean(),
+            **self._watch(batch, rows, log_prob, objective),
+        }
+        numbers = torch.stack([*tensors.values(), *(one.to(log_prob.dtype) for one in checks)]).tolist()
+        metrics = dict(zip(tensors, numbers, strict=False))
+        judged = [*(metrics[name] for name in _JUDGED), *numbers[len(tensors) :]]
+        finite = {name: number for name, number in metrics.items() if math.isfinite(number)}
+        reason = verdict(judged, self.section.max_log_ratio)
+        return reason, {**finite, **objective.metrics(), **record.numbers}
+
+    def _commit(self, statistics: Statistics, scaled: "Scaled | None", metrics: Mapping[str, float]) -> None:
+        statistics.merge(self.policy)
+        if scaled is not None and self._reward_scale is not None:
+            self._reward_scale.commit(scaled)
+        self._updates += 1
+
+    # ---- a checkpoint
+
+    going_on = ("generator/", "rewards/slots", "rewards/returns")
+    """The environments' returns so far go on, their scale is taken over."""
+
+    def state(self) -> AlgorithmState:
+        state = super().state()
+        if self._reward_scale is None:
+            return state
+        rewards = {f"rewards/{name}": tensor for name, tensor in self._reward_scale.state().items()}
+        return replace(state, tensors=state.tensors | rewards)
+
+    def load(self, state: AlgorithmState) -> None:
+        super().load(state)
+        if self._reward_scale is not None:
+            self._reward_scale.load(under(state.tensors, "rewards/"))
+
+
+# ---- PPO and its relatives.
+
 METRICS = (
-    *on_policy.METRICS,
+    *SHARED_METRICS,
     "kl_proximal", "clip_fraction", "clip_range", "epochs", "sample_reuse", "masked_fraction",
 )  # fmt: skip
 """Beside those of every `OnPolicy`: `kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of
@@ -126,7 +512,7 @@ class PPO(OnPolicy[PPOSection]):
             "masked_fraction": 1.0 - trained[0] / trained[1],
         }
 
-    def _commit(self, statistics: Statistics, scaled: Scaled | None, metrics: Mapping[str, float]) -> None:
+    def _commit(self, statistics: Statistics, scaled: "Scaled | None", metrics: Mapping[str, float]) -> None:
         section = self.section
         if section.adaptive_kl is not None and self._updates >= section.warmup_updates:
             self._steered_learning_rate = losses.steered(
@@ -178,3 +564,106 @@ def _vtrace(section: PPOSection | ImpalaSection, unrolls: Unrolls, log_ratios: T
         rho_clip=section.rho_clip,
         c_clip=section.c_clip,
     )
+
+
+# ---- Rewards of one size.
+
+CLIP = 10.0
+"""Scaled rewards are clipped to ± this."""
+_FLOOR = 1e-8
+_MAX_SLOTS = 65_536
+
+SlotKey = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """rewards: [T, B].   returns, moments: the state after this batch, for `commit`."""
+
+    rewards: Tensor
+    returns: dict[SlotKey, float]
+    moments: Moments
+
+
+class RewardScale:
+    """Divides rewards by the running standard deviation of the discounted return; stays in the learner.
+
+    State: the moments of discounted returns, and the return so far of each environment (session, slot), which
+    goes on from one batch to the next. It is the same on every rank: an environment's next columns may come
+    to another one. Nothing changes until `commit`, so that an update that is undone leaves no trace here.
+    """
+
+    def __init__(self, discount: float, group: RankGroup | None = None) -> None:
+        self._discount = discount
+        self._group = group or RankGroup()
+        self._returns: dict[SlotKey, float] = {}
+        zero = torch.zeros(1, dtype=torch.float64)
+        self._moments = Moments(torch.zeros((), dtype=torch.float64), zero, zero)
+
+    def scale(self, batch: Batch) -> Scaled:
+        """The batch's rewards by the deviation of all returns including its own."""
+        rewards = self._group.columns(batch.reward.double()).numpy()
+        ended = self._group.columns(batch.terminated | batch.truncated).numpy()
+        valid = self._group.columns(batch.valid).numpy()
+        slots = self._group.columns(torch.tensor(batch.slots, dtype=torch.int64).reshape(-1, 2).t())
+        keys = tuple((session, slot) for session, slot in slots.t().tolist())
+        history, after = self._follow(rewards, ended, keys)
+        seen = torch.from_numpy(history[valid]).unsqueeze(1)
+        both = combine(self._moments, moments(seen)) if len(seen) else self._moments
+        deviation = float((both.spread[0] / both.count.clamp(min=1.0) + _FLOOR).sqrt())
+        return Scaled((batch.reward / deviation).clamp(-CLIP, CLIP), after, both)
+
+    def commit(self, scaled: Scaled) -> None:
+        self._moments = scaled.moments
+        # Re-inserted keys move to the end, so that the oldest environments are the ones forgotten.
+        for key, value in scaled.returns.items():
+            self._returns.pop(key, None)
+            self._returns[key] = value
+        for key in list(self._returns)[: max(0, len(self._returns) - _MAX_SLOTS)]:
+            del self._returns[key]
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            "slots": torch.tensor(list(self._returns), dtype=torch.int64).reshape(-1, 2),
+            "returns": torch.tensor(list(self._returns.values()), dtype=torch.float64),
+            "count": self._moments.count.clone(),
+            "mean": self._moments.mean.clone(),
+            "spread": self._moments.spread.clone(),
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        missing = sorted(self.state().keys() - state.keys())
+        if missing:
+            raise ValueError(f"rewards: {missing} missing; was the state saved with scale_rewards?")
+        keys = [(int(session), int(slot)) for session, slot in state["slots"].tolist()]
+        self._returns = dict(zip(keys, state["returns"].tolist(), strict=True))
+        self._moments = Moments(state["count"].clone(), state["mean"].clone(), state["spread"].clone())
+
+    def _follow(
+        self, rewards: NDArray[np.float64], ended: NDArray[np.bool_], slots: tuple[SlotKey, ...]
+    ) -> tuple[NDArray[np.float64], dict[SlotKey, float]]:
+        """The return after each step, [T, B], and each environment's at the end."""
+        history = np.zeros_like(rewards)
+        after: dict[SlotKey, float] = {}
+        for columns in _waves(slots):
+            keys = [slots[column] for column in columns]
+            current = np.array([after.get(key, self._returns.get(key, 0.0)) for key in keys])
+            for t in range(len(rewards)):
+                current = self._discount * current + rewards[t, columns]
+                history[t, columns] = current
+                current = np.where(ended[t, columns], 0.0, current)
+            after.update(zip(keys, current.tolist(), strict=True))
+        return history, after
+
+
+def _waves(slots: tuple[SlotKey, ...]) -> list[list[int]]:
+    """Columns in groups without a repeated environment; later columns of one come in later groups."""
+    groups: list[list[int]] = []
+    met: dict[SlotKey, int] = {}
+    for column, key in enumerate(slots):
+        turn = met.get(key, 0)
+        met[key] = turn + 1
+        if turn == len(groups):
+            groups.append([])
+        groups[turn].append(column)
+    return groups

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config.settings import ImpalaSection, PPOSection, ReinforceSection
-from penstock.learner.algorithms.on_policy import OnPolicy
-from penstock.learner.algorithms.ppo import PPO, Impala, Reinforce
+from penstock.learner.algorithms.ppo import PPO, Impala, OnPolicy, Reinforce
 from penstock.learner.batch import Batch, assemble
 from penstock.policy.policy import Policy
 from tests.support.experience.experience import Collector, cartpoles, small_policy

@@ -21,7 +21,7 @@ from penstock.config.settings import (
     ReinforceSection,
     SACSection,
 )
-from penstock.learner.algorithms import clone, on_policy, ppo, token_ppo
+from penstock.learner.algorithms import clone, ppo, token_ppo
 from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.algorithms.off_policy import dqn, sac
 from penstock.learner.algorithms.registry import ALGORITHMS
@@ -86,7 +86,7 @@ def on_policy_case(
         name=f"{name}{options}",
         make=make,
         batch=of_another_policy,
-        metrics=frozenset(ppo.METRICS if name == "ppo" else on_policy.METRICS),
+        metrics=frozenset(ppo.METRICS if name == "ppo" else ppo.SHARED_METRICS),
     )
 
 

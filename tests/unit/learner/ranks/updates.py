@@ -18,7 +18,7 @@ from torch import distributed as dist
 
 from penstock.config.settings import ImpalaSection, OnPolicySection, PPOSection, ReinforceSection
 from penstock.learner.algorithms.algorithm import Hardware
-from penstock.learner.algorithms.on_policy import OnPolicy
+from penstock.learner.algorithms.ppo import OnPolicy
 from penstock.learner.algorithms.registry import make
 from penstock.learner.batch import assemble, nothing
 from penstock.learner.ranks.group import RankGroup

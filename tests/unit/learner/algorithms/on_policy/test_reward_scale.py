@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from penstock.learner.algorithms.on_policy import CLIP, RewardScale
+from penstock.learner.algorithms.ppo import CLIP, RewardScale
 from penstock.learner.batch import Batch
 from tests.support.experience.experience import collect, small_policy
 

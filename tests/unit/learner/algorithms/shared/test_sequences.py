@@ -9,9 +9,8 @@ import torch
 
 from penstock.config.settings import PPOSection
 from penstock.learner.algorithms.fast import DenseNetwork, network_of
-from penstock.learner.algorithms.on_policy import Prepared
 from penstock.learner.algorithms.optimiser import FlatAdam, Network
-from penstock.learner.algorithms.ppo import PPO
+from penstock.learner.algorithms.ppo import PPO, Prepared
 from penstock.learner.algorithms.rows import Sequences
 from penstock.learner.batch import Batch
 from penstock.learner.ranks.group import RankGroup
