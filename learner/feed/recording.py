@@ -323,20 +323,15 @@ class RecordingWriter:
         }
         frames = [_fragment_frame(fragment) for fragment in fragments]
         frames.append(Frame(Kind.BATCH, json.dumps(head).encode()))
-        if self._fits(frames):
-            self._write(frames)
+        self._write(frames)
 
     def event(self, event: RecordedEvent, position: int, update: int) -> None:
         head = {**asdict(event), "position": position, "update": update}
-        frame = Frame(Kind.EVENT, json.dumps(head).encode())
-        if self._fits([frame]):
-            self._write([frame])
+        self._write([Frame(Kind.EVENT, json.dumps(head).encode())])
 
     def fragment(self, fragment: Fragment) -> bool:
         """Append a fragment that belongs to no batch; False once the recording is full."""
-        frame = _fragment_frame(fragment)
-        if self._fits([frame]):
-            self._write([frame])
+        self._write([_fragment_frame(fragment)])
         return not self.is_full
 
     def sync(self) -> None:
@@ -350,15 +345,15 @@ class RecordingWriter:
         self._frames.close()
         self._index.close()
 
-    def _fits(self, frames: Sequence[Frame]) -> bool:
+    def _write(self, frames: Sequence[Frame]) -> None:
+        """Append frames that fit, all or none."""
         size = sum(frame.size for frame in frames)
         if not self.is_full and self._bytes + size > self._max_bytes:
             self.is_full = True
             words = {"folder": str(self._folder), "bytes": self._bytes, "max_bytes": self._max_bytes}
             log.warning("the recording is full and ends here", extra=words)
-        return not self.is_full
-
-    def _write(self, frames: Sequence[Frame]) -> None:
+        if self.is_full:
+            return
         if self._frames.tell() >= self._file_bytes:
             self._next_file()
         offset = self._frames.tell()

@@ -279,6 +279,8 @@ class SumTree:
 
 
 _MOVED_AT_ONCE: Final = 65_536
+_FLOOR: Final = 1e-6
+"""ε of priorities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,17 +301,13 @@ class Sample:
     weight: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Prioritisation:
-    """Proportional priorities (Schaul et al. 2016, section 3.3): P(i) = p_i^α / Σ p^α, p_i = |δ_i| + ε."""
-
-    exponent: float
-    floor: float = 1e-6
-
-
 @dataclass(eq=False)
 class Replay:
-    """Holds at most `capacity` transitions, of at most `capacity_bytes` of payloads in the log."""
+    """Holds at most `capacity` transitions, of at most `capacity_bytes` of payloads in the log.
+
+    priority_exponent: α of proportional priorities (Schaul et al. 2016, section 3.3): P(i) = p_i^α / Σ p^α,
+    p_i = |δ_i| + ε; None: all are drawn alike.
+    """
 
     capacity: int
     capacity_bytes: int
@@ -317,7 +315,7 @@ class Replay:
     seed: InitVar[int]
     device: torch.device
     stack: FrameStack
-    prioritisation: Prioritisation | None = None
+    priority_exponent: float | None = None
 
     def __post_init__(self, seed: int) -> None:
         self._random = torch.Generator().manual_seed(seed)
@@ -332,7 +330,7 @@ class Replay:
         self._bytes = 0
         self.size = 0
         """Transitions that are here."""
-        self._tree = None if self.prioritisation is None else SumTree(self.capacity, self.device)
+        self._tree = None if self.priority_exponent is None else SumTree(self.capacity, self.device)
         self._largest = torch.ones((), dtype=torch.float64, device=self.device)
         self._former: list[tuple[Tensor, Tensor, Tensor]] = []
         """What `set_errors` has overwritten since `begin`: places, their priorities, the largest one."""
@@ -516,12 +514,12 @@ class Replay:
         return go_back
 
     def set_errors(self, index: Tensor, error: Tensor) -> None:
-        if self._tree is None or self.prioritisation is None:
+        if self._tree is None or self.priority_exponent is None:
             return
         # An error that is not finite ends the update; it must not stay in the tree.
         self._former.append((index, self._tree.get(index), self._largest))
         size = error.detach().double().abs().nan_to_num(0.0, 0.0, 0.0)
-        priority = (size + self.prioritisation.floor) ** self.prioritisation.exponent
+        priority = (size + _FLOOR) ** self.priority_exponent
         self._largest = torch.maximum(self._largest, priority.max())
         self._tree.set(index, priority)
 

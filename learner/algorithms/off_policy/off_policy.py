@@ -36,7 +36,6 @@ from penstock.learner.algorithms.algorithm import (
 )
 from penstock.learner.algorithms.losses import factor
 from penstock.learner.algorithms.off_policy.memory import (
-    Prioritisation,
     Replay,
     Sample,
     Steps,
@@ -235,7 +234,7 @@ class OffPolicy(Trained):
             seed=seed,
             device=self.device,
             stack=policy.memory.frames,
-            prioritisation=Prioritisation(section.priority_exponent) if section.prioritised else None,
+            priority_exponent=section.priority_exponent if section.prioritised else None,
         )
         self.limiter = SampleToInsertRatio(
             ratio=section.replay_ratio,

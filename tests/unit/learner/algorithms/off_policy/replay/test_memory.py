@@ -9,20 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.learner.algorithms.off_policy.memory import Prioritisation, Replay, Sample, Steps, transitions
+from penstock.learner.algorithms.off_policy.memory import Replay, Sample, Steps, transitions
 from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering
 from tests.support.experience.replay_fragments import batch, fragment
 
 CPU = torch.device("cpu")
-PRIORITISED = Prioritisation(exponent=0.6)
+PRIORITISED = 0.6
 
 
 STACK = FrameStack(box(1), 1)
 
 
-def replay(capacity: int = 20, how: Prioritisation | None = None, **changed: Any) -> Replay:
+def replay(capacity: int = 20, how: float | None = None, **changed: Any) -> Replay:
     """A small one."""
     return Replay(
         capacity,
@@ -30,7 +30,7 @@ def replay(capacity: int = 20, how: Prioritisation | None = None, **changed: Any
         seed=3,
         device=CPU,
         stack=STACK,
-        prioritisation=how,
+        priority_exponent=how,
         **changed,
     )
 
@@ -105,9 +105,7 @@ def test_every_history_agrees_with_a_list(entries: list[tuple[int, int]]) -> Non
 
 @pytest.mark.parametrize("how", [None, PRIORITISED])
 @pytest.mark.parametrize("gone", [3, 4, 6])
-def test_an_entry_that_is_removed_leaves_the_others_as_they_were(
-    gone: int, how: Prioritisation | None
-) -> None:
+def test_an_entry_that_is_removed_leaves_the_others_as_they_were(gone: int, how: float | None) -> None:
     memory = replay(capacity=11, how=how)
     for number, count in ((1, 4), (2, 3), (3, 2), (4, 4), (5, 2), (6, 3)):
         memory.insert(number, 100, rows(count, 10 * number))
@@ -214,7 +212,7 @@ def same(one: Sample, other: Sample) -> bool:
 
 
 @pytest.mark.parametrize("how", [None, PRIORITISED])
-def test_what_was_read_again_goes_on_bit_by_bit(how: Prioritisation | None) -> None:
+def test_what_was_read_again_goes_on_bit_by_bit(how: float | None) -> None:
     parts = {number: rows(3, 10 * number) for number in range(1, 9)}
     first = replay(capacity=13, how=how)
     for number in range(1, 7):
@@ -239,7 +237,7 @@ def test_what_was_read_again_goes_on_bit_by_bit(how: Prioritisation | None) -> N
 
 
 @pytest.mark.parametrize("how", [None, PRIORITISED])
-def test_a_state_that_was_not_recalled_yet_is_still_whole(how: Prioritisation | None) -> None:
+def test_a_state_that_was_not_recalled_yet_is_still_whole(how: float | None) -> None:
     first = replay(how=how)
     for number in (1, 2, 3):
         first.insert(number, 10, rows(3, 10 * number))
