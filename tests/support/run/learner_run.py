@@ -339,7 +339,7 @@ def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> Fo
     (run_dir / "settings.json").write_text(given.model_dump_json(exclude_none=True))
     program = (
         "import json, pathlib, sys\n"
-        "from penstock.learner.ledger import ResumeOptions\n"
+        "from penstock.learner.checkpoint.resume_options import ResumeOptions\n"
         "from penstock.learner.entry import main\n"
         "from penstock.runtime.lifecycle import run_service\n"
         "from penstock.config.settings import load\n"
