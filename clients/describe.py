@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.workload import find, installed, load
-from penstock.gateway.application import make_app
+from penstock.gateway.application import gateway_listener, site_listener
 from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.envelope import Doors
-from penstock.gateway.frame.route_access import Parts
+from penstock.gateway.frame.route_access import Parts, make_app
 from penstock.gateway.process import Places, open_accounts, open_registry
-from penstock.gateway.routes.description_routes import describe
-from penstock.gateway.sites.site import RunAddresses, Upstream
+from penstock.gateway.routes.description_routes import describe, document_of
+from penstock.gateway.upstream import RunAddresses, Upstream
 from penstock.rpc.auth import Credentials
 
 
@@ -31,7 +31,7 @@ def gateway_document() -> dict[str, Any]:
         registry = open_registry(places)
         try:
             parts = Parts(accounts=accounts, registry=registry, limits=CallLimits())
-            return describe(make_app(parts, Doors(), services))
+            return describe(make_app(gateway_listener(parts, Doors(), services)))
         finally:
             registry.close()
             database.close()
@@ -40,8 +40,7 @@ def gateway_document() -> dict[str, Any]:
 def site_document(workload: str) -> dict[str, Any]:
     """Return the document of the API that a workload has of its own."""
     upstream = Upstream(addresses=RunAddresses, credentials=Credentials())
-    found: dict[str, Any] = load(find(workload).site)().make_app(upstream).openapi()
-    return found
+    return document_of(make_app(site_listener(load(find(workload).site)(), upstream, Doors())))
 
 
 def main(folder: Path) -> None:

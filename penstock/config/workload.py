@@ -163,7 +163,7 @@ class Workload:
     http: str = ""
     """() → `gateway.application.Service`: what the workload adds to a gateway that runs jobs; "": nothing."""
     site: str = ""
-    """() → `gateway.sites.site.Site`: what `penstock gateway NAME` answers with, over a run; "": nothing."""
+    """() → `gateway.application.Service`: what `penstock gateway NAME` answers with; "": nothing."""
     services: str = ""
     """(Settings, folder of sockets: Path) → `Services`: its processes beside the core's; "": none."""
     server: str = ""

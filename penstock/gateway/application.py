@@ -1,14 +1,31 @@
-"""The application: its routes, whom they admit, what surrounds them, and the parts that they work with."""
+"""What the gateway listens with: its own calls and those that workloads add, or one workload's over a run."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Form, Request
+from pydantic import SecretStr
 
-from penstock.gateway.frame.api_errors import add_handlers
-from penstock.gateway.frame.envelope import Doors, Envelope, bare_app
-from penstock.gateway.frame.route_access import ACCESS, Parts, Table, add_routes
+from penstock.gateway.accounts.accounts import Accounts
+from penstock.gateway.frame.api_errors import ApiError, CallLimits
+from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.route_access import (
+    ACCESS,
+    GuardedRoute,
+    Listener,
+    Member,
+    Parts,
+    Table,
+    TokenDoor,
+    accounts_of,
+    address_of,
+    open_door,
+    table,
+)
 from penstock.gateway.jobs.job_records import JobKind
 from penstock.gateway.jobs.live_jobs import LiveJobs
 from penstock.gateway.routes import (
@@ -22,6 +39,9 @@ from penstock.gateway.routes import (
     project_routes,
     satisfaction_routes,
 )
+from penstock.gateway.upstream import Loop, Upstream
+from penstock.protocol.limits import MIB
+from penstock.rpc.gate import Rates
 
 OWN: Final = (
     account_routes.router,
@@ -34,34 +54,122 @@ OWN: Final = (
     control_routes.router,
     description_routes.router,
 )
+SITE_RATES: Final = Rates(calls=5000.0, bytes=512.0 * MIB, settings="per address")
+"""What an address, or account, may ask a site for in a second: a program that acts and stores in a loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """Says what a workload adds to a gateway.
+    """Says what a workload adds to a gateway, or answers with over a run at an address of its own.
 
     router: its routes, of `GuardedRoute`. access: who may call each of them. kinds: of jobs, by the name that
     templates give.
+
+    Over a run: title: of its document. recipe: file of what is trained where no run is named.
+    settings: `SECTION.KEY=VALUE` over it, and over a run that goes on. life: begins and ends what its routes
+    work with. loop: what may learn from people beside it. takes_agents: whether it answers for several runs
+    at once. page: path of its page for people; "": none.
     """
 
     router: APIRouter
     access: Table
     kinds: Mapping[str, JobKind] = field(default_factory=dict)
+    title: str = ""
+    recipe: Path = Path()
+    settings: tuple[str, ...] = ()
+    life: Callable[[Upstream, FastAPI], AbstractAsyncContextManager[None]] | None = None
+    loop: Loop | None = None
+    takes_agents: bool = False
+    page: str = ""
 
 
-def make_app(parts: Parts, doors: Doors, services: Sequence[Service] = ()) -> FastAPI:
-    """Return the application.
-
-    services: of workloads.
-    Raises ValueError for a route without a line of access, and for a line without its route.
-    """
-    app = bare_app("Penstock")
-    app.state.parts, app.state.accounts = parts, parts.accounts
-    app.state.access = {}
-    app.state.live = LiveJobs(parts.accounts, parts.dispatcher)
-    add_routes(app, OWN, ACCESS)
+def gateway_listener(parts: Parts, doors: Doors, services: Sequence[Service] = ()) -> Listener:
+    """Return what a gateway with accounts listens with. services: of workloads."""
+    access = dict(ACCESS)
     for one in services:
-        add_routes(app, [one.router], one.access)
-    add_handlers(app)
-    app.add_middleware(Envelope, doors=doors, admit=parts.limits.admit_address)
-    return app
+        access |= one.access
+    return Listener(
+        title="Penstock",
+        routers=[*OWN, *(one.router for one in services)],
+        access=access,
+        admit=parts.limits.admit_address,
+        door=TokenDoor(accounts=parts.accounts, limits=parts.limits),
+        doors=doors,
+        state={
+            "parts": parts,
+            "accounts": parts.accounts,
+            "live": LiveJobs(parts.accounts, parts.dispatcher),
+        },
+    )
+
+
+def site_listener(
+    service: Service,
+    upstream: Upstream,
+    doors: Doors,
+    accounts: Accounts | None = None,
+    project: str = "",
+) -> Listener:
+    """Return what a service over a run listens with.
+
+    accounts: that know the tokens of `project`; None: nobody is asked.
+    """
+    assert service.life is not None
+    limits = CallLimits(address=SITE_RATES, account=SITE_RATES)
+    listener = Listener(
+        title=service.title,
+        routers=[service.router],
+        access=service.access,
+        admit=limits.admit_address,
+        door=open_door,
+        doors=replace(doors, large=frozenset()),
+        life=partial(service.life, upstream),
+    )
+    if accounts is None:
+        return listener
+    return replace(
+        listener,
+        routers=[service.router, _sign_in],
+        access={**service.access, **_SIGN_IN},
+        door=TokenDoor(accounts=accounts, limits=limits, project=project),
+        state={"accounts": accounts},
+    )
+
+
+# ---- Signing in at a site that other machines reach: the gateway's own calls for it, at the same paths.
+
+_NONE: Final = SecretStr("")
+_SIGN_IN: Final = table(
+    anybody=["POST /api/auth/token", "POST /api/auth/sign-up"],
+    viewer=["POST /api/auth/sign-out", "GET /api/me"],
+)
+_sign_in = APIRouter(route_class=GuardedRoute, tags=["accounts"])
+_sign_in.post("/api/auth/sign-up", status_code=201)(account_routes.sign_up)
+_sign_in.post("/api/auth/sign-out", status_code=204)(account_routes.sign_out)
+
+
+@_sign_in.post("/api/auth/token")
+def token(
+    request: Request,
+    grant_type: Annotated[str, Form(max_length=32)],
+    username: Annotated[str, Form(max_length=128)] = "",
+    password: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
+    refresh_token: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
+) -> dict[str, Any]:
+    """Give an access token for a password, or a refresh token."""
+    accounts = accounts_of(request)
+    if grant_type == "password":
+        grant = accounts.sign_in(username, password.get_secret_value(), address=address_of(request))
+    elif grant_type == "refresh_token":
+        grant = accounts.refresh(refresh_token.get_secret_value())
+    else:
+        raise ApiError(
+            400, "use password or refresh_token", field="grant_type", error="unsupported_grant_type"
+        )
+    return account_routes.shown_grant(grant)
+
+
+@_sign_in.get("/api/me")
+def me(member: Member) -> dict[str, str]:
+    """Return who calls, and what they are in the project."""
+    return {"name": member.principal.name, "project": member.project, "role": member.role.value}

@@ -10,11 +10,11 @@ import logging
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
@@ -128,7 +128,7 @@ class EndingServer(uvicorn.Server):
 
 
 class HttpServer:
-    """The server of an application. lifespan: "on" for one that begins and ends something of its own.
+    """The server of an application.
 
     proxies: addresses and networks whose word is taken (`X-Forwarded-For`) for whom a request is from.
 
@@ -150,7 +150,6 @@ class HttpServer:
         head_s: float = HEAD_S,
         most_of_address: int = MAX_OF_ADDRESS,
         most_connections: int = MAX_CONNECTIONS,
-        lifespan: Literal["on", "off"] = "off",
         log_level: str | None = None,
         option: str = "--listen ",
     ) -> None:
@@ -166,7 +165,7 @@ class HttpServer:
             app,
             http=kind,
             ws="none",
-            lifespan=lifespan,
+            lifespan="on",
             log_config=None,
             log_level=log_level,
             access_log=False,  # it would write queries, and with them what presigned links carry
@@ -204,20 +203,6 @@ class HttpServer:
         self._thread.join(2 * DRAIN_S)
         self._socket.close()
 
-    def serve(
-        self, lifecycle: Lifecycle, health: Health, role: str, metrics_port: int, page: str = ""
-    ) -> int:
-        """Serve until the lifecycle drains; returns the exit code. page: path of the page for people."""
-        self.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
-        leave_out_what_stays()
-        health.set_ready(True)
-        announce(role, metrics_port=metrics_port, address=self.address)
-        log.info("serving", extra={"url": f"{self.url}{page}"})
-        lifecycle.draining.wait()
-        health.set_ready(False, "draining")
-        self.stop()
-        return EXIT_FAILED if self.failed else EXIT_OK
-
     def _run(self) -> None:
         try:
             self._server.run(sockets=[self._socket])
@@ -226,6 +211,30 @@ class HttpServer:
         finally:
             self.failed = not self._server.should_exit
             self._on_end()
+
+
+def serve(
+    servers: Mapping[HttpServer, str],
+    lifecycle: Lifecycle,
+    health: Health,
+    role: str,
+    metrics_port: int,
+) -> int:
+    """Serve until the lifecycle drains; returns the exit code. servers: each with the path of its page."""
+    for one in servers:
+        one.start(on_end=lambda: lifecycle.drain("the HTTP server has ended"))
+    leave_out_what_stays()
+    health.set_ready(True)
+    announce(role, metrics_port=metrics_port, address=next(iter(servers)).address)
+    for one, page in servers.items():
+        log.info("serving", extra={"url": f"{one.url}{page}"})
+    lifecycle.draining.wait()
+    health.set_ready(False, "draining")
+    for one in servers:
+        one.end()
+    for one in servers:
+        one.stop()
+    return EXIT_FAILED if any(one.failed for one in servers) else EXIT_OK
 
 
 def check_listen(listen: str, *, encrypted: bool, insecure: bool, option: str = "--listen ") -> None:

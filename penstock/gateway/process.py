@@ -1,18 +1,23 @@
-"""Process body of a gateway.
+"""Process body of a gateway: its listeners, each at its own address.
 
-    databases are opened ─► keys are read ─► HTTP is served ─► draining ─► end
+    databases are opened, runs found or begun ─► HTTP is served ─► draining ─► open requests end ─► runs end
 
-It holds only its databases and keys: several gateways on one PostgreSQL and one file of keys are one
-gateway to its callers.
+With accounts it holds only its databases and keys: several gateways on one PostgreSQL and one file of keys
+are one gateway to its callers. A service over a run asks for no token on loopback, and beyond it for one of
+one project.
 """
 
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from fastapi import FastAPI
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.credentials import credentials
@@ -21,16 +26,19 @@ from penstock.gateway.accounts.accounts import Accounts, sweep
 from penstock.gateway.accounts.audit import Quotas
 from penstock.gateway.accounts.oidc import OidcSignIn, Provider, ProviderSettings
 from penstock.gateway.accounts.sessions import make_keys, read_keys
-from penstock.gateway.application import Service, make_app
-from penstock.gateway.frame.api_errors import CallLimits
+from penstock.gateway.application import Service, gateway_listener, site_listener
+from penstock.gateway.frame.api_errors import ApiError, CallLimits
 from penstock.gateway.frame.envelope import Doors
-from penstock.gateway.frame.route_access import Parts
-from penstock.gateway.http_server import HttpServer, check_listen
+from penstock.gateway.frame.route_access import Listener, Parts, make_app
+from penstock.gateway.http_server import HttpServer, check_listen, serve
 from penstock.gateway.jobs.job_dispatcher import AT_ONCE, JobDispatcher
 from penstock.gateway.jobs.job_records import Runner, Steering
 from penstock.gateway.store.tables import open_database
+from penstock.gateway.upstream import RunBehind, Upstream
 from penstock.registry.records import SchemaMismatch, Unavailable
 from penstock.registry.registry import Database, Registry, parse_url
+from penstock.rpc.address import is_local
+from penstock.rpc.auth import Credentials
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health, serve_http
 from penstock.runtime.lifecycle import Lifecycle
@@ -40,6 +48,8 @@ log = logging.getLogger(__name__)
 ROLE = "gateway"
 END_S: Final = 10.0
 """Seconds that a gateway which ends waits for what it is just writing about jobs."""
+Beside = Callable[[threading.Event], None]
+"""What goes on beside the listeners until the event is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,30 +160,124 @@ def open_accounts_database(places: Places, *, make: bool = True) -> Database:
         raise Fatal(str(error)) from error
 
 
-def main(
-    lifecycle: Lifecycle,
-    settings: Settings,
-    *,
+# ---- What is served: each at an address of its own, by one process.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Says who reaches a listener.
+
+    listen: HOST:PORT. insecure: plaintext beyond loopback. kept_here: why, and what to do, where it must not
+    be reached beyond loopback.
+    """
+
+    listen: str
+    doors: Doors = field(default_factory=Doors)
+    insecure: bool = False
+    kept_here: str = ""
+
+    def check(self, *, encrypted: bool) -> None:
+        """Raise ConfigurationError for an address that cannot be used, or that would ask callers nothing."""
+        if self.kept_here and not is_local(self.listen):
+            raise ConfigurationError(f"--listen {self.listen}: {self.kept_here}")
+        check_listen(self.listen, encrypted=encrypted, insecure=self.insecure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """Says what is served at an address.
+
+    open: yields the listener, and what goes on beside it by name until the process drains. page: path of its
+    page for people. is_one_of_several: what it cannot do is told by its listener, and the others stay up.
+    """
+
+    name: str
+    reach: Reach
+    open: Callable[[], AbstractContextManager[tuple[Listener, Mapping[str, Beside]]]]
+    page: str = ""
+    is_one_of_several: bool = False
+
+
+def main(lifecycle: Lifecycle, settings: Settings, mounts: Sequence[Mount]) -> int:
+    """Serve until the lifecycle drains; returns the exit code. Nothing is written before all is checked.
+
+    Raises ConfigurationError for an address, places or credentials that cannot be used, Fatal for a database
+    that does not answer and for a run that failed.
+    """
+    section = settings.security
+    encrypted = credentials(section).certificate is not None
+    for one in mounts:
+        one.reach.check(encrypted=encrypted)
+    _check_apart(mounts)
+    health = Health(ROLE)
+    _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
+    with ExitStack() as stack:
+        servers, threads = dict[HttpServer, str](), list[threading.Thread]()
+        beside = dict[str, Beside]()
+        for one in mounts:
+            app, works = _opened(one, stack)
+            beside |= {f"{name} of {one.name}": work for name, work in works.items()}
+            server = HttpServer(
+                app,
+                one.reach.listen,
+                certificate=section.tls_certificate,
+                key=section.tls_key,
+                insecure=one.reach.insecure,
+                proxies=one.reach.doors.proxies,
+            )
+            servers[server] = one.page
+        for name, work in beside.items():
+            threads.append(threading.Thread(target=work, args=(lifecycle.draining,), name=name, daemon=True))
+            threads[-1].start()
+        code = serve(servers, lifecycle, health, ROLE, metrics_port)
+        for thread in threads:
+            thread.join(END_S)
+    return code
+
+
+def _check_apart(mounts: Sequence[Mount]) -> None:
+    """Raise ConfigurationError for two listeners at one address."""
+    taken = dict[str, str]()
+    for one in mounts:
+        address = one.reach.listen
+        if address in taken and not address.endswith(":0"):
+            raise ConfigurationError(
+                f"--site {one.name}: {taken[address]} listens at {address}, too: say --site "
+                f"{one.name}=HOST:PORT with another port"
+            )
+        taken[address] = one.name
+
+
+def _opened(mount: Mount, stack: ExitStack) -> tuple[FastAPI, Mapping[str, Beside]]:
+    """Return the application of a mount; one of several that cannot be made answers why."""
+    try:
+        listener, beside = stack.enter_context(mount.open())
+        return make_app(listener), beside
+    except Exception as error:
+        if not mount.is_one_of_several:
+            raise
+        log.exception("a listener has nothing to serve", extra={"listener": mount.name})
+        why = f"{mount.name} is not served: {error}"
+        return make_app(Listener(title=mount.name, routers=[], access={}, admit=partial(_refuse, why))), {}
+
+
+def _refuse(why: str, _address: str = "") -> None:
+    raise ApiError(503, why, retry_s=5.0)
+
+
+@contextmanager
+def gateway_of(
     places: Places,
     doors: Doors,
-    listen: str,
-    insecure: bool,
     work: Callable[[], Work] | None = None,
     oidc: ProviderSettings | None = None,
     quotas: Quotas | None = None,
-) -> int:
-    """Serve until the lifecycle drains; returns the exit code. Nothing is written before all is checked.
+) -> Iterator[tuple[Listener, Mapping[str, Beside]]]:
+    """Yield what a gateway with accounts listens with, and what it does beside.
 
     work: says how jobs are run; None: there are none. oidc: where people may sign in elsewhere.
     quotas: of each project.
-
-    Raises ConfigurationError for an address, places or credentials that cannot be used, Fatal for a database
-    that does not answer.
     """
-    encrypted = credentials(settings.security).certificate is not None
-    check_listen(listen, encrypted=encrypted, insecure=insecure)
-    health = Health(ROLE)
-    _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
     jobs = None if work is None else work()
     if jobs is not None:
         _check_models(places.models_folder())
@@ -181,36 +285,86 @@ def main(
     registry = open_registry(places)
     try:
         dispatcher = None if jobs is None else jobs.dispatcher(accounts, registry, places)
-        elsewhere = (
-            None if oidc is None else OidcSignIn(Provider(oidc), accounts, read_keys(places.keys_file()))
-        )
         parts = Parts(
             accounts=accounts,
             registry=registry,
             limits=CallLimits(),
             dispatcher=dispatcher,
             state=places.state,
-            oidc=elsewhere,
+            oidc=None
+            if oidc is None
+            else OidcSignIn(Provider(oidc), accounts, read_keys(places.keys_file())),
             quotas=quotas or Quotas(),
         )
-        server = HttpServer(
-            make_app(parts, doors, () if jobs is None else jobs.services),
-            listen,
-            certificate=settings.security.tls_certificate,
-            key=settings.security.tls_key,
-            insecure=insecure,
-            proxies=doors.proxies,
-        )
-        beside = [_beside(lifecycle, "expiry", lambda end: sweep(accounts, end))]
+        beside: dict[str, Beside] = {"expiry": partial(sweep, accounts)}
         if dispatcher is not None:
-            beside.append(_beside(lifecycle, "jobs", dispatcher.work))
-        code = server.serve(lifecycle, health, ROLE, metrics_port)
-        for thread in beside:
-            thread.join(END_S)
+            beside["jobs"] = dispatcher.work
+        yield gateway_listener(parts, doors, () if jobs is None else jobs.services), beside
     finally:
         registry.close()
         database.close()
-    return code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverRun:
+    """A service over the run behind it.
+
+    state: folder in which the application may keep what it has to remember. agents: further runs by name; one
+    that ends is missing, and the others are served. beside: makes what goes on for the run as long as it is
+    served; None: nothing. accounts: opens those that know the tokens of `project`; None: no token is asked
+    for.
+    """
+
+    service: Service
+    behind: RunBehind
+    credentials: Credentials
+    state: Path | None = None
+    agents: Mapping[str, RunBehind] = field(default_factory=dict)
+    beside: Callable[[RunBehind], AbstractContextManager[object]] | None = None
+    accounts: Callable[[], AbstractContextManager[Accounts]] | None = None
+    project: str = ""
+
+    @contextmanager
+    def open(
+        self, doors: Doors, on_end: Callable[[str], None] | None = None
+    ) -> Iterator[tuple[Listener, Mapping[str, Beside]]]:
+        """Enter the run, and yield what it is listened with; raises Fatal for a run that failed.
+
+        on_end: is called when the run is over; None: the listener answers why, and nothing else ends.
+        """
+        over = ""
+
+        def watch(draining: threading.Event) -> None:
+            nonlocal over
+            while not over and not draining.wait(1.0):
+                over = run.failure()
+            if over and on_end is not None:
+                on_end("the run behind it is over")
+
+        def admit(address: str) -> None:
+            if over:
+                _refuse(f"the run behind it is over: {over}")
+            listener.admit(address)
+
+        with ExitStack() as stack:
+            accounts = stack.enter_context(self.accounts()) if self.accounts is not None else None
+            run = stack.enter_context(self.behind)
+            if self.beside is not None:
+                stack.enter_context(self.beside(run))
+            others = {name: stack.enter_context(one) for name, one in self.agents.items()}
+            kept = {name: self.state and self.state / "agents" / name for name in others}
+            agents = {name: self._upstream(one, kept[name]) for name, one in others.items()}
+            upstream = replace(self._upstream(run, self.state), agents=agents)
+            listener = site_listener(self.service, upstream, doors, accounts, self.project)
+            yield replace(listener, admit=admit), {"run": watch}
+            failure = run.failure() if on_end is not None else ""
+        if failure:
+            raise Fatal(f"the run behind it is over: {failure}")
+
+    def _upstream(self, run: RunBehind, state: Path | None) -> Upstream:
+        return Upstream(
+            addresses=run.addresses, credentials=self.credentials, settings=run.settings, state=state
+        )
 
 
 def _check_models(folder: Path) -> None:
@@ -224,12 +378,6 @@ def _check_models(folder: Path) -> None:
         raise ConfigurationError(f"--models {folder}: {error.strerror}; name a folder") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigurationError(f"--models {folder}: nothing can be written there; name another folder")
-
-
-def _beside(lifecycle: Lifecycle, name: str, work: Callable[[threading.Event], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, args=(lifecycle.draining,), name=name, daemon=True)
-    thread.start()
-    return thread
 
 
 def open_registry(places: Places) -> Registry:

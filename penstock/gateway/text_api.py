@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -27,17 +27,11 @@ from penstock.client.text_calls import (
     unknown_model,
 )
 from penstock.config.configuration_error import ConfigurationError
-from penstock.config.credentials import credentials
-from penstock.config.settings import Settings
 from penstock.gateway.frame.api_errors import ApiError, CallLimits
-from penstock.gateway.frame.envelope import Doors, Envelope
 from penstock.gateway.frame.event_stream import ANSWER_S, EventStream
-from penstock.gateway.http_server import HttpServer
-from penstock.gateway.sites.site import RunBehind, ServedText, Upstream
-from penstock.rpc.address import is_local
+from penstock.gateway.frame.route_access import GuardedRoute, Listener, table
+from penstock.gateway.upstream import RunBehind, ServedText, Upstream
 from penstock.rpc.auth import Credentials
-from penstock.runtime.health import Health, serve_http
-from penstock.runtime.lifecycle import Lifecycle
 
 # ---- Requests go to the server of text that a model's name means, and its answers come back as they are. An
 # agent's names are NAME, NAME:latest, NAME:40, …; those of the first begin with its policy's name.
@@ -181,15 +175,8 @@ def _unready(why: str, code: str) -> ChatError:
     return ChatError(503, f"model: {why}", param="model", code=code, kind="server_error", retry_s=1)
 
 
-# ---- The application.
+# ---- The listener.
 
-ROLE: Final = "gateway"
-ROUTES: Final = {
-    "/v1/chat/completions": "POST",
-    "/v1/rewards": "POST",
-    "/v1/models": "GET",
-    "/v1/models/{model}": "GET",
-}
 _READ: Final = ("content-type", "x-conversation-id")
 """Headers that the API reads."""
 _CODES: Final = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}
@@ -200,53 +187,61 @@ _CUT_OFF: Final = ChatError(
     code="not_ready",
     kind="server_error",
 )
+_router = APIRouter(route_class=GuardedRoute)
+Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
-def make_app(answer: Callable[[HttpRequest], Awaitable[HttpReply]]) -> FastAPI:
-    """Return the application; `answer` is awaited in its event loop alone, and may raise ChatError."""
-    app = FastAPI(
-        title="Penstock text", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+@_router.post("/v1/chat/completions", response_model=None)
+@_router.post("/v1/rewards", response_model=None)
+@_router.get("/v1/models", response_model=None)
+@_router.get("/v1/models/{model}", response_model=None)
+async def handle(request: Request) -> Response:
+    answer: Answer = request.app.state.answer
+    reply = await answer(
+        HttpRequest(
+            method=request.method,
+            path=request.scope["path"],
+            headers={name: request.headers[name] for name in _READ if name in request.headers},
+            body=await request.body(),
+            request_id=new_request_id(),
+        )
+    )
+    if reply.headers.get("content-type") == EVENTS:
+        return EventStream(reply.parts, reply.status, grace_s=ANSWER_S, cut_off=event(_CUT_OFF.body))
+    return Response(await reply.whole(), reply.status, reply.headers)
+
+
+def text_listener(answer: Answer, limits: CallLimits | None = None) -> Listener:
+    """Return what serves the API without accounts.
+
+    answer: is awaited in one event loop alone, and may raise ChatError. limits: of an address; None: those of
+    every gateway.
+    """
+    return Listener(
+        title="Penstock text",
+        routers=[_router],
+        access=table(
+            viewer=[
+                "POST /v1/chat/completions",
+                "POST /v1/rewards",
+                "GET /v1/models",
+                "GET /v1/models/{model}",
+            ]
+        ),
+        admit=(limits or CallLimits()).admit_address,
+        state={"answer": answer},
+        form=_in_form,
+        errors={ChatError: _refused, HTTPException: _of_framework},
     )
 
-    async def handle(request: Request) -> Response:
-        reply = await answer(
-            HttpRequest(
-                method=request.method,
-                path=request.scope["path"],
-                headers={name: request.headers[name] for name in _READ if name in request.headers},
-                body=await request.body(),
-                request_id=new_request_id(),
-            )
-        )
-        if reply.headers.get("content-type") == EVENTS:
-            return EventStream(reply.parts, reply.status, grace_s=ANSWER_S, cut_off=event(_CUT_OFF.body))
-        return Response(await reply.whole(), reply.status, reply.headers)
 
-    for path, method in ROUTES.items():
-        app.add_api_route(path, handle, methods=[method], response_model=None)
-
-    @app.exception_handler(ChatError)
-    async def refused(_request: Request, error: ChatError) -> Response:
-        return _response(error)
-
-    @app.exception_handler(HTTPException)
-    async def framework(_request: Request, error: HTTPException) -> Response:
-        code = _CODES.get(error.status_code, "refused")
-        return _response(ChatError(error.status_code, str(error.detail), code=code))
-
-    return app
+async def _refused(_request: Request, error: ChatError) -> Response:
+    return _response(error)
 
 
-def guarded_app(
-    answer: Callable[[HttpRequest], Awaitable[HttpReply]], limits: CallLimits | None = None
-) -> FastAPI:
-    """Return the application with what surrounds every request.
-
-    limits: of an address; None: those of every gateway.
-    """
-    app = make_app(answer)
-    app.add_middleware(Envelope, doors=Doors(), admit=(limits or CallLimits()).admit_address, form=_in_form)
-    return app
+async def _of_framework(_request: Request, error: HTTPException) -> Response:
+    code = _CODES.get(error.status_code, "refused")
+    return _response(ChatError(error.status_code, str(error.detail), code=code))
 
 
 def _in_form(error: ApiError) -> Response:
@@ -265,44 +260,25 @@ def _response(error: ChatError) -> Response:
     return JSONResponse(error.body, error.status, error.headers)
 
 
-# ---- Process body of `penstock gateway text`: the API of agents on loopback, without accounts.
+@contextmanager
+def text_of(
+    runs: Mapping[str, AbstractContextManager[RunBehind]], own: Credentials
+) -> Iterator[tuple[Listener, dict[str, Any]]]:
+    """Yield what `penstock gateway text` listens with: the API of the servers of runs, without accounts.
 
-
-def main(
-    lifecycle: Lifecycle,
-    settings: Settings,
-    *,
-    agents: Mapping[str, AbstractContextManager[RunBehind]],
-    listen: str,
-) -> int:
-    """Serve until the lifecycle drains; returns the exit code.
-
-    agents: at least one run with a server of text, by name; that of FIRST is known by its policy's. Raises
-    ConfigurationError for an address that cannot be used, and for one of its own that lies beyond loopback.
+    runs: at least one with a server of text, by name; that of FIRST is known by its policy's. Raises
+    ConfigurationError for an address that cannot be reached with these credentials.
     """
-    if not is_local(listen):
-        raise ConfigurationError(
-            f"--listen {listen}: without accounts it answers this machine alone: say 127.0.0.1:PORT"
-        )
-    own = credentials(settings.security)
-    health = Health(ROLE)
     with ExitStack() as stack:
-        runs = {name: stack.enter_context(one) for name, one in agents.items()}
-        for name, run in runs.items():
-            _check_reach(name, run.addresses().server, own)
-        _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
-        relay = Agents(
-            {
-                name: ServedText(Upstream(addresses=run.addresses, credentials=own))
-                for name, run in runs.items()
-            }
-        )
-        return HttpServer(guarded_app(relay.answer), listen).serve(lifecycle, health, ROLE, metrics_port)
-
-
-def _check_reach(name: str, address: str, own: Credentials) -> None:
-    try:
-        if address:
-            own.for_channel(address)
-    except ValueError as error:
-        raise ConfigurationError(f"{option_of(name)}: {error}") from error
+        found = {name: stack.enter_context(one) for name, one in runs.items()}
+        for name, run in found.items():
+            try:
+                if address := run.addresses().server:
+                    own.for_channel(address)
+            except ValueError as error:
+                raise ConfigurationError(f"{option_of(name)}: {error}") from error
+        served = {
+            name: ServedText(Upstream(addresses=run.addresses, credentials=own))
+            for name, run in found.items()
+        }
+        yield text_listener(Agents(served).answer), {}

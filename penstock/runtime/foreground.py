@@ -111,6 +111,20 @@ def in_foreground(
     leave(run_service(serve, role))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreground:
+    """Says how a service runs in the foreground: the options that every one has."""
+
+    config: ConfigFile = None
+    assignments: Assignments = None
+    endpoints: EndpointFile = None
+    insecure: Insecure = False
+
+    def run(self, role: str, body: "Callable[[Lifecycle, Settings], int]") -> None:
+        """Run the body as `in_foreground` does."""
+        in_foreground(role, body, self.config, self.assignments, self.endpoints, insecure=self.insecure)
+
+
 # ---- Commands as functions that return their exit code. Options that belong together are one value: a frozen
 # dataclass whose fields declare them.
 

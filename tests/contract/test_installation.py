@@ -18,7 +18,7 @@ from penstock.config.configuration_error import DISTRIBUTION, how_to_install
 from penstock.config.workload import find, load
 
 if TYPE_CHECKING:
-    from penstock.gateway.sites.site import Site
+    from penstock.gateway.application import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -57,7 +57,7 @@ def test_the_distribution_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize("name", ["chat", "prompts"])
 def test_what_a_site_begins_is_installed_with_it(name: str) -> None:
     pytest.importorskip("argon2", reason="the gateway needs its extra")
-    site: Site = load(find(name).site)()
+    site: Service = load(find(name).site)()
     found = SETUPTOOLS["packages"]["find"]["include"]
     folder = site.recipe.parent.relative_to(ROOT)
     assert any(fnmatch(".".join(folder.parts), pattern) for pattern in found)

@@ -9,18 +9,16 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
-from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock import __version__
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway import people_metrics
 from penstock.gateway.frame.api_errors import ApiError, route_of
@@ -137,33 +135,11 @@ HEADERS: Final = {
 log = logging.getLogger(__name__)
 
 
-LetIn = Callable[[Scope], Awaitable[Response | None]]
-"""Who may come in, before anything of a body is read: returns what is answered in place of the application.
-
-Raises ApiError for those who may not.
-"""
-
-
-def bare_app(
-    title: str, lifespan: Lifespan[FastAPI] | None = None, openapi_url: str | None = None
-) -> FastAPI:
-    """Return an application that serves no pages of the framework's own."""
-    return FastAPI(
-        title=title,
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=openapi_url,
-        redirect_slashes=False,
-        lifespan=lifespan,
-    )
-
-
 class Envelope:
     """The middleware around an application.
 
     admit: counts a request of an address; raises ApiError where it is one too many. form: of what is refused
-    here. let_in: see `LetIn`; None: everybody is.
+    here.
     """
 
     def __init__(
@@ -172,9 +148,8 @@ class Envelope:
         doors: Doors,
         admit: Callable[[str], None],
         form: Callable[[ApiError], Response] = ApiError.response,
-        let_in: LetIn | None = None,
     ) -> None:
-        self._app, self._form, self._let_in = app, form, let_in
+        self._app, self._form = app, form
         self._doors = doors
         self._admit = admit
         self._large_bodies = 0
@@ -190,11 +165,8 @@ class Envelope:
             headers = Headers(scope=scope)
             body.check_length(headers.get("content-length"))
             asks_first = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
-            app: ASGIApp = self._app
-            if asks_first and answer.permitted:
-                app = Response(status_code=204, headers=_PREFLIGHT)
-            elif self._let_in is not None:
-                app = await self._let_in(scope) or app
+            is_told = asks_first and answer.permitted
+            app = Response(status_code=204, headers=_PREFLIGHT) if is_told else self._app
             await app(scope, body.receive, answer.send)
         except ApiError as error:
             if answer.begun:

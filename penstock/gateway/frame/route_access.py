@@ -4,8 +4,8 @@ A route that is not in the table is refused when the application is made, and so
 The caller is known, and their role looked up, before anything of the body is read.
 """
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -16,8 +16,8 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
-from starlette.routing import BaseRoute
 
+from penstock import __version__
 from penstock.gateway.accounts import audit
 from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.audit import Quotas
@@ -26,10 +26,12 @@ from penstock.gateway.accounts.principal import (
     AccountError,
     Forbidden,
     Membership,
+    NoSuchThing,
     Principal,
     Unauthenticated,
 )
-from penstock.gateway.frame.api_errors import ApiError, CallLimits
+from penstock.gateway.frame.api_errors import ApiError, CallLimits, add_handlers
+from penstock.gateway.frame.envelope import Doors, Envelope
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.gateway.jobs.job_records import CannotSteer, NoAnswer
 from penstock.gateway.store.tables import Role
@@ -96,129 +98,224 @@ class Access(StrEnum):
 
 Table = Mapping[tuple[str, str], Access]
 
-ACCESS: Final[Table] = {
-    ("GET", "/"): Access.ANYBODY,
-    ("GET", "/link"): Access.ANYBODY,
-    ("GET", "/console/{file}"): Access.ANYBODY,
-    ("GET", "/api/health"): Access.ANYBODY,
-    ("GET", "/api/openapi.json"): Access.ANYBODY,
-    ("POST", "/api/auth/token"): Access.ANYBODY,
-    ("POST", "/api/auth/sign-up"): Access.ANYBODY,
-    ("GET", "/api/auth/oidc"): Access.ANYBODY,
-    ("POST", "/api/auth/oidc"): Access.ANYBODY,
-    ("GET", "/api/auth/oidc/callback"): Access.ANYBODY,
-    ("POST", "/api/auth/oidc/session"): Access.ANYBODY,
-    ("POST", "/api/auth/sign-out"): Access.KNOWN,
-    ("POST", "/api/auth/password"): Access.KNOWN,
-    ("POST", "/api/auth/join"): Access.KNOWN,
-    ("GET", "/api/me"): Access.KNOWN,
-    ("GET", "/api/projects/{project}"): Access.VIEWER,
-    ("GET", "/api/projects/{project}/members"): Access.VIEWER,
-    ("PUT", "/api/projects/{project}/members/{user}"): Access.OWNER,
-    ("DELETE", "/api/projects/{project}/members/{user}"): Access.OWNER,
-    ("POST", "/api/projects/{project}/invitations"): Access.OWNER,
-    ("GET", "/api/projects/{project}/tokens"): Access.OWNER,
-    ("POST", "/api/projects/{project}/tokens"): Access.OWNER,
-    ("DELETE", "/api/projects/{project}/tokens/{token}"): Access.OWNER,
-    ("GET", "/api/projects/{project}/audit"): Access.OWNER,
-    ("POST", "/api/policies/feedback/{agent_id}"): Access.EDITOR,
-    ("GET", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.VIEWER,
-    ("POST", "/api/projects/{project}/agents/{agent_id}/feedback"): Access.EDITOR,
-    ("POST", "/api/projects/{project}/agents/{agent_id}/pairs"): Access.EDITOR,
-    ("GET", "/api/projects/{project}/agents/{agent_id}/late-rewards"): Access.VIEWER,
-    ("POST", "/api/projects/{project}/agents/{agent_id}/late-rewards"): Access.EDITOR,
-    ("DELETE", "/api/projects/{project}/raters/{rater}"): Access.OWNER,
-    ("POST", "/api/projects/{project}/agents/{agent_id}/conversations"): Access.EDITOR,
-    ("GET", "/api/projects/{project}/agents/{agent_id}/satisfaction"): Access.VIEWER,
-    ("GET", "/api/projects/{project}/agents/{agent_id}/links"): Access.EDITOR,
-    ("POST", "/api/projects/{project}/agents/{agent_id}/links"): Access.EDITOR,
-    ("DELETE", "/api/projects/{project}/links/{link}"): Access.EDITOR,
-    ("GET", "/api/link"): Access.ANYBODY,
-    ("GET", "/api/projects/{project}/templates"): Access.VIEWER,
-    ("GET", "/api/projects/{project}/jobs"): Access.VIEWER,
-    ("POST", "/api/projects/{project}/jobs"): Access.EDITOR,
-    ("GET", "/api/projects/{project}/jobs/{job}"): Access.VIEWER,
-    ("GET", "/api/projects/{project}/jobs/{job}/log"): Access.VIEWER,
-    ("GET", "/api/projects/{project}/jobs/{job}/curve"): Access.VIEWER,
-    ("POST", "/api/projects/{project}/estimates"): Access.EDITOR,
-    ("GET", "/api/projects/{project}/events"): Access.VIEWER,
-    ("POST", "/api/projects/{project}/jobs/{job}/cancel"): Access.EDITOR,
-    ("POST", "/api/projects/{project}/jobs/{job}/control/{action}"): Access.EDITOR,
-    ("GET", "/api/projects/{project}/jobs/{job}/versions"): Access.VIEWER,
-    ("GET", "/api/projects/{project}/jobs/{job}/versions/{version}/weights"): Access.EDITOR,
-    ("POST", "/api/projects/{project}/jobs/{job}/promote"): Access.EDITOR,
-    ("POST", "/api/projects/{project}/jobs/{job}/rollback"): Access.EDITOR,
-    ("PUT", "/api/projects/{project}/jobs/{job}/traffic"): Access.EDITOR,
-    ("POST", "/api/link/ratings"): Access.ANYBODY,
-    ("DELETE", "/api/me/feedback"): Access.KNOWN,
-}
+
+def table(**routes: Sequence[str]) -> Table:
+    """Return a table of routes such as `GET /health`, by the access that they have, in small letters."""
+    return {
+        (one.split(" ")[0], one.split(" ")[1]): Access(name) for name, some in routes.items() for one in some
+    }
+
+
+ACCESS: Final = table(
+    anybody=[
+        "GET /",
+        "GET /link",
+        "GET /console/{file}",
+        "GET /api/health",
+        "GET /api/openapi.json",
+        "POST /api/auth/token",
+        "POST /api/auth/sign-up",
+        "GET /api/auth/oidc",
+        "POST /api/auth/oidc",
+        "GET /api/auth/oidc/callback",
+        "POST /api/auth/oidc/session",
+        "GET /api/link",
+        "POST /api/link/ratings",
+    ],
+    known=[
+        "POST /api/auth/sign-out",
+        "POST /api/auth/password",
+        "POST /api/auth/join",
+        "GET /api/me",
+        "DELETE /api/me/feedback",
+    ],
+    viewer=[
+        "GET /api/projects/{project}",
+        "GET /api/projects/{project}/members",
+        "GET /api/projects/{project}/agents/{agent_id}/feedback",
+        "GET /api/projects/{project}/agents/{agent_id}/late-rewards",
+        "GET /api/projects/{project}/agents/{agent_id}/satisfaction",
+        "GET /api/projects/{project}/templates",
+        "GET /api/projects/{project}/jobs",
+        "GET /api/projects/{project}/jobs/{job}",
+        "GET /api/projects/{project}/jobs/{job}/log",
+        "GET /api/projects/{project}/jobs/{job}/curve",
+        "GET /api/projects/{project}/events",
+        "GET /api/projects/{project}/jobs/{job}/versions",
+    ],
+    editor=[
+        "POST /api/policies/feedback/{agent_id}",
+        "POST /api/projects/{project}/agents/{agent_id}/feedback",
+        "POST /api/projects/{project}/agents/{agent_id}/pairs",
+        "POST /api/projects/{project}/agents/{agent_id}/late-rewards",
+        "POST /api/projects/{project}/agents/{agent_id}/conversations",
+        "GET /api/projects/{project}/agents/{agent_id}/links",
+        "POST /api/projects/{project}/agents/{agent_id}/links",
+        "DELETE /api/projects/{project}/links/{link}",
+        "POST /api/projects/{project}/jobs",
+        "POST /api/projects/{project}/estimates",
+        "POST /api/projects/{project}/jobs/{job}/cancel",
+        "POST /api/projects/{project}/jobs/{job}/control/{action}",
+        "GET /api/projects/{project}/jobs/{job}/versions/{version}/weights",
+        "POST /api/projects/{project}/jobs/{job}/promote",
+        "POST /api/projects/{project}/jobs/{job}/rollback",
+        "PUT /api/projects/{project}/jobs/{job}/traffic",
+    ],
+    owner=[
+        "PUT /api/projects/{project}/members/{user}",
+        "DELETE /api/projects/{project}/members/{user}",
+        "POST /api/projects/{project}/invitations",
+        "GET /api/projects/{project}/tokens",
+        "POST /api/projects/{project}/tokens",
+        "DELETE /api/projects/{project}/tokens/{token}",
+        "GET /api/projects/{project}/audit",
+        "DELETE /api/projects/{project}/raters/{rater}",
+    ],
+)
 """Of the gateway's own routes; a workload adds those of its own."""
+
+
+# ---- The door of a listener, the routes that it guards, and the application that is made of both.
+
+Door = Callable[[Request, Access], Awaitable[Response | None]]
+"""Who may call a route: returns what is answered in its place, raises ApiError or AccountError."""
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+async def open_door(_request: Request, _access: Access) -> None:
+    """Let everybody do everything: on loopback without accounts nobody is asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDoor:
+    """Lets in who shows a token. project: whose members alone may come; "": that which the request names."""
+
+    accounts: Accounts
+    limits: CallLimits
+    project: str = ""
+
+    async def __call__(self, request: Request, access: Access) -> None:
+        """Find out who calls and whether they may; raises an AccountError."""
+        if access is Access.ANYBODY:
+            return
+        header = request.headers.get("authorization")
+        if header is None:
+            raise Unauthenticated(
+                "sign in, or send a token of the project: `Authorization: Bearer TOKEN`"
+                if self.project
+                else "send a token: `Authorization: Bearer TOKEN`, or Basic with it as password"
+            )
+        principal = await run_in_threadpool(self.accounts.authenticate, header)
+        request.state.principal = principal
+        self.limits.admit(principal.subject)
+        if access is Access.KNOWN:
+            return
+        member = await run_in_threadpool(self._member, request, principal)
+        if not member.role.includes(Role(access)):
+            raise Forbidden(f"your role in this project is {member.role}, this needs {access}")
+        request.state.member = member
+
+    def _member(self, request: Request, principal: Principal) -> Membership:
+        """Return what the caller is in the project that the request is about."""
+        if self.project:
+            try:
+                return self.accounts.membership(principal, self.project)
+            except (Forbidden, NoSuchThing) as error:
+                raise Forbidden("you are no member of this project") from error
+        named = request.path_params.get("project") or request.headers.get(PROJECT_HEADER) or principal.project
+        if named is not None:
+            return self.accounts.membership(principal, str(named))
+        belongs = self.accounts.projects_of(principal)
+        if len(belongs) != 1:
+            raise Forbidden(f"you belong to {len(belongs)} projects: name one in the header {PROJECT_HEADER}")
+        return belongs[0]
 
 
 class GuardedRoute(APIRoute):
     """A route whose caller is checked before its body is read."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle, path = super().get_route_handler(), self.path_format
+    is_json_alone = False
+
+    def get_route_handler(self) -> Handler:
+        handle, path, is_json_alone = self.inner_handler(), self.path_format, self.is_json_alone
 
         async def guarded(request: Request) -> Response:
-            await _admit(request, path)
+            state = request.app.state
+            answer: Response | None = await state.door(request, state.access[request.method, path])
+            if answer is not None:
+                return answer
+            if is_json_alone and request.method == "POST":
+                kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if kind != "application/json":
+                    raise ApiError(415, "content-type: send application/json")
             return await handle(request)
 
         return guarded
 
+    def inner_handler(self) -> Handler:
+        """Return what answers a request of somebody who may call."""
+        return super().get_route_handler()
 
-def add_routes(app: FastAPI, routers: Sequence[APIRouter], table: Table) -> None:
-    """Add the routes of the routers, and their lines of the table.
 
-    Raises ValueError unless the table has every route of the routers, and no other.
+class JsonRoute(GuardedRoute):
+    """Refuses what is posted as anything but JSON."""
+
+    is_json_alone = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Says what is served at one address: its routers and nothing else.
+
+    access: who may call each route. admit: counts a request of an address; raises ApiError where it is one
+    too many. state: of the application. form: of what is refused before a route is found. errors: handlers
+    beside those of every gateway. life: begins and ends something of its own.
     """
-    routes = [route for router in routers for route in router.routes]
-    loose = [str(getattr(route, "path", route)) for route in routes if not isinstance(route, GuardedRoute)]
-    if loose:
+
+    title: str
+    routers: Sequence[APIRouter]
+    access: Table
+    admit: Callable[[str], None]
+    door: Door = open_door
+    doors: Doors = field(default_factory=Doors)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    form: Callable[[ApiError], Response] = ApiError.response
+    errors: Mapping[type[Exception], Callable[[Request, Any], Awaitable[Response]]] = field(
+        default_factory=dict
+    )
+    life: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None
+
+
+def make_app(listener: Listener) -> FastAPI:
+    """Return the application of a listener, which serves no pages of the framework's own.
+
+    Raises ValueError unless the table of access has every route of the routers, and no other.
+    """
+    app = FastAPI(
+        title=listener.title,
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=listener.life,
+    )
+    routes = [route for router in listener.routers for route in router.routes]
+    guarded = [route for route in routes if isinstance(route, GuardedRoute)]
+    if loose := [str(getattr(route, "path", route)) for route in routes if route not in guarded]:
         raise ValueError(f"routes {loose}: they are no GuardedRoute, so that no rule says who may call them")
-    found = {(method, route.path) for route in guarded(routes) for method in route.methods or ()}
-    if found != table.keys():
-        missing, spare = sorted(found - table.keys()), sorted(table.keys() - found)
+    found = {(method, route.path) for route in guarded for method in route.methods or ()}
+    if found != listener.access.keys():
+        missing, spare = sorted(found - listener.access.keys()), sorted(listener.access.keys() - found)
         raise ValueError(f"the table of access lacks {missing} and has {spare} without a route")
     app.router.routes.extend(routes)
-    app.state.access.update(table)
-
-
-def guarded(routes: Sequence[BaseRoute]) -> list[GuardedRoute]:
-    return [route for route in routes if isinstance(route, GuardedRoute)]
-
-
-async def _admit(request: Request, path: str) -> None:
-    """Find out who calls and whether they may; raises an AccountError."""
-    access = request.app.state.access[request.method, path]
-    parts = parts_of(request)
-    if access is Access.ANYBODY:
-        return
-    header = request.headers.get("authorization")
-    if header is None:
-        raise Unauthenticated("send a token: `Authorization: Bearer TOKEN`, or Basic with it as password")
-    principal = await run_in_threadpool(parts.accounts.authenticate, header)
-    request.state.principal = principal
-    parts.limits.admit(principal.subject)
-    if access is Access.KNOWN:
-        return
-    member = await run_in_threadpool(_member, request, principal)
-    if not member.role.includes(Role(access)):
-        raise Forbidden(f"your role in this project is {member.role}, this needs {access}")
-    request.state.member = member
-
-
-def _member(request: Request, principal: Principal) -> Membership:
-    """Return what the caller is in the project that the request is about."""
-    accounts = parts_of(request).accounts
-    named = request.path_params.get("project") or request.headers.get(PROJECT_HEADER) or principal.project
-    if named is not None:
-        return accounts.membership(principal, str(named))
-    belongs = accounts.projects_of(principal)
-    if len(belongs) != 1:
-        raise Forbidden(f"you belong to {len(belongs)} projects: name one in the header {PROJECT_HEADER}")
-    return belongs[0]
+    for name, value in {**listener.state, "access": listener.access, "door": listener.door}.items():
+        setattr(app.state, name, value)
+    add_handlers(app)
+    for kind, answer in listener.errors.items():
+        app.add_exception_handler(kind, answer)
+    app.add_middleware(Envelope, doors=listener.doors, admit=listener.admit, form=listener.form)
+    return app
 
 
 def principal_of(request: Request) -> Principal:
@@ -234,6 +331,18 @@ def member_of(request: Request) -> Membership:
 
 
 Member = Annotated[Membership, Depends(member_of)]
+
+
+def caller_of(request: Request) -> str:
+    """Return who calls, as the token says; "" where none is asked for."""
+    member = getattr(request.state, "member", None)
+    return "" if member is None else str(member.principal.subject)
+
+
+def is_editor(request: Request) -> bool:
+    """Return whether the caller looks after the project; on loopback everybody does."""
+    member: Membership | None = getattr(request.state, "member", None)
+    return member is None or member.role.includes(Role.EDITOR)
 
 
 # ---- The audit of what is done outside the accounts' database.

@@ -43,20 +43,17 @@ def file_of_page(file: str) -> Response:
     return file_answer(_FILES, file)
 
 
-def page_router(path: str, folder: Path, index: str, of_console: Collection[str]) -> APIRouter:
-    """Return the routes of the page of a site: itself, and its files, some of which are the console's."""
-    router = APIRouter(include_in_schema=False)
+def add_page(router: APIRouter, path: str, folder: Path, index: str, of_console: Collection[str]) -> None:
+    """Add the routes of a page to a router: itself, and its files, some of which are the console's."""
     files = {file.name: file for file in folder.iterdir()}
 
-    @router.get(path, response_class=Page)
+    @router.get(path, response_class=Page, include_in_schema=False)
     async def page() -> Page:
         return Page(files[index].read_bytes())
 
-    @router.get(f"{path}/{{file}}", response_class=Response)
+    @router.get(f"{path}/{{file}}", response_class=Response, include_in_schema=False)
     async def file_of_page(file: str) -> Response:
         return file_answer(_FILES if file in of_console else files, file)
-
-    return router
 
 
 def file_answer(files: Mapping[str, Path], name: str) -> Response:

@@ -60,12 +60,8 @@ _SECURITY: Final = {
 
 def describe(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document of an application whose routes are all in its table of access."""
-    content: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    components = content.setdefault("components", {})
-    schemas = components.setdefault("schemas", {})
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
-    schemas["Error"] = ERROR_SCHEMA
+    content = document_of(app)
+    components = content["components"]
     components["securitySchemes"] = _SECURITY
     components["responses"] = {str(status): error_answer(text) for status, text in ERRORS.items()}
     for route in app.routes:
@@ -78,6 +74,16 @@ def describe(app: FastAPI) -> dict[str, Any]:
             _name_path(operation, route.path_format)
             if access not in {Access.ANYBODY, Access.KNOWN} and "{project}" not in route.path:
                 operation.setdefault("parameters", []).append(_PROJECT)
+    return content
+
+
+def document_of(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document of an application as the framework has it, with the gateway's errors."""
+    content: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas = content.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["Error"] = ERROR_SCHEMA
     return content
 
 

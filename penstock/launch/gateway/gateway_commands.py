@@ -5,12 +5,13 @@ Each installed workload that has an API of its own (`Workload.site`) adds a comm
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 from typer.core import TyperGroup
@@ -28,14 +29,7 @@ from penstock.launch.gateway.people import (
     user_commands,
 )
 from penstock.runtime.exit import EXIT_OK, EXIT_USAGE
-from penstock.runtime.foreground import (
-    Assignments,
-    ConfigFile,
-    EndpointFile,
-    Insecure,
-    finish,
-    in_foreground,
-)
+from penstock.runtime.foreground import Foreground, finish, unfolded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -44,8 +38,8 @@ if TYPE_CHECKING:
     from penstock.gateway.accounts.accounts import Accounts
     from penstock.gateway.application import Service
     from penstock.gateway.frame.envelope import Doors
-    from penstock.gateway.process import Places, Work
-    from penstock.gateway.sites.site import RunBehind, Site
+    from penstock.gateway.process import Mount, OverRun, Places, Work
+    from penstock.gateway.upstream import RunBehind
     from penstock.runtime.lifecycle import Lifecycle
 
 # ---- Options.
@@ -74,6 +68,12 @@ FurtherAgents = Annotated[
         help="A further run, or the server of one, where several are answered for; may be repeated.",
     ),
 ]
+SITE_ADDRESS: Final = "127.0.0.1:8765"
+BEYOND: Final = (
+    "beyond this machine a token is asked for: say --project NAME, and --state or --database of the gateway "
+    "that gives out its tokens"
+)
+ALONE: Final = "beside a gateway it answers this machine alone: serve it by `penstock gateway {name}`"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -106,38 +106,63 @@ class RunnerName(StrEnum):
     KUBERNETES = "kubernetes"
 
 
-@gateway_commands.callback(invoke_without_command=True)
-def gateway(
-    context: typer.Context,
-    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8000",
-    state: State = STATE,
-    database: DatabaseUrl = "",
-    registry: RegistryUrl = "",
-    keys: KeysFile = None,
-    hosts: HostNames = None,
-    origins: Origins = None,
-    proxies: Proxies = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """Options of how a listener is reached."""
+
+    hosts: HostNames = None
+    origins: Origins = None
+    proxies: Proxies = None
+
+    def doors(self) -> "Doors":
+        from penstock.gateway.frame.envelope import Doors
+
+        return Doors(
+            hosts=frozenset(self.hosts or ()),
+            origins=frozenset(self.origins or ()),
+            proxies=tuple(self.proxies or ()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkOptions:
+    """Options of how a gateway runs trainings."""
+
     templates: Annotated[
         Path | None,
         typer.Option(
             "--templates", help="Folder of templates: people may have trainings run here that they describe."
         ),
-    ] = None,
+    ] = None
     runner: Annotated[
         RunnerName,
         typer.Option("--runner", help="Where trainings run: as processes here, or as Jobs of a cluster."),
-    ] = RunnerName.LOCAL,
+    ] = RunnerName.LOCAL
     cluster: Annotated[
         Path | None,
         typer.Option("--cluster", metavar="FILE", help="Describes it, for --runner kubernetes."),
-    ] = None,
+    ] = None
     models: Annotated[
         Path | None,
         typer.Option("--models", help="Folder below which models that were trained are exported."),
-    ] = None,
+    ] = None
     jobs_at_once: Annotated[
         int, typer.Option("--jobs-at-once", min=1, help="Trainings at the same time; others queue.")
-    ] = 1,
+    ] = 1
+
+
+@gateway_commands.callback(invoke_without_command=True)
+@unfolded
+def gateway(
+    context: typer.Context,
+    *,
+    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8000",
+    state: State = STATE,
+    database: DatabaseUrl = "",
+    registry: RegistryUrl = "",
+    keys: KeysFile = None,
+    reached: Reached,
+    trainings: WorkOptions,
     quotas: Annotated[
         list[str] | None,
         typer.Option(
@@ -148,10 +173,15 @@ def gateway(
         Path | None,
         typer.Option("--oidc", metavar="FILE", help="People may sign in at the provider that it names."),
     ] = None,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-    insecure: Insecure = False,
+    sites: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--site",
+            metavar="NAME[=HOST:PORT]",
+            help="Also serve what `penstock gateway NAME` does, for this machine; may be repeated.",
+        ),
+    ] = None,
+    foreground: Foreground,
 ) -> None:
     """Serve people over HTTP. With a command behind it: look after people and tokens."""
     _check_extra()
@@ -162,25 +192,25 @@ def gateway(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from penstock.gateway.accounts.audit import Quotas
         from penstock.gateway.accounts.oidc import read_provider
-        from penstock.gateway.process import Places, main
+        from penstock.gateway.process import Mount, Places, Reach, gateway_of, main
 
-        places = Places(state=state, database=database, registry=registry, keys=keys, models=models)
-        _check_runner(runner, cluster, registry)
-        return main(
-            lifecycle,
-            settings,
-            places=places,
-            doors=_doors(hosts, origins, proxies),
-            listen=listen,
-            insecure=insecure,
-            work=None
-            if templates is None
-            else partial(_work, state, templates, jobs_at_once, cluster, registry),
-            oidc=None if oidc is None else read_provider(oidc),
-            quotas=Quotas.of(quotas or ()),
+        places = Places(state=state, database=database, registry=registry, keys=keys, models=trainings.models)
+        _check_runner(trainings.runner, trainings.cluster, registry)
+        reach = Reach(listen=listen, doors=reached.doors(), insecure=foreground.insecure)
+        own = partial(
+            gateway_of,
+            places,
+            reach.doors,
+            None
+            if trainings.templates is None
+            else partial(_work, state, trainings.templates, trainings, registry),
+            None if oidc is None else read_provider(oidc),
+            Quotas.of(quotas or ()),
         )
+        mounts = [Mount(name="gateway", reach=reach, open=own), *further_mounts(sites or (), settings)]
+        return main(lifecycle, settings, mounts)
 
-    in_foreground("gateway", body, config, assignments, endpoints, insecure=insecure)
+    foreground.run("gateway", body)
 
 
 @gateway_commands.command()
@@ -216,27 +246,35 @@ def make_keys(file: Annotated[Path, typer.Argument(help="Written once, for its o
 
 
 @gateway_commands.command("text")
+@unfolded
 def text(
+    *,
     server: Annotated[
         str, typer.Option("--server", metavar="ADDRESS", help="Server of text: HOST:PORT or unix:/path.")
     ] = "",
     agents: FurtherAgents = None,
-    listen: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HOST:PORT of this machine.")
-    ] = "127.0.0.1:8765",
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-    insecure: Insecure = False,
+    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT of this machine.")] = SITE_ADDRESS,
+    foreground: Foreground,
 ) -> None:
     """Serve agents the API that they know (OpenAI's chat completions), over one server of text or several."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.gateway.text_api import main
+        from penstock.config.credentials import credentials
+        from penstock.gateway.process import Mount, Reach, main
+        from penstock.gateway.text_api import FIRST, text_of
 
-        return main(lifecycle, settings, agents=_text_servers(server, agents or (), settings), listen=listen)
+        if not server and not agents:
+            raise ConfigurationError("--server: name the server of text, or several with --agent NAME=…")
+        runs = named_agents(agents or (), settings)
+        if server:
+            runs = {FIRST: _named_server("--server", server, "", settings), **runs}
+        reach = Reach(
+            listen=listen, kept_here="without accounts it answers this machine alone: say 127.0.0.1:PORT"
+        )
+        opened = partial(text_of, runs, credentials(settings.security))
+        return main(lifecycle, settings, [Mount(name="text", reach=reach, open=opened)])
 
-    in_foreground("gateway", body, config, assignments, endpoints, insecure=insecure)
+    foreground.run("gateway", body)
 
 
 def _check_extra() -> None:
@@ -259,19 +297,6 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
             raise typer.Exit(EXIT_USAGE)
 
 
-def _text_servers(server: str, agents: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
-    """Return the runs that are answered for by name, the first one as FIRST; raises ConfigurationError."""
-    from penstock.gateway.text_api import FIRST
-    from penstock.launch.gateway.run_behind import NamedServer
-
-    if not server and not agents:
-        raise ConfigurationError("--server: name the server of text, or several with --agent NAME=…")
-    others = named_agents(agents, settings)
-    if not server:
-        return others
-    return {FIRST: NamedServer(checked_address("--server", server), "", settings), **others}
-
-
 def _check_runner(runner: RunnerName, cluster: Path | None, registry: str) -> None:
     if (runner is RunnerName.KUBERNETES) is (cluster is None):
         raise ConfigurationError(
@@ -284,10 +309,10 @@ def _check_runner(runner: RunnerName, cluster: Path | None, registry: str) -> No
         )
 
 
-def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, registry: str) -> "Work":
+def _work(state: Path, templates: Path, said: WorkOptions, registry: str) -> "Work":
     """Return how jobs are run; raises ConfigurationError.
 
-    cluster: file of where; None: as processes here. registry: URL of theirs; "": a file in `state`.
+    registry: URL of theirs; "": a file in `state`.
     """
     from penstock.gateway.process import Places, Work
     from penstock.launch.gateway.job_templates import check_templates
@@ -301,24 +326,24 @@ def _work(state: Path, templates: Path, at_once: int, cluster: Path | None, regi
     kinds = {kind for one in services for kind in one.kinds}
     check_templates(templates, kinds)  # before the folder of the jobs is made
     try:
-        if cluster is None:
+        if said.cluster is None:
             local = LocalRunner(state / "jobs", templates)
             url = Places(state=state, registry=registry).registry_url()
             return Work(
-                runner=local, steering=RunSteering(local.run_folder, url), at_once=at_once, services=services
+                runner=local,
+                steering=RunSteering(local.run_folder, url),
+                at_once=said.jobs_at_once,
+                services=services,
             )
-        pods = KubernetesRunner(state / "jobs", templates, read_cluster(cluster))
+        pods = KubernetesRunner(state / "jobs", templates, read_cluster(said.cluster))
     except OSError as error:
         raise ConfigurationError(f"--state {state}: {error.strerror}") from error
     return Work(
-        runner=pods, steering=PodSteering(pods.run_folder, registry), at_once=at_once, services=services
+        runner=pods,
+        steering=PodSteering(pods.run_folder, registry),
+        at_once=said.jobs_at_once,
+        services=services,
     )
-
-
-def _doors(hosts: list[str] | None, origins: list[str] | None, proxies: list[str] | None) -> "Doors":
-    from penstock.gateway.frame.envelope import Doors
-
-    return Doors(hosts=frozenset(hosts or ()), origins=frozenset(origins or ()), proxies=tuple(proxies or ()))
 
 
 def _services() -> "list[Service]":
@@ -334,7 +359,7 @@ def named_agents(said: "Sequence[str]", settings: "Settings") -> "dict[str, RunB
 
     settings: what was said here, of the runs that are known by an address alone.
     """
-    from penstock.launch.gateway.run_behind import NamedRun, NamedServer
+    from penstock.launch.gateway.run_behind import NamedRun
 
     found: dict[str, RunBehind] = {}
     for one in said:
@@ -346,128 +371,171 @@ def named_agents(said: "Sequence[str]", settings: "Settings") -> "dict[str, RunB
         if agent in found:
             raise ConfigurationError(f"--agent {one}: {agent} is named twice")
         is_folder = Path(place).is_dir()
-        found[agent] = (
-            NamedRun(Path(place))
-            if is_folder
-            else NamedServer(checked_address("--agent", place), "", settings)
-        )
+        found[agent] = NamedRun(Path(place)) if is_folder else _named_server("--agent", place, "", settings)
     return found
 
 
-def checked_address(option: str, address: str) -> str:
-    """Return an address of a server, or ""; raises ConfigurationError that names the option."""
+def _named_server(option: str, server: str, broker: str, settings: "Settings") -> "RunBehind":
+    """Return a run by addresses; raises ConfigurationError that names the option. broker: "" for none."""
+    from penstock.launch.gateway.run_behind import NamedServer
     from penstock.rpc.address import check_address
 
-    try:
-        return check_address(address) if address else ""
-    except ValueError as error:
-        raise ConfigurationError(f"{option}: {error}") from error
+    for said, address in ((option, server), ("--broker", broker)):
+        try:
+            if address:
+                check_address(address)
+        except ValueError as error:
+            raise ConfigurationError(f"{said}: {error}") from error
+    return NamedServer(server, broker, settings)
 
 
 def _sites() -> list[str]:
     return sorted(name for name in installed() if find(name).site)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteOptions:
+    """Options of the API of a workload over one run."""
+
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="DIR", help="Folder of a run that goes on and serves.")
+    ] = None
+    server: Annotated[
+        str, typer.Option("--server", metavar="ADDRESS", help="A policy server: HOST:PORT or unix:/path.")
+    ] = ""
+    broker: Annotated[
+        str, typer.Option("--broker", metavar="ADDRESS", help="With --server: the broker of its run.")
+    ] = ""
+    listen: Annotated[str, typer.Option("--listen", metavar="ADDRESS", help="HOST:PORT.")] = SITE_ADDRESS
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state", help="Folder of what it keeps, and of the run that is begun here; default: NAME-state."
+        ),
+    ] = None
+    agents: FurtherAgents = None
+    recipe: Annotated[
+        Path | None, typer.Option("--recipe", help="What is trained; default: the workload's own.")
+    ] = None
+    train: Annotated[
+        list[str] | None,
+        typer.Option("--train", metavar="SECTION.KEY=VALUE", help="Setting of the run; may be repeated."),
+    ] = None
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Also learn from what people say, where NAME has a loop for it.")
+    ] = False
+    loop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--loop",
+            metavar="OPTION=VALUE",
+            help="With --learn: option of that loop, such as labels=100; may be repeated.",
+        ),
+    ] = None
+    project: Annotated[
+        str, typer.Option("--project", help="Beyond loopback: project whose tokens count.")
+    ] = ""
+    accounts: Annotated[
+        Path, typer.Option("--accounts", help="State folder of the gateway that gives out the tokens.")
+    ] = STATE
+    database: Annotated[
+        str, typer.Option("--database", metavar="URL", help="Its accounts, where they lie elsewhere.")
+    ] = ""
+    keys: Annotated[Path | None, typer.Option("--keys", help="Its file of signing keys.")] = None
+
+
 def _command(name: str) -> "Callable[..., None]":
-    def serve_site(
-        run: Annotated[
-            Path | None, typer.Option("--run", metavar="DIR", help="Folder of a run that goes on and serves.")
-        ] = None,
-        server: Annotated[
-            str, typer.Option("--server", metavar="ADDRESS", help="A policy server: HOST:PORT or unix:/path.")
-        ] = "",
-        broker: Annotated[
-            str, typer.Option("--broker", metavar="ADDRESS", help="With --server: the broker of its run.")
-        ] = "",
-        listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8765",
-        state: Annotated[
-            Path | None,
-            typer.Option(
-                "--state",
-                help="Folder of what it keeps, and of the run that is begun here; default: NAME-state.",
-            ),
-        ] = None,
-        agents: FurtherAgents = None,
-        recipe: Annotated[
-            Path | None, typer.Option("--recipe", help="What is trained; default: the workload's own.")
-        ] = None,
-        train: Annotated[
-            list[str] | None,
-            typer.Option("--train", metavar="SECTION.KEY=VALUE", help="Setting of the run; may be repeated."),
-        ] = None,
-        learn: Annotated[
-            bool,
-            typer.Option("--learn", help="Also learn from what people say, where NAME has a loop for it."),
-        ] = False,
-        loop: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--loop",
-                metavar="OPTION=VALUE",
-                help="With --learn: option of that loop, such as labels=100; may be repeated.",
-            ),
-        ] = None,
-        project: Annotated[
-            str, typer.Option("--project", help="Beyond loopback: project whose tokens count.")
-        ] = "",
-        accounts: Annotated[
-            Path,
-            typer.Option("--accounts", help="State folder of the gateway that gives out the tokens."),
-        ] = STATE,
-        database: Annotated[
-            str, typer.Option("--database", metavar="URL", help="Its accounts, where they lie elsewhere.")
-        ] = "",
-        keys: Annotated[Path | None, typer.Option("--keys", help="Its file of signing keys.")] = None,
-        hosts: HostNames = None,
-        origins: Origins = None,
-        proxies: Proxies = None,
-        config: ConfigFile = None,
-        assignments: Assignments = None,
-        endpoints: EndpointFile = None,
-        insecure: Insecure = False,
-    ) -> None:
+    @unfolded
+    def serve_site(options: SiteOptions, reached: Reached, foreground: Foreground) -> None:
         def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-            from penstock.gateway.sites.site_process import Reach, main
-            from penstock.launch.gateway.run_behind import NamedRun, NamedServer, OwnRun
+            from penstock.gateway.process import Mount, Reach, main
 
-            site: Site = load(find(name).site)()
-            _check_one(run, server, broker)
-            others = agents_of(name, site, agents or (), settings)
-            words = loop_words(name, site, loop or (), learn=learn, server=server)
-            kept = state or Path(f"{name}-state")
-            behind: RunBehind
-            if run is not None:
-                behind = NamedRun(run)
-            elif server:
-                behind = NamedServer(
-                    checked_address("--server", server), checked_address("--broker", broker), settings
-                )
-            else:
-                behind = OwnRun.of_site(site, kept, recipe, train or (), learns=learn)
-                if words is not None and site.loop is not None and recipe is None:
-                    words = (*site.loop.options, *words)
+            service, site = site_over(name, options, settings)
             reach = Reach(
-                listen=listen,
-                doors=_doors(hosts, origins, proxies),
-                project=project,
-                accounts=lambda: _accounts(accounts, database, keys),
-                insecure=insecure,
+                listen=options.listen,
+                doors=reached.doors(),
+                insecure=foreground.insecure,
+                kept_here="" if options.project else BEYOND,
             )
-            return main(
-                lifecycle,
-                settings,
-                site=site,
-                behind=behind,
-                reach=reach,
-                state=kept,
-                agents=others,
-                beside=_beside(site, words, kept),
-            )
+            opened = partial(site.open, reach.doors, lifecycle.drain)
+            return main(lifecycle, settings, [Mount(name=name, reach=reach, open=opened, page=service.page)])
 
-        in_foreground("gateway", body, config, assignments, endpoints, insecure=insecure)
+        foreground.run("gateway", body)
 
     serve_site.__doc__ = f"Serve the API of {name} over one run, which is begun unless one is named."
     return serve_site
+
+
+def site_over(name: str, said: SiteOptions, settings: "Settings") -> "tuple[Service, OverRun]":
+    """Return the service of a workload, and what it is over its run; raises ConfigurationError."""
+    from penstock.config.credentials import credentials
+    from penstock.gateway.process import OverRun
+    from penstock.launch.gateway.run_behind import NamedRun, OwnRun
+
+    service: Service = load(find(name).site)()
+    _check_one(said.run, said.server, said.broker)
+    others = agents_of(name, service, said.agents or (), settings)
+    words = loop_words(name, service, said.loop or (), learn=said.learn, server=said.server)
+    kept = said.state or Path(f"{name}-state")
+    behind: RunBehind
+    if said.run is not None:
+        behind = NamedRun(said.run)
+    elif said.server:
+        behind = _named_server("--server", said.server, said.broker, settings)
+    else:
+        behind = OwnRun.of_site(service, kept, said.recipe, said.train or (), learns=said.learn)
+        if words is not None and service.loop is not None and said.recipe is None:
+            words = (*service.loop.options, *words)
+    opened = partial(_accounts, said.accounts, said.database, said.keys)
+    return service, OverRun(
+        service=service,
+        behind=behind,
+        credentials=credentials(settings.security),
+        state=kept,
+        agents=others,
+        beside=_beside(service, words, kept),
+        accounts=opened if said.project else None,
+        project=said.project,
+    )
+
+
+def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]":
+    """Return what `--site NAME[=HOST:PORT]` says; raises ConfigurationError for a name of none.
+
+    `text` answers for the runs of the others that people talk to.
+    """
+    from penstock.config.credentials import credentials
+    from penstock.gateway.frame.envelope import Doors
+    from penstock.gateway.process import Mount, Reach
+    from penstock.gateway.text_api import text_of
+
+    runs = dict[str, RunBehind]()
+
+    @contextmanager
+    def open_site(name: str) -> "Iterator[Any]":
+        service, site = site_over(name, SiteOptions(), settings)
+        with site.open(Doors()) as opened:
+            if service.takes_agents:
+                runs[name] = site.behind
+            yield opened
+
+    @contextmanager
+    def open_text(_name: str) -> "Iterator[Any]":
+        if not runs:
+            raise ConfigurationError("--site text: has no run to answer for: say --site chat, too")
+        found = {name: nullcontext(run) for name, run in runs.items()}
+        with text_of(found, credentials(settings.security)) as opened:
+            yield opened
+
+    mounts = []
+    for one in sorted(said, key=lambda one: one.partition("=")[0] == "text"):
+        name, _, listen = one.partition("=")
+        if name != "text" and name not in _sites():
+            raise ConfigurationError(f"--site {name}: no such site; there are {', '.join(_sites())}, text")
+        reach = Reach(listen=listen or SITE_ADDRESS, kept_here=ALONE.format(name=name))
+        opened = partial(open_text if name == "text" else open_site, name)
+        mounts.append(Mount(name=name, reach=reach, open=opened, is_one_of_several=True))
+    return mounts
 
 
 @contextmanager
@@ -482,7 +550,7 @@ def _accounts(state: Path, database: str, keys: Path | None) -> "Iterator[Accoun
 
 
 def loop_words(
-    name: str, site: "Site", said: "Sequence[str]", *, learn: bool, server: str
+    name: str, site: "Service", said: "Sequence[str]", *, learn: bool, server: str
 ) -> tuple[str, ...] | None:
     """Return the options of a site's loop, None where it is not to learn.
 
@@ -504,7 +572,9 @@ def loop_words(
     return words
 
 
-def agents_of(name: str, site: "Site", said: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
+def agents_of(
+    name: str, site: "Service", said: "Sequence[str]", settings: "Settings"
+) -> "dict[str, RunBehind]":
     """Return the further runs of a site by name; raises ConfigurationError for what is none."""
     if said and not site.takes_agents:
         raise ConfigurationError(f"--agent {said[0]}: {name} answers for one run: leave it out")
@@ -512,7 +582,7 @@ def agents_of(name: str, site: "Site", said: "Sequence[str]", settings: "Setting
 
 
 def _beside(
-    site: "Site", words: tuple[str, ...] | None, state: Path
+    site: "Service", words: tuple[str, ...] | None, state: Path
 ) -> "Callable[[RunBehind], AbstractContextManager[object]] | None":
     """Return what makes the site's loop for a run; None without one."""
     from penstock.launch.gateway.run_behind import LoopBeside

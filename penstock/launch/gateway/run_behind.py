@@ -25,7 +25,8 @@ from penstock.config.credentials import registry_with_password
 from penstock.config.run_folder import CONFIG_FILE, make_private
 from penstock.config.settings import Settings, load, parse_toml
 from penstock.config.trusted import check_own
-from penstock.gateway.sites.site import RunAddresses, RunBehind, RunSettings, Site
+from penstock.gateway.application import Service
+from penstock.gateway.upstream import RunAddresses, RunBehind, RunSettings
 from penstock.launch.gateway.local_runner import RUN_FOLDER
 from penstock.launch.inspection.processes import is_going_on, read_endpoints
 from penstock.launch.jobs import local_jobs
@@ -141,7 +142,7 @@ class OwnRun(RunBehind):
 
     @classmethod
     def of_site(
-        cls, site: Site, state: Path, recipe: Path | None, settings: Sequence[str], *, learns: bool = False
+        cls, site: Service, state: Path, recipe: Path | None, settings: Sequence[str], *, learns: bool = False
     ) -> Self:
         """Return the run of a site. recipe: None for its own. settings: over those of the site.
 

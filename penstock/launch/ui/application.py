@@ -7,9 +7,12 @@ without the cookie of the one browser that was let in is refused. Everything the
 
 import asyncio
 import getpass
+import hmac
 import math
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -17,15 +20,15 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse
-from starlette.types import Scope
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.frame.api_errors import ApiError, add_handlers
-from penstock.gateway.frame.envelope import Doors, Envelope, LetIn, bare_app
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.frame.event_stream import STILL_HERE, EventStream, event
 from penstock.gateway.frame.requests import Body
+from penstock.gateway.frame.route_access import Access, GuardedRoute, Listener, open_door
+from penstock.gateway.frame.route_access import make_app as application
 from penstock.gateway.jobs.job_records import Action
 from penstock.gateway.routes.control_routes import (
     NewTraffic,
@@ -36,7 +39,6 @@ from penstock.gateway.routes.control_routes import (
     Withdrawal,
 )
 from penstock.launch.gateway.run_steering import RunSteering
-from penstock.launch.ui.admission import PARAMETER, Admission
 from penstock.launch.ui.catalogue import Catalogue, UnknownRun
 from penstock.launch.ui.run_starter import CannotStart, RunStarter, settings_schema
 
@@ -50,8 +52,9 @@ class NewRun(Body):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-def add_actions(app: FastAPI, runs: Catalogue, starter: RunStarter) -> None:
-    router, steering, by = APIRouter(), RunSteering(lambda name: runs.find(name).folder), getpass.getuser()
+def actions_of(runs: Catalogue, starter: RunStarter) -> APIRouter:
+    router, by = APIRouter(route_class=GuardedRoute), getpass.getuser()
+    steering = RunSteering(lambda name: runs.find(name).folder)
 
     @router.get("/api/settings")
     def schema() -> Mapping[str, Any]:
@@ -96,7 +99,7 @@ def add_actions(app: FastAPI, runs: Catalogue, starter: RunStarter) -> None:
         """Change which share of the clients gets which version."""
         return steering.set_traffic(name, **body.change(), reason=body.reason, by=by)
 
-    app.include_router(router)
+    return router
 
 
 # ---- Values of runs as JSON has them.
@@ -116,32 +119,57 @@ def json_values(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ---- Lets in the browser that has the cookie; the secret of the address is exchanged for it.
+# ---- Lets one browser in: the secret in an address is exchanged, once, for a cookie.
 
+SECRET_BYTES: Final = 32
+PARAMETER: Final = "secret"
 _NOT_LET_IN: Final = (
     "open the address that `penstock ui` printed; it lets in one browser: start it again for another"
 )
 
 
-def door(admission: Admission) -> LetIn:
-    """Return what lets in the browser with the cookie, and leads it from the printed address to the page."""
+class Admission:
+    """A door. Holds digests of the secret, which counts once, and of the cookie that it is exchanged for."""
 
-    async def let_in(scope: Scope) -> Response | None:
-        asked = HTTPConnection(scope)
-        is_known = admission.admits(asked.cookies.get(admission.cookie))
-        secret = asked.query_params.get(PARAMETER)
-        if secret is not None and (scope["method"], scope["path"]) == ("GET", "/"):
-            session = admission.exchange(secret)
+    def __init__(self) -> None:
+        self.secret = secrets.token_urlsafe(SECRET_BYTES)
+        """Of the address; shown to the person, and nowhere else."""
+        self.cookie = f"penstock-{secrets.token_hex(4)}"
+        """Name of the cookie: pages on other ports of the same host keep theirs."""
+        self._secret: bytes | None = _digest(self.secret)
+        self._session: bytes | None = None
+
+    async def __call__(self, request: Request, _access: Access) -> Response | None:
+        """Let in the browser with the cookie, and lead it from the printed address to the page."""
+        is_known = self._admits(request.cookies.get(self.cookie))
+        said = request.query_params.get(PARAMETER)
+        if said is not None and (request.method, request.url.path) == ("GET", "/"):
+            session = self._exchange(said)
             if session is not None or is_known:
                 away = RedirectResponse("/", status_code=303)
                 if session is not None:
-                    away.set_cookie(admission.cookie, session, httponly=True, samesite="strict")
+                    away.set_cookie(self.cookie, session, httponly=True, samesite="strict")
                 return away
         if not is_known:
             raise ApiError(401, _NOT_LET_IN)
         return None
 
-    return let_in
+    def _exchange(self, secret: str) -> str | None:
+        """Return the value of the cookie for the secret, the first time; None for anything else."""
+        if self._secret is None or not hmac.compare_digest(_digest(secret), self._secret):
+            return None
+        self._secret = None
+        session = secrets.token_urlsafe(SECRET_BYTES)
+        self._session = _digest(session)
+        return session
+
+    def _admits(self, session: str | None) -> bool:
+        held = self._session
+        return held is not None and session is not None and hmac.compare_digest(_digest(session), held)
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode(errors="surrogateescape")).digest()
 
 
 # ---- Runs live, as server-sent events: what has changed since it was sent last, and nothing else.
@@ -225,35 +253,48 @@ def make_app(
     """
     if starter is not None and admission is None:
         raise ValueError("who may act is let in by name: actions need an admission")
-    app = bare_app("Penstock runs")
-    _serve_page(app)
-    _serve_runs(app, runs, can_act=starter is not None)
+    routers = [_files(), _runs(runs, can_act=starter is not None)]
     if starter is not None:
-        add_actions(app, runs, starter)
-    _tell_errors(app)
-    let_in = None if admission is None else door(admission)
-    app.add_middleware(Envelope, doors=doors, admit=lambda _: None, let_in=let_in)
-    return app
+        routers.append(actions_of(runs, starter))
+    every = [route for router in routers for route in router.routes if isinstance(route, GuardedRoute)]
+    return application(
+        Listener(
+            title="Penstock runs",
+            routers=routers,
+            access={(one, route.path): Access.OWNER for route in every for one in route.methods or ()},
+            admit=lambda _: None,
+            door=admission or open_door,
+            doors=doors,
+            errors={
+                UnknownRun: _unknown_run,
+                RecursionError: _too_deep,
+                OSError: _unreadable,
+                ConfigurationError: _unreadable,
+            },
+        )
+    )
 
 
-def _serve_page(app: FastAPI) -> None:
-    """Serve the files, which are read once.
+def _files() -> APIRouter:
+    """Return the routes of the files, which are read once.
 
     Their names are known, so no path is ever built from a request.
     """
+    router = APIRouter(route_class=GuardedRoute)
     for prefix, folder in (("/", STATIC), ("/vendor/", STATIC / "vendor")):
         for file in folder.iterdir():
             if file.suffix in _TYPES:
                 path = "/" if file.name == "index.html" else f"{prefix}{file.name}"
-                app.get(path)(_file(file.read_bytes(), _TYPES[file.suffix]))
+                router.get(path)(_file(file.read_bytes(), _TYPES[file.suffix]))
+    return router
 
 
 def _file(content: bytes, media_type: str) -> Callable[[], Response]:
     return lambda: Response(content, media_type=media_type)
 
 
-def _serve_runs(app: FastAPI, runs: Catalogue, *, can_act: bool) -> None:
-    router = APIRouter()
+def _runs(runs: Catalogue, *, can_act: bool) -> APIRouter:
+    router = APIRouter(route_class=GuardedRoute)
 
     @router.get("/api/runs")
     def listed() -> Response:
@@ -283,24 +324,19 @@ def _serve_runs(app: FastAPI, runs: Catalogue, *, can_act: bool) -> None:
         """Return the versions of its policy that were kept, newest first."""
         return _json(runs.find(name).versions())
 
-    app.include_router(router)
+    return router
 
 
-def _tell_errors(app: FastAPI) -> None:
-    add_handlers(app)
+async def _unknown_run(_request: Request, error: UnknownRun) -> Response:
+    return ApiError(404, json_values(f"no run of this name: {error.args[0]}")).response()
 
-    @app.exception_handler(UnknownRun)
-    async def unknown_run(_request: Request, error: UnknownRun) -> Response:
-        return ApiError(404, json_values(f"no run of this name: {error.args[0]}")).response()
 
-    @app.exception_handler(RecursionError)
-    async def too_deep(_request: Request, _error: RecursionError) -> Response:
-        return ApiError(409, "a file of this run is nested too deeply to be shown").response()
+async def _too_deep(_request: Request, _error: RecursionError) -> Response:
+    return ApiError(409, "a file of this run is nested too deeply to be shown").response()
 
-    @app.exception_handler(OSError)
-    @app.exception_handler(ConfigurationError)
-    async def unreadable(_request: Request, error: Exception) -> Response:
-        return ApiError(409, json_values(str(error))).response()
+
+async def _unreadable(_request: Request, error: Exception) -> Response:
+    return ApiError(409, json_values(str(error))).response()
 
 
 def _json(content: Mapping[str, Any]) -> Response:

@@ -14,7 +14,6 @@ from typing import Final, Self
 
 from penstock.config.configuration_error import how_to_install
 from penstock.config.settings import ConfigurationError
-from penstock.launch.ui.admission import PARAMETER, Admission
 from penstock.launch.ui.catalogue import Catalogue
 from penstock.rpc.address import AddressInUse, check_address, is_local
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
@@ -28,7 +27,8 @@ log = logging.getLogger(__name__)
 class Page:
     """The page of a folder of runs, on a socket that is bound when this is made.
 
-    admission: who is let in. state: folder of what is started here; None: everything is only looked at.
+    for_one: lets in one browser alone, by the secret in its address. state: folder of what is started here;
+    None: everything is only looked at.
 
     Raises ConfigurationError for an address that is taken, or beyond loopback without `insecure`, and where
     the extra `ui` is not installed.
@@ -40,7 +40,7 @@ class Page:
         address: str,
         *,
         insecure: bool,
-        admission: Admission | None = None,
+        for_one: bool = False,
         state: Path | None = None,
     ) -> None:
         try:
@@ -48,14 +48,14 @@ class Page:
 
             from penstock.gateway.frame.envelope import Doors
             from penstock.gateway.http_server import HttpServer
-            from penstock.launch.ui.application import make_app
+            from penstock.launch.ui.application import PARAMETER, Admission, make_app
             from penstock.launch.ui.run_starter import RunStarter
         except ImportError as error:
             raise ConfigurationError(f"no page without its extra: {error}; {how_to_install('ui')}") from error
         _check(address, insecure=insecure)
-        runs = Catalogue(folder)
+        admission = Admission() if for_one else None
         app = make_app(
-            runs,
+            Catalogue(folder),
             doors=Doors(any_host=not is_local(address), large=frozenset()),
             admission=admission,
             starter=None if state is None else RunStarter(folder.resolve(), state),
@@ -66,6 +66,7 @@ class Page:
         except AddressInUse as error:
             raise ConfigurationError(str(error)) from error
         self.url = f"{self._server.url}/"
+        self.entry = self.url if admission is None else f"{self.url}?{PARAMETER}={admission.secret}"
 
     def __enter__(self) -> Self:
         self._server.start()
@@ -84,10 +85,9 @@ def main(folder: Path, address: str, *, insecure: bool) -> int:
         raise ConfigurationError(f"{folder}: no such folder; name the one that holds runs, as `runs`")
     lifecycle = Lifecycle("ui")
     lifecycle.install()
-    admission = Admission()
     state = state_folder() if is_local(address) and os.access(folder, os.W_OK) else None
-    with Page(folder, address, insecure=insecure, admission=admission, state=state) as page:
-        sys.stdout.write(f"{page.url}?{PARAMETER}={admission.secret}\n")
+    with Page(folder, address, insecure=insecure, for_one=True, state=state) as page:
+        sys.stdout.write(f"{page.entry}\n")
         sys.stdout.flush()
         lifecycle.draining.wait()
     return EXIT_INTERRUPTED if lifecycle.interrupted else EXIT_OK

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from penstock.gateway.sites.site import RunSettings
+from penstock.gateway.upstream import RunSettings
 from penstock.workloads.language.pretraining import tiny_models
 from tests.support.chat.chat_stand import chat_app, upstream_of
 from tests.support.language.chat_words import chat_tokenizer

@@ -166,20 +166,21 @@ def seen_by_beta(gateway: SmallGateway) -> list[Any]:
 
 
 def test_a_route_without_an_access_rule_is_not_served(small_gateway: SmallGateway) -> None:
-    from fastapi import APIRouter, FastAPI
+    from fastapi import APIRouter
 
-    from penstock.gateway.frame.route_access import GuardedRoute, add_routes
+    from penstock.gateway.frame.route_access import GuardedRoute, Listener, make_app
 
-    app = FastAPI()
-    app.state.access = {}
     unguarded, guarded = APIRouter(), APIRouter(route_class=GuardedRoute)
     for router in (unguarded, guarded):
         router.get("/api/open")(lambda: None)
-    with pytest.raises(ValueError, match="no rule says who may call"):
-        add_routes(app, [unguarded], {("GET", "/api/open"): Access.KNOWN})
-    with pytest.raises(ValueError, match="lacks"):
-        add_routes(app, [guarded], {})
-    with pytest.raises(ValueError, match="without a route"):
-        add_routes(app, [guarded], {("GET", "/api/open"): Access.KNOWN, ("GET", "/api/no"): Access.KNOWN})
+    rules = [("GET", "/api/open"), ("GET", "/api/no")]
+    for one, rule, why in (
+        (unguarded, rules[:1], "no rule says who may call"),
+        (guarded, [], "lacks"),
+        (guarded, rules, "without a route"),
+    ):
+        access = dict.fromkeys(rule, Access.KNOWN)
+        with pytest.raises(ValueError, match=why):
+            make_app(Listener(title="one", routers=[one], access=access, admit=lambda _: None))
     served = {route.path for route in small_gateway.client.app.routes}  # type: ignore[attr-defined]
     assert served == {path for _, path in ACCESS}

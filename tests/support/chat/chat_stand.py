@@ -12,9 +12,11 @@ import numpy as np
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from penstock.gateway.application import site_listener
+from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.sites.site import RunAddresses, RunSettings, Upstream
-from penstock.gateway.sites.site_process import Reach, guarded_app
+from penstock.gateway.upstream import RunAddresses, RunSettings, Upstream
 from penstock.registry.registry import Registry
 from penstock.rpc.auth import Credentials
 from penstock.workloads.chat import people
@@ -68,9 +70,8 @@ def upstream_at(folder: Path, socket: Path) -> Iterator[Upstream]:
 
 def chat_app(run: Upstream, agents: Mapping[str, Upstream], gateway: SmallGateway | None) -> FastAPI:
     """The application. agents: further runs. gateway: whose accounts are asked for; None: nobody is."""
-    reach = Reach(listen="127.0.0.1:0", project=PROJECT if gateway else "")
     accounts = None if gateway is None else gateway.accounts
-    return guarded_app(site(), replace(run, agents=dict(agents)), reach, accounts)
+    return make_app(site_listener(site(), replace(run, agents=dict(agents)), Doors(), accounts, PROJECT))
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def client_at(folder: Path, socket: Path) -> Iterator[TestClient]:
 @contextmanager
 def page_of(app: FastAPI) -> Iterator[str]:
     """Where it answers, on a port of its own."""
-    server = HttpServer(app, "127.0.0.1:0", lifespan="on")
+    server = HttpServer(app, "127.0.0.1:0")
     server.start()
     try:
         yield server.url

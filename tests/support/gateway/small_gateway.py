@@ -13,10 +13,10 @@ from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.audit import Quotas
 from penstock.gateway.accounts.oidc import OidcSignIn, Provider, ProviderSettings
 from penstock.gateway.accounts.sessions import Keys, make_keys, read_keys
-from penstock.gateway.application import Service, make_app
+from penstock.gateway.application import Service, gateway_listener
 from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.envelope import Doors
-from penstock.gateway.frame.route_access import Parts
+from penstock.gateway.frame.route_access import Parts, make_app
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.gateway.jobs.job_records import Runner
 from penstock.gateway.store.tables import AuditRow, Role, open_database
@@ -105,7 +105,7 @@ class SmallGateway:
             oidc=elsewhere,
             quotas=quotas or Quotas(),
         )
-        app = make_app(parts, Doors(), services)
+        app = make_app(gateway_listener(parts, Doors(), services))
         client = TestClient(app, base_url=ADDRESS, raise_server_exceptions=False)
         hold_to_document(client, app)
         return cls(accounts=accounts, registry=registry, keys=keys, clock=clock, client=client, parts=parts)

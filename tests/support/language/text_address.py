@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 
 from penstock.client.text_calls import DEADLINE_S, HttpReply, HttpRequest
+from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.sites.site import REACH_S, RunAddresses, ServedText, Upstream
-from penstock.gateway.text_api import DESCRIBE_S, FIRST, Agents, make_app
+from penstock.gateway.text_api import DESCRIBE_S, FIRST, Agents, text_listener
+from penstock.gateway.upstream import REACH_S, RunAddresses, ServedText, Upstream
 from penstock.rpc.auth import Credentials
 from tests.support.language.text_stand import TextStand
 
@@ -78,7 +79,7 @@ def agents_api_over(
         name: ServedText(upstream_at(address), deadline_s=deadline_s, reach_s=reach_s)
         for name, address in addresses.items()
     }
-    server = HttpServer(make_app(Agents(served, describe_s).answer), "127.0.0.1:0")
+    server = HttpServer(make_app(text_listener(Agents(served, describe_s).answer)), "127.0.0.1:0")
     server.start()
     try:
         yield f"{server.url}/v1"

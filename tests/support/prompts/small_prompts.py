@@ -10,8 +10,10 @@ import numpy as np
 from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 
-from penstock.gateway.sites.site import RunAddresses, RunSettings, Upstream
-from penstock.gateway.sites.site_process import Reach, guarded_app
+from penstock.gateway.application import site_listener
+from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.route_access import make_app
+from penstock.gateway.upstream import RunAddresses, RunSettings, Upstream
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.spaces import Box, Discrete
 from penstock.rpc.auth import Credentials
@@ -76,7 +78,7 @@ def small_prompts(
             credentials=Credentials(),
             settings=lambda: RunSettings(task=task or {}, registry=registry),
         )
-        app = guarded_app(site(), upstream, Reach(listen="127.0.0.1:0"), None)
+        app = make_app(site_listener(site(), upstream, Doors()))
         with TestClient(app, base_url=ADDRESS, raise_server_exceptions=False) as client:
             yield SmallPrompts(client, served, app.state.api)
 

@@ -18,9 +18,10 @@ from fastapi import FastAPI, Request
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway import people_metrics
-from penstock.gateway.application import make_app
+from penstock.gateway.application import gateway_listener
 from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.envelope import HEADERS, Doors
+from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.rpc.address import AddressInUse
@@ -37,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[HttpServer]:
     doors = Doors(
         hosts=frozenset({"gateway.example"}), origins=frozenset({"https://page.example"}), body_s=0.5
     )
-    served = HttpServer(make_app(made.parts, doors), "127.0.0.1:0", head_s=0.5)
+    served = HttpServer(make_app(gateway_listener(made.parts, doors)), "127.0.0.1:0", head_s=0.5)
     served.start()
     yield served
     served.stop()
@@ -231,7 +232,7 @@ def test_a_stream_ends_with_its_server(tmp_path: Path, path: str, caplog: pytest
     job = gateway.client.post(
         "/api/projects/alpha/jobs", json={"agent": "mine", "template": "quick"}, headers=header
     ).json()["id"]
-    served = HttpServer(make_app(gateway.parts, Doors()), "127.0.0.1:0")
+    served = HttpServer(make_app(gateway_listener(gateway.parts, Doors())), "127.0.0.1:0")
     served.start()
     host, _, port = served.address.rpartition(":")
     asked = head("GET", f"/api/projects/alpha/{path.format(job=job)}", *map(": ".join, header.items()))
@@ -283,7 +284,7 @@ def test_an_address_that_holds_connections_gets_no_more(
 def test_an_account_follows_so_many_streams_at_a_time(tmp_path: Path) -> None:
     gateway = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
     parts = replace(gateway.parts, limits=CallLimits(streams=1))
-    served = HttpServer(make_app(parts, Doors()), "127.0.0.1:0")
+    served = HttpServer(make_app(gateway_listener(parts, Doors())), "127.0.0.1:0")
     served.start()
     ada, bob = gateway.token("alpha"), gateway.token("alpha")
     path = f"{served.url}/api/projects/alpha/events"
@@ -344,7 +345,7 @@ def make_app_of(server: HttpServer) -> Any:
 
 def test_no_part_of_an_answer_waits_until_the_one_before_is_acknowledged(tmp_path: Path) -> None:
     gateway = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
-    served = HttpServer(make_app(gateway.parts, Doors()), "127.0.0.1:0")
+    served = HttpServer(make_app(gateway_listener(gateway.parts, Doors())), "127.0.0.1:0")
     host, _, port = served.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20):
         connection, _ = served._socket.accept()

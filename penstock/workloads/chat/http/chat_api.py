@@ -25,7 +25,7 @@ from penstock.client.asynchronous import AsyncAnswerStream
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.event_stream import event
-from penstock.gateway.sites.site import RunSettings, ServedText, Upstream, answered, not_yet, of_run
+from penstock.gateway.upstream import RunSettings, ServedText, Upstream, answered, not_yet, of_run
 from penstock.registry.ratings import RatedConversation, Rating
 from penstock.registry.records import RegistryError
 from penstock.workloads.chat.http import chat_bodies as bodies

@@ -12,11 +12,12 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 
 from penstock.client import TextDescription
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.frame.api_errors import ApiError, add_handlers
-from penstock.gateway.frame.envelope import bare_app
+from penstock.gateway.application import Service
+from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.event_stream import ANSWER_S, EventStream, event
 from penstock.gateway.frame.requests import Body
-from penstock.gateway.routes.console_routes import page_router
+from penstock.gateway.frame.route_access import JsonRoute, caller_of, is_editor, table
+from penstock.gateway.routes.console_routes import add_page
 from penstock.gateway.routes.satisfaction_routes import (
     LEAST,
     THUMB,
@@ -24,16 +25,7 @@ from penstock.gateway.routes.satisfaction_routes import (
     satisfaction,
     share_of,
 )
-from penstock.gateway.sites.site import (
-    JsonRoute,
-    Loop,
-    RunSettings,
-    Site,
-    Upstream,
-    answered,
-    caller_of,
-    is_editor,
-)
+from penstock.gateway.upstream import Loop, RunSettings, Upstream, answered
 from penstock.registry.ratings import RatedConversation, Tally
 from penstock.registry.records import Event, PolicyVersion, RegistryError, Unavailable, UnknownVersion
 from penstock.registry.registry import Registry
@@ -407,43 +399,50 @@ async def _behind(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:
         yield one
 
 
-# ---- The application over one run, and what the gateway is told of it.
+# ---- What the gateway is told of it.
 
-_PACKAGE: Final = Path(__file__).resolve().parents[3]
-_OF_CONSOLE: Final = frozenset({"api.js", "console.css", "elements.js", "icon.svg"})
-_TALKING: Final = ("agents", "begin", "say", "thumb", "stars", "prefer", "correct", "end", "mine", "forget")
-
-
-def make_app(upstream: Upstream) -> FastAPI:
-    @contextlib.asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        apis = app.state.apis = {"": ChatApi(upstream)}
-        apis |= {name: ChatApi(one) for name, one in upstream.agents.items()}
-        yield
-        for one in apis.values():
-            await one.close()
-
-    app = bare_app("Penstock chat", life)
-    app.include_router(router)
-    static = Path(__file__).parent / "static"
-    app.include_router(page_router("/chat", static, "chat.html", _OF_CONSOLE))
-    add_handlers(app)
-    return app
+add_page(
+    router,
+    "/chat",
+    Path(__file__).parent / "static",
+    "chat.html",
+    {"api.js", "console.css", "elements.js", "icon.svg"},
+)
 
 
-def site() -> Site:
+@contextlib.asynccontextmanager
+async def life(upstream: Upstream, app: FastAPI) -> AsyncIterator[None]:
+    """Hold what the routes work with while the application serves."""
+    apis = app.state.apis = {"": ChatApi(upstream)}
+    apis |= {name: ChatApi(one) for name, one in upstream.agents.items()}
+    yield
+    for one in apis.values():
+        await one.close()
+
+
+def site() -> Service:
     """Return what the workload answers with under an address of its own.
 
     Beyond loopback a viewer's token suffices to talk and to rate; the overview needs an editor's.
     """
-    return Site(
-        recipe=_PACKAGE / "recipes" / "chat-tiny.toml",
-        settings=(),
-        make_app=make_app,
-        open_paths=("/health", "/chat"),
+    talking = ("begin", "say", "thumb", "stars", "prefer", "correct", "end", "mine", "forget")
+    deciding = ("promote", "rollback", "weigh", "pause", "resume", "abandon")
+    return Service(
+        title="Penstock chat",
+        router=router,
+        access=table(
+            anybody=["GET /health", "GET /chat", "GET /chat/{file}"],
+            viewer=["GET /api/chat/agents", *(f"POST /api/chat/{name}" for name in talking)],
+            editor=[
+                "GET /api/chat/overview",
+                "GET /api/chat/satisfaction",
+                *(f"POST /api/chat/{name}" for name in deciding),
+            ],
+        ),
+        recipe=Path(__file__).resolve().parents[3] / "recipes" / "chat-tiny.toml",
+        life=life,
         takes_agents=True,
         page="/chat",
-        viewer_paths=frozenset(f"/api/chat/{name}" for name in _TALKING),
         loop=Loop(
             words=("chat", "loop", "run"),
             # So that there is a version, the one that it begins with, against which canaries are judged.

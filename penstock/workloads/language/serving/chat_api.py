@@ -250,15 +250,16 @@ class ChatListener:
                 "127.0.0.1:PORT"
             )
         try:
-            from penstock.gateway.http_server import HttpServer  # noqa: PLC0415 - an extra
-            from penstock.gateway.text_api import guarded_app  # noqa: PLC0415
+            from penstock.gateway.frame.route_access import make_app  # noqa: PLC0415 - an extra
+            from penstock.gateway.http_server import HttpServer  # noqa: PLC0415
+            from penstock.gateway.text_api import text_listener  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError(
                 f"serving.http_listen={listen}: there is no {error.name} here: install penstock-rl[gateway]"
             ) from error
         loop = asyncio.get_running_loop()
         self._http = HttpServer(
-            guarded_app(lambda request: api.answer(request, loop.time() + DEADLINE_S)),
+            make_app(text_listener(lambda request: api.answer(request, loop.time() + DEADLINE_S))),
             listen,
             option="serving.http_listen=",
         )

@@ -14,16 +14,16 @@ from typing import Annotated, Any, Final, TypeVar, get_type_hints
 import numpy as np
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from penstock.client import Action, CommandRefusal
-from penstock.gateway.frame.api_errors import ApiError, add_handlers
-from penstock.gateway.frame.envelope import bare_app
-from penstock.gateway.routes.console_routes import page_router
-from penstock.gateway.routes.description_routes import ERROR_SCHEMA, error_answer
-from penstock.gateway.sites.site import Handler, JsonRoute, Site, Upstream, answered, caller_of
+from penstock.gateway.application import Service
+from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.route_access import Handler, JsonRoute, caller_of, table
+from penstock.gateway.routes.console_routes import add_page
+from penstock.gateway.routes.description_routes import document_of, error_answer
+from penstock.gateway.upstream import Upstream, answered
 from penstock.protocol.tensor import Array
 from penstock.workloads.prompts.categories import classify
 from penstock.workloads.prompts.checked_reward import NoSuchCheck
@@ -166,7 +166,27 @@ async def _state(work: PromptWork, text: str) -> Array:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-router = APIRouter(route_class=JsonRoute, tags=["prompts"])
+_ERRORS: Final = {
+    400: "The body cannot be read.",
+    401: "No token of the project, where the API is reached from other machines.",
+    403: "A page of another origin, or a token whose role does not suffice.",
+    404: "There is no such checkpoint.",
+    408: "The body came too slowly.",
+    409: "The run refuses it; `detail` says why.",
+    413: "The body is too large.",
+    415: "The body is said to be no JSON.",
+    421: "The request names another host.",
+    422: "A field is wrong.",
+    429: "Too many requests, or too many steps wait for an update; `Retry-After` says when to try again.",
+    502: "The run does not understand the gateway, or a source of rewards or embeddings gives none.",
+    503: "The run is not ready; `Retry-After` says when to try again.",
+    504: "The run did not answer in time; what was asked for still goes on.",
+}
+router = APIRouter(
+    route_class=JsonRoute,
+    tags=["prompts"],
+    responses={status: error_answer(text) for status, text in _ERRORS.items()},
+)
 
 
 async def api_of(request: Request) -> PromptsApi:
@@ -366,67 +386,61 @@ async def check(request: Request, api: Api, body: bodies.CheckRequest) -> bodies
     return bodies.CheckAnswer(stored=True, checked=checked, agreed=agreed)
 
 
-# ---- The application over one run, and what the gateway is told of it.
+# ---- The page, and what the gateway is told of it.
 
-_OF_CONSOLE: Final = frozenset({"console.css", "elements.js", "icon.svg"})
-
-_ERRORS: Final[dict[int | str, str]] = {
-    400: "The body cannot be read.",
-    401: "No token of the project, where the API is reached from other machines.",
-    403: "A page of another origin, or a token whose role does not suffice.",
-    404: "There is no such checkpoint.",
-    408: "The body came too slowly.",
-    409: "The run refuses it; `detail` says why.",
-    413: "The body is too large.",
-    415: "The body is said to be no JSON.",
-    421: "The request names another host.",
-    422: "A field is wrong.",
-    429: "Too many requests, or too many steps wait for an update; `Retry-After` says when to try again.",
-    502: "The run does not understand the gateway, or a source of rewards or embeddings gives none.",
-    503: "The run is not ready; `Retry-After` says when to try again.",
-    504: "The run did not answer in time; what was asked for still goes on.",
-}
-_PACKAGE: Final = Path(__file__).resolve().parents[3]
+add_page(
+    router,
+    "/prompts",
+    Path(__file__).parent / "static",
+    "index.html",
+    {"console.css", "elements.js", "icon.svg"},
+)
 
 
-def make_app(upstream: Upstream, make_api: Callable[[Upstream], PromptsApi] = PromptsApi) -> FastAPI:
-    @contextlib.asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        api = app.state.api = make_api(upstream)
-        working = asyncio.create_task(api.keep_house(), name="prompts")
-        yield
-        working.cancel()
-        await asyncio.wait([working])
-        await api.close()
-
-    app = bare_app("Penstock prompts", life, openapi_url="/openapi.json")
-    app.include_router(router, responses={status: error_answer(text) for status, text in _ERRORS.items()})
-    static = Path(__file__).parent / "static"
-    app.include_router(page_router("/prompts", static, "index.html", _OF_CONSOLE))
-    add_handlers(app)
-    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
-    return app
+@contextlib.asynccontextmanager
+async def life(upstream: Upstream, app: FastAPI) -> AsyncIterator[None]:
+    """Hold what the routes work with while the application serves."""
+    api = app.state.api = PromptsApi(upstream)
+    working = asyncio.create_task(api.keep_house(), name="prompts")
+    yield
+    working.cancel()
+    await asyncio.wait([working])
+    await api.close()
 
 
-def _described(app: FastAPI) -> dict[str, Any]:
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> dict[str, Any]:
+    app: FastAPI = request.app
     if app.openapi_schema is None:
-        content = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schemas = content["components"]["schemas"]
-        for name in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(name, None)
-        schemas["Error"] = ERROR_SCHEMA
-        app.openapi_schema = content
+        app.openapi_schema = document_of(app)
     return app.openapi_schema
 
 
-def site() -> Site:
-    return Site(
-        recipe=_PACKAGE / "recipes" / "prompts.toml",
-        settings=(),
-        make_app=make_app,
-        open_paths=("/health", "/openapi.json", "/prompts"),
-        page="/prompts",
-        viewer_paths=frozenset(
-            {"/health", "/stats", "/select_action", "/get_distribution", "/embed", "/mutate", "/optimize"}
+def site() -> Service:
+    return Service(
+        title="Penstock prompts",
+        router=router,
+        access=table(
+            anybody=["GET /health", "GET /openapi.json", "GET /prompts", "GET /prompts/{file}"],
+            viewer=[
+                "GET /stats",
+                "POST /select_action",
+                "POST /get_distribution",
+                "POST /embed",
+                "POST /mutate",
+                "POST /optimize",
+            ],
+            editor=[
+                "POST /store_experience",
+                "POST /update",
+                "POST /save",
+                "POST /load",
+                "POST /rate",
+                "GET /checks",
+                "POST /checks",
+            ],
         ),
+        recipe=Path(__file__).resolve().parents[3] / "recipes" / "prompts.toml",
+        life=life,
+        page="/prompts",
     )

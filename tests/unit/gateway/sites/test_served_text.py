@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client import Unreachable
-from penstock.gateway.sites.site import RunAddresses, ServedText, Upstream
+from penstock.gateway.upstream import RunAddresses, ServedText, Upstream
 from penstock.rpc.auth import Credentials
 from tests.support.language.text_address import served_text
 from tests.support.language.text_stand import make_model

@@ -7,9 +7,10 @@ import openai
 import pytest
 
 from penstock.gateway.frame.api_errors import CallLimits
+from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.sites.site import RunAddresses, Upstream
-from penstock.gateway.text_api import guarded_app
+from penstock.gateway.text_api import text_listener
+from penstock.gateway.upstream import RunAddresses, Upstream
 from penstock.protocol.limits import MIB
 from penstock.rpc.auth import Credentials
 from penstock.rpc.gate import Rates
@@ -53,7 +54,7 @@ def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
 
 
 def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> None:
-    app = guarded_app(relay_to(upstream_at(f"unix:{tmp_path / 'none.sock'}")), CallLimits(SELDOM))
+    app = make_app(text_listener(relay_to(upstream_at(f"unix:{tmp_path / 'none.sock'}")), CallLimits(SELDOM)))
     server = HttpServer(app, "127.0.0.1:0")
     server.start()
     try:
@@ -76,7 +77,8 @@ def test_a_defect_is_an_error_of_the_server(tmp_path: Path) -> None:
         raise RuntimeError(f"a defect beside {tmp_path}")
 
     server = HttpServer(
-        guarded_app(relay_to(Upstream(addresses=defect, credentials=Credentials()))), "127.0.0.1:0"
+        make_app(text_listener(relay_to(Upstream(addresses=defect, credentials=Credentials())))),
+        "127.0.0.1:0",
     )
     server.start()
     try:

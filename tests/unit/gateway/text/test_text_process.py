@@ -7,8 +7,9 @@ from typing import Final
 import openai
 import pytest
 
+from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.text_api import guarded_app
+from penstock.gateway.text_api import text_listener
 from tests.support.language.text_address import relay_to, upstream_at
 
 PATIENCE_S: Final = 30.0
@@ -18,7 +19,9 @@ PATIENCE_S: Final = 30.0
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[openai.OpenAI]:
     """A client of the API whose server of text is named by a socket that is not there."""
-    server = HttpServer(guarded_app(relay_to(upstream_at(f"unix:{tmp_path / 'text.sock'}"))), "127.0.0.1:0")
+    server = HttpServer(
+        make_app(text_listener(relay_to(upstream_at(f"unix:{tmp_path / 'text.sock'}")))), "127.0.0.1:0"
+    )
     server.start()
     yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
     server.stop()

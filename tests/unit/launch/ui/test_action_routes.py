@@ -10,8 +10,7 @@ pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 from fastapi.testclient import TestClient
 
 from penstock.gateway.frame.envelope import Doors
-from penstock.launch.ui.admission import Admission
-from penstock.launch.ui.application import make_app
+from penstock.launch.ui.application import Admission, make_app
 from penstock.launch.ui.catalogue import Catalogue
 from penstock.launch.ui.run_starter import RunStarter
 from tests.support.run.left_run import make_run

@@ -27,8 +27,7 @@ from tests.support.storage.ready_tables import with_registry
 testclient = pytest.importorskip("fastapi.testclient", reason="the page needs the extra `ui`")
 
 from penstock.gateway.frame.envelope import Doors  # noqa: E402
-from penstock.launch.ui.admission import Admission  # noqa: E402
-from penstock.launch.ui.application import make_app  # noqa: E402 - where FastAPI is
+from penstock.launch.ui.application import Admission, make_app  # noqa: E402 - where FastAPI is
 from penstock.launch.ui.catalogue import Catalogue  # noqa: E402
 from penstock.launch.ui.server import Page  # noqa: E402
 

@@ -13,8 +13,9 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from fastapi.testclient import TestClient
 
-from penstock.gateway.sites.site import Upstream
+from penstock.gateway.frame.route_access import Access
 from penstock.gateway.store.tables import Role
+from penstock.gateway.upstream import Upstream
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
 from penstock.workloads.chat.http.chat_routes import site
@@ -151,7 +152,8 @@ def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: 
         f"/api/chat/{name}"
         for name in ("promote", "rollback", "pause", "resume", "abandon", "weigh", "overview", "satisfaction")
     }
-    assert not decided & site().viewer_paths
+    access = {path: access for (_, path), access in site().access.items()}
+    assert {access[path] for path in decided} == {Access.EDITOR}
 
 
 def test_a_decision_names_who_made_it_and_the_loop_waits(client: TestClient, tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 from fastapi.testclient import TestClient
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.application import site_listener
 from penstock.gateway.frame.envelope import Doors
-from penstock.gateway.sites.site import RunAddresses, Upstream
-from penstock.gateway.sites.site_process import Reach, guarded_app
+from penstock.gateway.frame.route_access import make_app
+from penstock.gateway.process import Reach
 from penstock.gateway.store.tables import Role
+from penstock.gateway.upstream import RunAddresses, Upstream
+from penstock.launch.gateway.gateway_commands import BEYOND
 from penstock.rpc.auth import Credentials
 from penstock.workloads.prompts.http.prompt_routes import site
 from tests.support.gateway.small_gateway import SmallGateway
@@ -31,10 +34,8 @@ class Doored:
         for name, project in (("ada", "alpha"), ("bob", "beta")):
             self.gateway.person(name, project, Role.OWNER)
         upstream = Upstream(addresses=RunAddresses, credentials=Credentials())
-        reach = Reach(
-            listen="0.0.0.0:8765", doors=Doors(hosts=frozenset({HOST})), project="alpha", insecure=True
-        )
-        self.app = guarded_app(site(), upstream, reach, self.gateway.accounts)
+        doors = Doors(hosts=frozenset({HOST}))
+        self.app = make_app(site_listener(site(), upstream, doors, self.gateway.accounts, "alpha"))
 
     def call(self, path: str, headers: dict[str, str], body: dict[str, Any] | None = None) -> Any:
         """The answer to a POST with a body, else to a GET."""
@@ -96,4 +97,4 @@ def test_no_other_file_is_a_page(doored: Doored, path: str) -> None:
 
 def test_beyond_loopback_a_project_must_be_named() -> None:
     with pytest.raises(ConfigurationError, match="--project"):
-        Reach(listen="0.0.0.0:8765", insecure=True).check(encrypted=False)
+        Reach(listen="0.0.0.0:8765", insecure=True, kept_here=BEYOND).check(encrypted=False)

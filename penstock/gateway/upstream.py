@@ -1,14 +1,11 @@
-"""What a workload says of an API of its own, what it is told of the run behind it, and calls of that run."""
+"""The run behind a service: where it is, what it was begun with, and calls of it."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
-
-from fastapi import FastAPI, Request, Response
-from fastapi.routing import APIRoute
 
 from penstock.client import (
     AsyncTextClient,
@@ -21,9 +18,7 @@ from penstock.client import (
     Unreachable,
 )
 from penstock.client.text_calls import DEADLINE_S
-from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.store.tables import Role
 from penstock.rpc.auth import Credentials
 
 
@@ -106,66 +101,6 @@ class Loop:
     check: Callable[[Sequence[str]], None]
     settings: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """Says what a workload answers with under an address of its own.
-
-    recipe: file of what is trained where no run is named. settings: `SECTION.KEY=VALUE` over it, and over a
-    run that goes on. make_app: returns the application; it is called once, outside of any event loop.
-    open_paths: path prefixes that anybody may GET, such as those of a page. viewer_paths: paths that a viewer
-    of the project may call; all others need an editor. loop: what may learn from people beside it.
-    takes_agents: whether it answers for several runs at once. page: path of its page for people; "": none.
-    """
-
-    recipe: Path
-    settings: tuple[str, ...]
-    make_app: Callable[[Upstream], FastAPI]
-    open_paths: tuple[str, ...] = ()
-    viewer_paths: frozenset[str] = frozenset()
-    loop: Loop | None = None
-    takes_agents: bool = False
-    page: str = ""
-
-
-def member_of_site(request: Request) -> Membership | None:
-    """Return who calls; None on loopback, where nobody is asked."""
-    found: Membership | None = getattr(request.state, "member", None)
-    return found
-
-
-def caller_of(request: Request) -> str:
-    """Return who calls, as the token says; "" where none is asked for."""
-    member = member_of_site(request)
-    return "" if member is None else member.principal.subject
-
-
-def is_editor(request: Request) -> bool:
-    """Return whether the caller looks after the project; on loopback everybody does."""
-    member = member_of_site(request)
-    return member is None or member.role.includes(Role.EDITOR)
-
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-
-
-class JsonRoute(APIRoute):
-    """Refuses what is posted as anything but JSON."""
-
-    def get_route_handler(self) -> Handler:
-        handle = self.inner_handler()
-
-        async def checked(request: Request) -> Response:
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if request.method == "POST" and kind != "application/json":
-                raise ApiError(415, "content-type: send application/json")
-            return await handle(request)
-
-        return checked
-
-    def inner_handler(self) -> Handler:
-        return super().get_route_handler()
 
 
 T = TypeVar("T")
