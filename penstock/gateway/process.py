@@ -164,38 +164,29 @@ def open_accounts_database(places: Places, *, make: bool = True) -> Database:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """Says who reaches a listener.
+class Mount:
+    """Says what is served at an address, HOST:PORT.
 
-    listen: HOST:PORT. insecure: plaintext beyond loopback. kept_here: why, and what to do, where it must not
-    be reached beyond loopback.
+    open: yields the listener, and what goes on beside it by name until the process drains. insecure:
+    plaintext beyond loopback. kept_here: why, and what to do, where it must not be reached beyond loopback.
+    page: path of its page for people. is_one_of_several: what it cannot do is told by its listener, and the
+    others stay up.
     """
 
+    name: str
     listen: str
-    doors: Doors = field(default_factory=Doors)
+    open: Callable[[], AbstractContextManager[tuple[Listener, Mapping[str, Beside]]]]
     insecure: bool = False
     kept_here: str = ""
+    proxies: tuple[str, ...] = ()
+    page: str = ""
+    is_one_of_several: bool = False
 
     def check(self, *, encrypted: bool) -> None:
         """Raise ConfigurationError for an address that cannot be used, or that would ask callers nothing."""
         if self.kept_here and not is_local(self.listen):
             raise ConfigurationError(f"--listen {self.listen}: {self.kept_here}")
         check_listen(self.listen, encrypted=encrypted, insecure=self.insecure)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
-    """Says what is served at an address.
-
-    open: yields the listener, and what goes on beside it by name until the process drains. page: path of its
-    page for people. is_one_of_several: what it cannot do is told by its listener, and the others stay up.
-    """
-
-    name: str
-    reach: Reach
-    open: Callable[[], AbstractContextManager[tuple[Listener, Mapping[str, Beside]]]]
-    page: str = ""
-    is_one_of_several: bool = False
 
 
 def main(lifecycle: Lifecycle, settings: Settings, mounts: Sequence[Mount]) -> int:
@@ -207,7 +198,7 @@ def main(lifecycle: Lifecycle, settings: Settings, mounts: Sequence[Mount]) -> i
     section = settings.security
     encrypted = credentials(section).certificate is not None
     for one in mounts:
-        one.reach.check(encrypted=encrypted)
+        one.check(encrypted=encrypted)
     _check_apart(mounts)
     health = Health(ROLE)
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
@@ -219,11 +210,11 @@ def main(lifecycle: Lifecycle, settings: Settings, mounts: Sequence[Mount]) -> i
             beside |= {f"{name} of {one.name}": work for name, work in works.items()}
             server = HttpServer(
                 app,
-                one.reach.listen,
+                one.listen,
                 certificate=section.tls_certificate,
                 key=section.tls_key,
-                insecure=one.reach.insecure,
-                proxies=one.reach.doors.proxies,
+                insecure=one.insecure,
+                proxies=one.proxies,
             )
             servers[server] = one.page
         for name, work in beside.items():
@@ -239,7 +230,7 @@ def _check_apart(mounts: Sequence[Mount]) -> None:
     """Raise ConfigurationError for two listeners at one address."""
     taken = dict[str, str]()
     for one in mounts:
-        address = one.reach.listen
+        address = one.listen
         if address in taken and not address.endswith(":0"):
             raise ConfigurationError(
                 f"--site {one.name}: {taken[address]} listens at {address}, too: say --site "

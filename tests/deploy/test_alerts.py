@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway import people_metrics
+from penstock.gateway.frame import envelope
 from penstock.protocol.refusal import Reason
 from penstock.runtime import metrics
 
@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "operations.md"
 RECORDED = RULES.with_name("rules.yml")
 ALERTS = re.findall(r"- alert: (\w+)", RULES.read_text())
 FIRED = "".join(file.read_text() for file in sorted(Path(__file__).parent.glob("test_alerts_fire*.py")))
-DECLARED_ELSEWHERE = (people_metrics,)
+DECLARED_ELSEWHERE = (envelope,)
 """Declares metrics by being imported."""
 with_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="no promtool on PATH: apt-get install prometheus"

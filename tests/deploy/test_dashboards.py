@@ -11,7 +11,7 @@ import pytest
 
 from deploy.grafana import queries
 from deploy.grafana.queries import Panel
-from penstock.gateway import people_metrics
+from penstock.gateway.frame import envelope
 from penstock.runtime import metrics
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ FOREIGN: Final = {
     "penstock_certificate_expiry_timestamp_seconds",  # of processes with TLS
 }
 WIDTH: Final = 24
-DECLARED_ELSEWHERE: Final = (people_metrics,)
+DECLARED_ELSEWHERE: Final = (envelope,)
 """Declares metrics by being imported."""
 
 

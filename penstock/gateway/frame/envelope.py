@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway import people_metrics
 from penstock.gateway.frame.api_errors import ApiError, route_of
 from penstock.gateway.frame.event_stream import ending, is_full
 from penstock.protocol.limits import MIB
+from penstock.runtime.metrics import LATENCY_S, declare
 
 # ---- What a browser is told of pages elsewhere that may call, as Fetch has it (CORS).
 
@@ -133,6 +133,28 @@ HEADERS: Final = {
 }
 
 log = logging.getLogger(__name__)
+
+# ---- Metrics of a gateway. A route is named as it is declared: never by what a caller wrote.
+
+_families = declare("gateway")
+
+REQUESTS: Final = _families.counter(
+    "gateway_requests_total", "Requests answered, by method, route and status", "method", "route", "code"
+)
+REQUEST_SECONDS: Final = _families.histogram(
+    "gateway_request_seconds", "Time from a request's head to the begin of its answer", LATENCY_S, "route"
+)
+RATINGS: Final = _families.counter(
+    "gateway_ratings_total", "Ratings taken: one by a call, many as lines, one by a link", "way"
+)
+JOBS: Final = _families.gauge("gateway_jobs", "Jobs of all gateways that have not ended, by state", "state")
+JOB_HEARD: Final = _families.gauge(
+    "gateway_job_heard_timestamp_seconds",
+    "When the run of a job of this gateway has last written, of that which is silent longest; 0: none runs",
+)
+JOBS_ENDED: Final = _families.counter(
+    "gateway_jobs_ended_total", "Jobs that this gateway has seen end, by state", "state"
+)
 
 
 class Envelope:
@@ -289,5 +311,5 @@ class _Answer:
     def _count(self, status: int) -> None:
         route = route_of(self._scope) or "other"
         method: Any = self._scope["method"] if route != "other" else "other"
-        people_metrics.REQUESTS.labels(method, route, str(status)).inc()
-        people_metrics.REQUEST_SECONDS.labels(route).observe(time.monotonic() - self._began_s)
+        REQUESTS.labels(method, route, str(status)).inc()
+        REQUEST_SECONDS.labels(route).observe(time.monotonic() - self._began_s)

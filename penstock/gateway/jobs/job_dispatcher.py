@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.gateway import people_metrics
 from penstock.gateway.accounts.accounts import Accounts
+from penstock.gateway.frame.envelope import JOB_HEARD, JOBS, JOBS_ENDED
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import (
     CannotBegin,
@@ -170,7 +170,7 @@ class JobDispatcher:
         self._called = threading.Event()
         for state in JobState:
             if not state.is_open:
-                people_metrics.JOBS_ENDED.labels(state)  # there at 0 before the first one: a rise is seen
+                JOBS_ENDED.labels(state)  # there at 0 before the first one: a rise is seen
 
     def call(self) -> None:
         """Have the dispatcher look soon: something was asked for."""
@@ -194,9 +194,9 @@ class JobDispatcher:
         jobs = self._accounts.look(lambda session: job_queue.at_place(session, place))
         for job in jobs:
             self._look_at(job)
-        people_metrics.JOB_HEARD.set(min((self.runner.heard(job.id) for job in jobs), default=0.0))
+        JOB_HEARD.set(min((self.runner.heard(job.id) for job in jobs), default=0.0))
         for state, count in self._accounts.look(job_queue.open_counts).items():
-            people_metrics.JOBS.labels(state).set(count)
+            JOBS.labels(state).set(count)
 
     def template(self, name: str) -> Template | None:
         """Return a template, None where there is none of that name and kind."""
@@ -280,7 +280,7 @@ class JobDispatcher:
         if made is not None and made.version is not None:
             self._name_version(job, made.version.version)
         self._accounts.run(lambda session, now: job_queue.settle(session, now, job.id, outcome, made))
-        people_metrics.JOBS_ENDED.labels(outcome.state).inc()
+        JOBS_ENDED.labels(outcome.state).inc()
         self._asked_to_end.discard(job.id)
         log.info("a job has ended", extra={"job": job.id, "state": outcome.state, "cause": outcome.cause})
 

@@ -14,7 +14,6 @@ from pydantic import ConfigDict, Field, model_validator
 from sqlalchemy import Integer, func, select
 from sqlalchemy.orm import Session
 
-from penstock.gateway import people_metrics
 from penstock.gateway.accounts import api_tokens, audit
 from penstock.gateway.accounts.principal import (
     LINK,
@@ -26,6 +25,7 @@ from penstock.gateway.accounts.principal import (
     new_id,
     new_secret,
 )
+from penstock.gateway.frame.envelope import RATINGS
 from penstock.gateway.frame.requests import NUMERIC, Answer, Body, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.feedback_routes import (
@@ -198,7 +198,7 @@ def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
         request_key=f"link/{link.id}/{body.item}",
     )
     (kept,) = keep(parts, f"{link.project}/{link.agent}", [rating])
-    people_metrics.RATINGS.labels("link").inc()
+    RATINGS.labels("link").inc()
     return {"id": kept.public_id, "createdAt": kept.created}
 
 

@@ -22,10 +22,10 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from starlette.concurrency import run_in_threadpool
 
-from penstock.gateway import people_metrics
 from penstock.gateway.accounts import audit
 from penstock.gateway.accounts.principal import Membership, Principal
 from penstock.gateway.frame.api_errors import ApiError, field_of
+from penstock.gateway.frame.envelope import RATINGS
 from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Number, Text, answers, example
 from penstock.gateway.frame.route_access import (
     GuardedRoute,
@@ -400,7 +400,7 @@ def _given(
     rater = rater_of(parts, member, body.rater)
     rating = rating_of(body, project=member.project, rater=rater, request_key=key)
     (kept,) = keep(parts, _policy(member, agent), [rating])
-    people_metrics.RATINGS.labels("call").inc()
+    RATINGS.labels("call").inc()
     return {"id": kept.public_id, "agentId": agent, "createdAt": kept.created}
 
 
@@ -412,7 +412,7 @@ def _take_in(parts: Parts, member: Membership, agent: str, content: bytes) -> di
     ]
     with audited(parts, member, "feedback import", agent, lines=len(new)):
         keep(parts, _policy(member, agent), new)
-    people_metrics.RATINGS.labels("lines").inc(len(new))
+    RATINGS.labels("lines").inc(len(new))
     return {"stored": len(new)}
 
 

@@ -20,25 +20,24 @@ from penstock.config.configuration_error import ConfigurationError, how_to_insta
 from penstock.config.workload import find, installed, load
 from penstock.launch.gateway.people import (
     STATE,
+    AccountsPlace,
     DatabaseUrl,
     KeysFile,
     RegistryUrl,
     State,
-    at_places,
     token_commands,
     user_commands,
 )
 from penstock.runtime.exit import EXIT_OK, EXIT_USAGE
-from penstock.runtime.foreground import Foreground, finish, unfolded
+from penstock.runtime.foreground import Foreground, command, unfolded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.config.settings import Settings
-    from penstock.gateway.accounts.accounts import Accounts
     from penstock.gateway.application import Service
     from penstock.gateway.frame.envelope import Doors
-    from penstock.gateway.process import Mount, OverRun, Places, Work
+    from penstock.gateway.process import Mount, OverRun, Work
     from penstock.gateway.upstream import RunBehind
     from penstock.runtime.lifecycle import Lifecycle
 
@@ -192,57 +191,60 @@ def gateway(
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from penstock.gateway.accounts.audit import Quotas
         from penstock.gateway.accounts.oidc import read_provider
-        from penstock.gateway.process import Mount, Places, Reach, gateway_of, main
+        from penstock.gateway.process import Mount, Places, gateway_of, main
 
         places = Places(state=state, database=database, registry=registry, keys=keys, models=trainings.models)
         _check_runner(trainings.runner, trainings.cluster, registry)
-        reach = Reach(listen=listen, doors=reached.doors(), insecure=foreground.insecure)
+        doors = reached.doors()
         own = partial(
             gateway_of,
             places,
-            reach.doors,
+            doors,
             None
             if trainings.templates is None
             else partial(_work, state, trainings.templates, trainings, registry),
             None if oidc is None else read_provider(oidc),
             Quotas.of(quotas or ()),
         )
-        mounts = [Mount(name="gateway", reach=reach, open=own), *further_mounts(sites or (), settings)]
-        return main(lifecycle, settings, mounts)
+        mount = Mount(
+            name="gateway",
+            listen=listen,
+            open=own,
+            insecure=foreground.insecure,
+            proxies=doors.proxies,
+        )
+        return main(lifecycle, settings, [mount, *further_mounts(sites or (), settings)])
 
     foreground.run("gateway", body)
 
 
-@gateway_commands.command()
-@at_places("state", "database", "registry")
-def migrate(places: "Places") -> None:
+@command(gateway_commands)
+def migrate(state: State = STATE, database: DatabaseUrl = "", registry: RegistryUrl = "") -> int:
     """Make the tables of both databases where there are none, and end."""
     from penstock.config.run_folder import keep_private
-    from penstock.gateway.process import open_accounts_database, open_registry
+    from penstock.gateway.process import Places, open_accounts_database, open_registry
 
+    places = Places(state=state, database=database, registry=registry)
     keep_private()
-    if not (places.database and places.registry):
-        places.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (database and registry):
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
     for opened in (open_accounts_database(places), open_registry(places)):
         opened.close()
     typer.echo("the tables are up to date")
+    return EXIT_OK
 
 
-@gateway_commands.command("keys")
-def make_keys(file: Annotated[Path, typer.Argument(help="Written once, for its owner alone.")]) -> None:
+@command(gateway_commands, "keys")
+def make_keys(file: Annotated[Path, typer.Argument(help="Written once, for its owner alone.")]) -> int:
     """Write a file of signing keys for several gateways to share."""
+    from penstock.gateway.accounts import sessions
 
-    def body() -> int:
-        from penstock.gateway.accounts.sessions import make_keys, read_keys
-
-        try:
-            make_keys(file)
-        except OSError as error:  # it names a file beside this one, which becomes this one
-            raise OSError(error.errno, error.strerror, str(file)) from error
-        read_keys(file)
-        return EXIT_OK
-
-    finish(body)
+    try:
+        sessions.make_keys(file)
+    except OSError as error:  # it names a file beside this one, which becomes this one
+        raise OSError(error.errno, error.strerror, str(file)) from error
+    sessions.read_keys(file)
+    return EXIT_OK
 
 
 @gateway_commands.command("text")
@@ -260,7 +262,7 @@ def text(
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from penstock.config.credentials import credentials
-        from penstock.gateway.process import Mount, Reach, main
+        from penstock.gateway.process import Mount, main
         from penstock.gateway.text_api import FIRST, text_of
 
         if not server and not agents:
@@ -268,11 +270,13 @@ def text(
         runs = named_agents(agents or (), settings)
         if server:
             runs = {FIRST: _named_server("--server", server, "", settings), **runs}
-        reach = Reach(
-            listen=listen, kept_here="without accounts it answers this machine alone: say 127.0.0.1:PORT"
+        mount = Mount(
+            name="text",
+            listen=listen,
+            open=partial(text_of, runs, credentials(settings.security)),
+            kept_here="without accounts it answers this machine alone: say 127.0.0.1:PORT",
         )
-        opened = partial(text_of, runs, credentials(settings.security))
-        return main(lifecycle, settings, [Mount(name="text", reach=reach, open=opened)])
+        return main(lifecycle, settings, [mount])
 
     foreground.run("gateway", body)
 
@@ -448,17 +452,20 @@ def _command(name: str) -> "Callable[..., None]":
     @unfolded
     def serve_site(options: SiteOptions, reached: Reached, foreground: Foreground) -> None:
         def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-            from penstock.gateway.process import Mount, Reach, main
+            from penstock.gateway.process import Mount, main
 
             service, site = site_over(name, options, settings)
-            reach = Reach(
+            doors = reached.doors()
+            mount = Mount(
+                name=name,
                 listen=options.listen,
-                doors=reached.doors(),
+                open=partial(site.open, doors, lifecycle.drain),
                 insecure=foreground.insecure,
                 kept_here="" if options.project else BEYOND,
+                proxies=doors.proxies,
+                page=service.page,
             )
-            opened = partial(site.open, reach.doors, lifecycle.drain)
-            return main(lifecycle, settings, [Mount(name=name, reach=reach, open=opened, page=service.page)])
+            return main(lifecycle, settings, [mount])
 
         foreground.run("gateway", body)
 
@@ -486,7 +493,7 @@ def site_over(name: str, said: SiteOptions, settings: "Settings") -> "tuple[Serv
         behind = OwnRun.of_site(service, kept, said.recipe, said.train or (), learns=said.learn)
         if words is not None and service.loop is not None and said.recipe is None:
             words = (*service.loop.options, *words)
-    opened = partial(_accounts, said.accounts, said.database, said.keys)
+    place = AccountsPlace(state=said.accounts, database=said.database, keys=said.keys)
     return service, OverRun(
         service=service,
         behind=behind,
@@ -494,7 +501,7 @@ def site_over(name: str, said: SiteOptions, settings: "Settings") -> "tuple[Serv
         state=kept,
         agents=others,
         beside=_beside(service, words, kept),
-        accounts=opened if said.project else None,
+        accounts=place.opened if said.project else None,
         project=said.project,
     )
 
@@ -506,7 +513,7 @@ def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]"
     """
     from penstock.config.credentials import credentials
     from penstock.gateway.frame.envelope import Doors
-    from penstock.gateway.process import Mount, Reach
+    from penstock.gateway.process import Mount
     from penstock.gateway.text_api import text_of
 
     runs = dict[str, RunBehind]()
@@ -532,21 +539,16 @@ def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]"
         name, _, listen = one.partition("=")
         if name != "text" and name not in _sites():
             raise ConfigurationError(f"--site {name}: no such site; there are {', '.join(_sites())}, text")
-        reach = Reach(listen=listen or SITE_ADDRESS, kept_here=ALONE.format(name=name))
-        opened = partial(open_text if name == "text" else open_site, name)
-        mounts.append(Mount(name=name, reach=reach, open=opened, is_one_of_several=True))
+        mounts.append(
+            Mount(
+                name=name,
+                listen=listen or SITE_ADDRESS,
+                open=partial(open_text if name == "text" else open_site, name),
+                kept_here=ALONE.format(name=name),
+                is_one_of_several=True,
+            )
+        )
     return mounts
-
-
-@contextmanager
-def _accounts(state: Path, database: str, keys: Path | None) -> "Iterator[Accounts]":
-    from penstock.gateway.process import Places, open_accounts
-
-    accounts, opened = open_accounts(Places(state=state, database=database, keys=keys), make=False)
-    try:
-        yield accounts
-    finally:
-        opened.close()
 
 
 def loop_words(

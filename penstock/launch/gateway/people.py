@@ -4,20 +4,19 @@ They work on the accounts database itself, whether a gateway serves or not. Who 
 the operator; the audit names them so.
 """
 
-import functools
 import getpass
-import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.foreground import finish
+from penstock.runtime.foreground import command
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from penstock.gateway.accounts.accounts import Accounts
-    from penstock.gateway.process import Places
     from penstock.gateway.store.tables import ApiTokenRow, Role
 
 State = Annotated[
@@ -51,57 +49,46 @@ PasswordFile = Annotated[
     typer.Option("--password-file", help="File with the password; default: asked for, or read from stdin."),
 ]
 STATE: Final = Path("gateway-state")
-_PLACES: dict[str, tuple[Any, Any]] = {
-    "state": (State, STATE),
-    "database": (DatabaseUrl, ""),
-    "registry": (RegistryUrl, ""),
-    "keys": (KeysFile, None),
-}
 OPERATOR: Final = "operator"
 
 
-def at_places(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds options of places to a command, which gets `Places` of them first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountsPlace:
+    """Options of where accounts and their keys are."""
 
-    def add(function: Callable[..., None]) -> Callable[..., None]:
-        def command(**said: Any) -> None:
-            def body() -> int:
-                from penstock.gateway.process import Places
+    state: State = STATE
+    database: DatabaseUrl = ""
+    keys: KeysFile = None
 
-                function(Places(**{name: said.pop(name) for name in names}), **said)
-                return EXIT_OK
+    @contextmanager
+    def opened(self, *, make: bool = False) -> "Iterator[Accounts]":
+        """Open the accounts. make: where there are none; else a place that holds none is refused."""
+        from penstock.config.run_folder import keep_private
+        from penstock.gateway.process import Places, open_accounts
 
-            finish(body)
-
-        functools.update_wrapper(command, function)
-        _, *own = inspect.signature(function).parameters.values()
-        kind = inspect.Parameter.KEYWORD_ONLY
-        options = [
-            inspect.Parameter(name, kind, default=_PLACES[name][1], annotation=_PLACES[name][0])
-            for name in names
-        ]
-        every = [one.replace(kind=kind) for one in own] + options
-        command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in every}
-        return command
-
-    return add
+        keep_private()  # a file of accounts that is made here holds what passwords can be tried against
+        accounts, database = open_accounts(
+            Places(state=self.state, database=self.database, keys=self.keys), make=make
+        )
+        try:
+            with _told():
+                yield accounts
+        finally:
+            database.close()
 
 
-_of_accounts = at_places("state", "database", "keys")
 user_commands = typer.Typer(help="People who may sign in.", no_args_is_help=True)
 token_commands = typer.Typer(help="API tokens, by which programs act in a project.", no_args_is_help=True)
 
 
-@user_commands.command("add")
-@_of_accounts
+@command(user_commands, "add")
 def add_user(
-    places: "Places",
+    places: AccountsPlace,
     name: Name,
     project: Project,
     role: RoleName = "owner",
     password_file: PasswordFile = None,
-) -> None:
+) -> int:
     """Add a person, as a member of a project."""
     from penstock.gateway.accounts import projects, users
     from penstock.gateway.store.tables import Role
@@ -113,61 +100,61 @@ def add_user(
         password = _password(password_file)
         users.check_password(password, name=account)
     # Tables and keys are made where there are none, for somebody who may add a project: its owner.
-    with _opened(places, make=kind is Role.OWNER) as accounts:
+    with places.opened(make=kind is Role.OWNER) as accounts:
         id_ = accounts.add_user(name, password, project=project, role=kind, by=OPERATOR)
     sys.stdout.write(f"user/{id_}\n")
+    return EXIT_OK
 
 
-@user_commands.command()
-@_of_accounts
-def grant(places: "Places", name: Name, project: Project, role: RoleName = "editor") -> None:
+@command(user_commands)
+def grant(places: AccountsPlace, name: Name, project: Project, role: RoleName = "editor") -> int:
     """Make a person who has an account a member of another project, or change their role."""
     kind = _role(role)
-    with _opened(places) as accounts:
+    with places.opened() as accounts:
         accounts.add_member(name, project=project, role=kind, by=OPERATOR)
+    return EXIT_OK
 
 
-@user_commands.command("password")
-@_of_accounts
-def reset_password(places: "Places", name: Name, password_file: PasswordFile = None) -> None:
+@command(user_commands, "password")
+def reset_password(places: AccountsPlace, name: Name, password_file: PasswordFile = None) -> int:
     """Set a person's password; all their sessions end."""
     from penstock.gateway.accounts import users
 
-    with _opened(places) as accounts:
+    with places.opened() as accounts:
         encoded = users.hash_password(_password(password_file), name=name.lower())
         accounts.run(
             lambda session, now: users.change_password(
                 session, now, users.known(session, name), password=encoded, by=OPERATOR
             )
         )
+    return EXIT_OK
 
 
-@user_commands.command()
-@_of_accounts
-def disable(places: "Places", name: Name) -> None:
+@command(user_commands)
+def disable(places: AccountsPlace, name: Name) -> int:
     """Let a person sign in no more; their sessions end, and the tokens, links and invitations they made."""
     from penstock.gateway.accounts import users
 
-    with _opened(places) as accounts:
+    with places.opened() as accounts:
         accounts.run(
             lambda session, now: users.disable(session, now, users.known(session, name), by=OPERATOR)
         )
+    return EXIT_OK
 
 
-@token_commands.command("add")
-@_of_accounts
+@command(token_commands, "add")
 def add_token(
-    places: "Places",
+    places: AccountsPlace,
     name: Annotated[str, typer.Argument(help="What the token is for.")],
     project: Project,
     role: Annotated[str, typer.Option("--role", help="viewer or editor.")] = "editor",
     days: Annotated[int | None, typer.Option(min=1, max=3650, help="Default: until it is revoked.")] = None,
-) -> None:
+) -> int:
     """Print a new token, this once; a netrc file may hold it as the password."""
     from penstock.gateway.accounts import api_tokens, projects
 
     kind = _role(role)
-    with _opened(places) as accounts:
+    with places.opened() as accounts:
         projects.check_project(project)
 
         def work(session: "Session", now: "datetime") -> "tuple[ApiTokenRow, str]":
@@ -177,35 +164,21 @@ def add_token(
         made, secret = accounts.run(work)
     sys.stderr.write(f"token/{made.id}\n")
     sys.stdout.write(f"{secret}\n")
+    return EXIT_OK
 
 
-@token_commands.command("revoke")
-@_of_accounts
+@command(token_commands, "revoke")
 def revoke_token(
-    places: "Places", token: Annotated[str, typer.Argument(help="Id of the token.")], project: Project
-) -> None:
+    places: AccountsPlace, token: Annotated[str, typer.Argument(help="Id of the token.")], project: Project
+) -> int:
     """Refuse a token from now on."""
     from penstock.gateway.accounts import api_tokens
 
-    with _opened(places) as accounts:
+    with places.opened() as accounts:
         accounts.run(
             lambda session, now: api_tokens.revoke(session, now, project=project, token=token, by=OPERATOR)
         )
-
-
-@contextmanager
-def _opened(places: "Places", *, make: bool = False) -> "Iterator[Accounts]":
-    """Open the accounts. make: where there are none; else a place that holds none is refused."""
-    from penstock.config.run_folder import keep_private
-    from penstock.gateway.process import open_accounts
-
-    keep_private()  # a file of accounts that is made here holds what passwords can be tried against
-    accounts, database = open_accounts(places, make=make)
-    try:
-        with _told():
-            yield accounts
-    finally:
-        database.close()
+    return EXIT_OK
 
 
 @contextmanager

@@ -17,8 +17,8 @@ import httpx2
 from fastapi import FastAPI, Request
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway import people_metrics
 from penstock.gateway.application import gateway_listener
+from penstock.gateway.frame import envelope
 from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.envelope import HEADERS, Doors
 from penstock.gateway.frame.route_access import make_app
@@ -108,7 +108,7 @@ def test_a_server_that_is_full_says_so_as_it_says_all_else(server: HttpServer) -
     served = HttpServer(make_app_of(server), "127.0.0.1:0", most_connections=3)
     served.start()
     host, _, port = served.address.rpartition(":")
-    counted = people_metrics.REQUESTS.labels("other", "other", "503")
+    counted = envelope.REQUESTS.labels("other", "other", "503")
     before = counted._value.get()
     try:
         with ExitStack() as held:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the gateway needs its extra")
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway import people_metrics
+from penstock.gateway.frame import envelope
 from penstock.gateway.frame.envelope import HEADERS, Doors, Envelope
 from penstock.gateway.frame.event_stream import ENDING
 
@@ -107,7 +107,7 @@ async def test_a_defect_is_an_answer_like_any_other(caplog: pytest.LogCaptureFix
     async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
         raise RuntimeError("a defect")
 
-    counted = people_metrics.REQUESTS.labels("other", "other", "500")
+    counted = envelope.REQUESTS.labels("other", "other", "500")
     before = counted._value.get()
     reply = await Caller(Envelope(broken, DOORS, lambda _: None)).call("POST")
     assert reply.status == 500

@@ -13,7 +13,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.application import site_listener
 from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.frame.route_access import make_app
-from penstock.gateway.process import Reach
+from penstock.gateway.process import Mount
 from penstock.gateway.store.tables import Role
 from penstock.gateway.upstream import RunAddresses, Upstream
 from penstock.launch.gateway.gateway_commands import BEYOND
@@ -97,4 +97,10 @@ def test_no_other_file_is_a_page(doored: Doored, path: str) -> None:
 
 def test_beyond_loopback_a_project_must_be_named() -> None:
     with pytest.raises(ConfigurationError, match="--project"):
-        Reach(listen="0.0.0.0:8765", insecure=True, kept_here=BEYOND).check(encrypted=False)
+        Mount(
+            name="prompts",
+            listen="0.0.0.0:8765",
+            open=pytest.fail,
+            insecure=True,
+            kept_here=BEYOND,
+        ).check(encrypted=False)
