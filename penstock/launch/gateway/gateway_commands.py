@@ -516,7 +516,7 @@ def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]"
     from penstock.gateway.process import Mount
     from penstock.gateway.text_api import text_of
 
-    runs = dict[str, RunBehind]()
+    runs: dict[str, RunBehind] = {}
 
     @contextmanager
     def open_site(name: str) -> "Iterator[Any]":

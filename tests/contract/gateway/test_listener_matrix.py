@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from penstock.client.http_calls import HttpReply, HttpRequest, json_reply
+from penstock.client.text_calls import HttpReply, HttpRequest, json_reply
 from penstock.gateway.application import gateway_listener, site_listener
 from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.frame.route_access import Access, Listener, Table, TokenDoor, make_app

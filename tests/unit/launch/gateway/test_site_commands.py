@@ -1,17 +1,27 @@
 """`penstock gateway NAME`: further agents that cannot be meant, each refused by its name."""
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.settings import Settings
-from penstock.launch.gateway.gateway_commands import agents_of, loop_words
+from penstock.gateway.process import Mount, main
+from penstock.gateway.text_api import text_listener
+from penstock.launch.gateway.gateway_commands import agents_of, further_mounts, loop_words
 from penstock.launch.gateway.run_behind import NamedRun, NamedServer
+from penstock.runtime.lifecycle import Lifecycle
 from penstock.workloads.chat.http.chat_routes import site as chat_site
 from penstock.workloads.prompts.http.prompt_routes import site as prompts_site
+from tests.support.run.broker_process import eventually
 
 
 @pytest.mark.parametrize(
@@ -54,3 +64,58 @@ def test_agents_are_folders_and_addresses_of_a_site_that_takes_several(tmp_path:
     assert {name: type(one) for name, one in found.items()} == {"run": NamedRun, "server": NamedServer}
     with pytest.raises(ConfigurationError, match="prompts answers for one run"):
         agents_of("prompts", prompts_site(), said, Settings())
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (["chat", "prompts"], "--site prompts: chat listens at 127.0.0.1:8765, too: say --site prompts=HOST"),
+        (["chats"], "--site chats: no such site; there are .*prompts, text"),
+        (["chat=0.0.0.0:1"], "answers this machine alone: serve it by `penstock gateway chat`"),
+    ],
+)
+def test_sites_that_cannot_be_served_beside_a_gateway_are_refused(said: list[str], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        main(Lifecycle("gateway"), Settings(), further_mounts(said, Settings()))
+
+
+@contextmanager
+def answering() -> Iterator[Any]:
+    """A listener that has something to serve."""
+    yield text_listener(None), {}  # type: ignore[arg-type]
+
+
+def broken() -> Any:
+    """A listener that cannot be made."""
+    raise ConfigurationError("its recipe is gone")
+
+
+def test_a_site_that_cannot_be_made_says_why_and_the_others_stay_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        places = [f"127.0.0.1:{free.getsockname()[1]}" for free in (one, other)]
+    mounts = [
+        Mount(name=name, listen=place, open=opened, is_one_of_several=True)
+        for name, place, opened in (("whole", places[0], answering), ("chat", places[1], broken))
+    ]
+    lifecycle, codes = Lifecycle("gateway"), list[int]()
+    thread = threading.Thread(target=lambda: codes.append(main(lifecycle, Settings(), mounts)))
+    thread.start()
+    try:
+        eventually(lambda: is_up(places[1]), "the listeners", 60)
+        refused = requests.get(f"http://{places[1]}/chat", timeout=60)
+        assert (refused.status_code, refused.json()["detail"]) == (
+            503,
+            "chat is not served: its recipe is gone",
+        )
+        assert requests.get(f"http://{places[0]}/nothing", timeout=60).status_code == 404
+    finally:
+        lifecycle.drain("the test is over")
+        thread.join()
+    assert codes == [0]
+
+
+def is_up(place: str) -> bool:
+    """Whether something listens there."""
+    host, _, port = place.rpartition(":")
+    with socket.socket() as asking:
+        return asking.connect_ex((host, int(port))) == 0
