@@ -13,11 +13,11 @@ from typing import Any
 
 from penstock.config.workload import find, installed, load
 from penstock.gateway.application import gateway_listener, site_listener
-from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.requests import CallLimits
 from penstock.gateway.frame.route_access import Parts, make_app
 from penstock.gateway.process import Places, open_accounts, open_registry
-from penstock.gateway.routes.description_routes import describe, document_of
+from penstock.gateway.routes.console_routes import describe, document_of
 from penstock.gateway.upstream import RunAddresses, Upstream
 from penstock.rpc.auth import Credentials
 

@@ -11,8 +11,8 @@ from fastapi import APIRouter, FastAPI, Form, Request
 from pydantic import SecretStr
 
 from penstock.gateway.accounts.accounts import Accounts
-from penstock.gateway.frame.api_errors import ApiError, CallLimits
 from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.requests import ApiError, CallLimits
 from penstock.gateway.frame.route_access import (
     ACCESS,
     GuardedRoute,
@@ -32,7 +32,6 @@ from penstock.gateway.routes import (
     account_routes,
     console_routes,
     control_routes,
-    description_routes,
     feedback_links,
     feedback_routes,
     job_routes,
@@ -45,14 +44,14 @@ from penstock.rpc.gate import Rates
 
 OWN: Final = (
     account_routes.router,
-    console_routes.router,
+    console_routes.console,
     project_routes.router,
     feedback_routes.router,
     feedback_links.router,
     satisfaction_routes.router,
     job_routes.router,
     control_routes.router,
-    description_routes.router,
+    console_routes.description,
 )
 SITE_RATES: Final = Rates(calls=5000.0, bytes=512.0 * MIB, settings="per address")
 """What an address, or account, may ask a site for in a second: a program that acts and stores in a loop."""

@@ -27,8 +27,8 @@ from penstock.gateway.accounts.audit import Quotas
 from penstock.gateway.accounts.oidc import OidcSignIn, Provider, ProviderSettings
 from penstock.gateway.accounts.sessions import make_keys, read_keys
 from penstock.gateway.application import Service, gateway_listener, site_listener
-from penstock.gateway.frame.api_errors import ApiError, CallLimits
 from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.requests import ApiError, CallLimits
 from penstock.gateway.frame.route_access import Listener, Parts, make_app
 from penstock.gateway.http_server import HttpServer, check_listen, serve
 from penstock.gateway.jobs.job_dispatcher import AT_ONCE, JobDispatcher

@@ -27,8 +27,8 @@ from penstock.client.text_calls import (
     unknown_model,
 )
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.frame.api_errors import ApiError, CallLimits
 from penstock.gateway.frame.event_stream import ANSWER_S, EventStream
+from penstock.gateway.frame.requests import ApiError, CallLimits
 from penstock.gateway.frame.route_access import GuardedRoute, Listener, table
 from penstock.gateway.upstream import RunBehind, ServedText, Upstream
 from penstock.rpc.auth import Credentials

@@ -18,7 +18,7 @@ from penstock.client import (
     Unreachable,
 )
 from penstock.client.text_calls import DEADLINE_S
-from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.requests import ApiError
 from penstock.rpc.auth import Credentials
 
 

@@ -42,14 +42,12 @@ T = TypeVar("T")
 _NOT_KNOWN = "name or password is wrong"
 
 
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class Accounts:
     """Accounts in a database. clock: tells the time; safe between threads."""
 
-    def __init__(self, database: Database, keys: Keys, clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self, database: Database, keys: Keys, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
         self._database = database
         self._keys = keys
         self._clock = clock

@@ -41,14 +41,10 @@ def withdraw(session: Session, now: datetime, *, project: str, user: str, role: 
         if role is None or not role.includes(token.role):
             api_tokens.revoke(session, now, project=project, token=token.id, by=by)
     if role is not Role.OWNER:
-        _end_invitations(session, now, project, maker)
+        sent = (InvitationRow.project == project) & (InvitationRow.by == maker)
+        session.execute(update(InvitationRow).where(sent, InvitationRow.expires > now).values(expires=now))
     if role is None or role is Role.VIEWER:
         api_tokens.revoke_links(session, now, FeedbackLinkRow.by == maker, project=project, by=by)
-
-
-def _end_invitations(session: Session, now: datetime, project: str, maker: str) -> None:
-    sent = (InvitationRow.project == project) & (InvitationRow.by == maker) & (InvitationRow.expires > now)
-    session.execute(update(InvitationRow).where(sent).values(expires=now))
 
 
 NO_PROJECT: Final = "no such project, or none of yours"

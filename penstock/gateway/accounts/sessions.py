@@ -110,16 +110,17 @@ def read_keys(file: Path) -> Keys:
         raise ConfigurationError(f"--keys {file}: others may read it; chmod 600 it, and renew the keys")
     try:
         content = json.loads(text)
-        private = {str(one["kid"]): _private(one["private"]) for one in content["keys"]}
+        private = {
+            str(one["kid"]): Ed25519PrivateKey.from_private_bytes(
+                base64.b64decode(one["private"], validate=True)
+            )
+            for one in content["keys"]
+        }
         pseudonyms = base64.b64decode(content["pseudonyms"], validate=True)
         signing = str(content["keys"][0]["kid"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigurationError(f"--keys {file}: not a file of keys that `penstock gateway` made") from error
     return Keys(signing=signing, private=private, pseudonyms=pseudonyms)
-
-
-def _private(text: str) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(base64.b64decode(text, validate=True))
 
 
 ACCESS: Final = timedelta(minutes=15)
@@ -169,7 +170,8 @@ def exchange(session: Session, now: datetime, keys: Keys, refresh: str) -> Grant
         )
         return None
     row.used = row.used or now
-    if _exchanges(session, found.id) >= MAX_EXCHANGES:
+    exchanged = select(func.count()).select_from(RefreshRow).where(RefreshRow.session == found.id)
+    if (session.scalar(exchanged) or 0) >= MAX_EXCHANGES:
         found.ended, found.reason = now, "its refresh tokens were exchanged too often"
         return None
     return _grant(session, now, keys, found, user)
@@ -217,11 +219,6 @@ def _make_room(session: Session, user: str) -> None:
     too_many = newest_first.offset(MAX_SESSIONS - 1)  # in the statements: more than one takes as parameters
     session.execute(delete(RefreshRow).where(RefreshRow.session.in_(too_many)))
     session.execute(delete(SessionRow).where(SessionRow.id.in_(too_many)))
-
-
-def _exchanges(session: Session, id_: str) -> int:
-    own = RefreshRow.session == id_
-    return session.scalar(select(func.count()).select_from(RefreshRow).where(own)) or 0
 
 
 def _person(session: Session, now: datetime, user_id: str, session_id: str, number: object) -> Principal:

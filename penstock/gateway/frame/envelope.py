@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.frame.api_errors import ApiError, route_of
 from penstock.gateway.frame.event_stream import ending, is_full
+from penstock.gateway.frame.requests import ApiError, route_of
 from penstock.protocol.limits import MIB
 from penstock.runtime.metrics import LATENCY_S, declare
 
@@ -251,7 +251,7 @@ class _Body:
         self._small = doors.max_body_bytes
         self._admit_large = admit_large
         self._within_s = doors.body_s
-        self._deadline_s = time.monotonic() + doors.body_s
+        self._deadline_s = asyncio.get_running_loop().time() + doors.body_s
         self._whole = False
         self.is_large = False
 
@@ -263,7 +263,7 @@ class _Body:
         if self._whole:
             return await self._receive()
         try:
-            async with asyncio.timeout_at(self._at_loop_time()):
+            async with asyncio.timeout_at(self._deadline_s):
                 message = await self._receive()
         except TimeoutError as error:
             detail = f"the body did not come within {self._within_s:g} s: send it faster, or less of it"
@@ -276,9 +276,6 @@ class _Body:
             self.is_large = True
         self._whole = not message.get("more_body", False)
         return message
-
-    def _at_loop_time(self) -> float:
-        return asyncio.get_running_loop().time() + self._deadline_s - time.monotonic()
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body has more than {self._limit} bytes: send it in parts")

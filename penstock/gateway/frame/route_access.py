@@ -30,8 +30,8 @@ from penstock.gateway.accounts.principal import (
     Principal,
     Unauthenticated,
 )
-from penstock.gateway.frame.api_errors import ApiError, CallLimits, add_handlers
 from penstock.gateway.frame.envelope import Doors, Envelope
+from penstock.gateway.frame.requests import ApiError, CallLimits, add_handlers
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.gateway.jobs.job_records import CannotSteer, NoAnswer
 from penstock.gateway.store.tables import Role

@@ -15,8 +15,7 @@ from penstock.gateway.accounts import projects
 from penstock.gateway.accounts.oidc import LASTS, OidcSignIn
 from penstock.gateway.accounts.principal import AccountError, BadInput, Forbidden, Principal
 from penstock.gateway.accounts.sessions import Grant
-from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.requests import Answer, Body, Secret, Text, answers
+from penstock.gateway.frame.requests import Answer, ApiError, Body, Secret, Text, answers
 from penstock.gateway.frame.route_access import GuardedRoute, accounts_of, address_of, parts_of, principal_of
 from penstock.gateway.store.tables import Role
 

@@ -15,8 +15,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Number, Text, answers
+from penstock.gateway.frame.requests import NUMERIC, Answer, ApiError, Body, Number, Text, answers
 from penstock.gateway.frame.route_access import GuardedRoute, Member, audited, parts_of
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Action, Order, Steering, VersionFile

@@ -24,9 +24,18 @@ from starlette.concurrency import run_in_threadpool
 
 from penstock.gateway.accounts import audit
 from penstock.gateway.accounts.principal import Membership, Principal
-from penstock.gateway.frame.api_errors import ApiError, field_of
 from penstock.gateway.frame.envelope import RATINGS
-from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Number, Text, answers, example
+from penstock.gateway.frame.requests import (
+    NUMERIC,
+    Answer,
+    ApiError,
+    Body,
+    Number,
+    Text,
+    answers,
+    example,
+    field_of,
+)
 from penstock.gateway.frame.route_access import (
     GuardedRoute,
     Member,

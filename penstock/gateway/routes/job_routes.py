@@ -12,9 +12,8 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from penstock.gateway.accounts.principal import AccountConflict, Membership
-from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.event_stream import EventStream, ending
-from penstock.gateway.frame.requests import Answer, Body, Line, Number, answers, example
+from penstock.gateway.frame.requests import Answer, ApiError, Body, Line, Number, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, Parts, parts_of
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_dispatcher import AGAIN_S, JobDispatcher, NoTurn
@@ -27,7 +26,7 @@ from penstock.gateway.jobs.job_records import (
 )
 from penstock.gateway.jobs.live_jobs import LiveJobs
 from penstock.gateway.routes.feedback_routes import Key
-from penstock.gateway.store.tables import JobState, PolicyVersionRow
+from penstock.gateway.store.tables import JobState
 
 # ---- Answers about jobs and their dry runs, as the document describes them.
 
@@ -358,18 +357,6 @@ async def estimated(
     except CannotLook as error:
         raise ApiError(503, f"{error}: try again", retry_s=10) from error
     return Estimate(numbers=chosen, facts=facts, dry_run=dry_run, model=found.model)
-
-
-def versions_of(request: Request, member: Membership, agent: str) -> tuple[PolicyVersionRow, ...]:
-    return parts_of(request).accounts.look(
-        lambda session: job_queue.read_versions(session, member.project, agent)
-    )
-
-
-def version_of(request: Request, member: Membership, agent: str, label: str) -> PolicyVersionRow | None:
-    return parts_of(request).accounts.look(
-        lambda session: job_queue.find_version(session, member.project, agent, label)
-    )
 
 
 def template_of(dispatcher: JobDispatcher, name: str, kind: str | None = None) -> Template:

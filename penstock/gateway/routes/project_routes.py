@@ -8,8 +8,7 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import api_tokens, audit, projects
-from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Line, answers, example
+from penstock.gateway.frame.requests import NUMERIC, Answer, ApiError, Body, Line, answers, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.account_routes import Belonging
 from penstock.gateway.store.tables import ApiTokenRow, Role

@@ -207,15 +207,8 @@ class KubernetesRunner(JobFolders):
         self, job: str, folder: Path, output: str, words: tuple[str, ...], owner: tuple[str, str] = ("", "")
     ) -> None:
         train = ("penstock.launch.cli", "train", CONFIG_FILE, "--run-dir", RUN_FOLDER, *words)
-        command = (
-            *_INTERPRETER,
-            "penstock.launch.jobs.job_process",
-            IN_A_POD,
-            str(folder),
-            output,
-            *_INTERPRETER,
-            *train,
-        )
+        around = (*_INTERPRETER, "penstock.launch.jobs.job_process", IN_A_POD, str(folder), output)
+        command = (*around, *_INTERPRETER, *train)
         one = job_object(
             self._cluster, job=job, place=self.place, folder=folder, command=command, owner=owner
         )
@@ -243,7 +236,10 @@ class KubernetesRunner(JobFolders):
 
     def _of(self, job: str) -> tuple[Object | None, list[Object]]:
         """Return the Job of a job, None where there is none, and its pods; raises CannotLook."""
-        jobs, pods = ([one for one in some if _job_of(one) == job] for some in self._look())
+        jobs, pods = (
+            [one for one in some if one["metadata"].get("labels", {}).get(JOB_LABEL) == job]
+            for some in self._look()
+        )
         return (jobs[0] if jobs else None), pods
 
     def _look(self) -> tuple[list[Object], list[Object]]:
@@ -256,10 +252,6 @@ class KubernetesRunner(JobFolders):
     def _forget(self) -> None:
         with self._looking:
             self._seen = None
-
-
-def _job_of(one: Object) -> str:
-    return str(one["metadata"].get("labels", {}).get(JOB_LABEL))
 
 
 def _lives(pod: Object) -> bool:
@@ -477,14 +469,8 @@ def _is_over(job: Object) -> bool:
 def _ended_by(job: Object) -> str:
     """Return the condition by which a Job has ended, `Complete` or `Failed`; "" before."""
     conditions = job.get("status", {}).get("conditions") or ()
-    return next(
-        (
-            one["type"]
-            for one in conditions
-            if one["type"] in {"Complete", "Failed"} and one["status"] == "True"
-        ),
-        "",
-    )
+    ended = [one["type"] for one in conditions if one["status"] == "True"]
+    return next((one for one in ended if one in {"Complete", "Failed"}), "")
 
 
 def _waits_in_vain(pods: Sequence[Object]) -> str:
@@ -512,7 +498,8 @@ def _why_killed(pods: Sequence[Object]) -> str:
 
 
 def _why_failed(job: Object, pods: Sequence[Object]) -> str:
-    limit = _memory_limit(job)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    limit = container["resources"]["limits"]["memory"]
     for status in _containers(pods):
         ended = status.get("state", {}).get("terminated") or {}
         if ended.get("reason") == "OOMKilled":
@@ -528,11 +515,6 @@ def _why_failed(job: Object, pods: Sequence[Object]) -> str:
 def _containers(pods: Sequence[Object]) -> Iterator[Object]:
     for pod in pods:
         yield from pod.get("status", {}).get("containerStatuses") or ()
-
-
-def _memory_limit(job: Object) -> str:
-    (container,) = job["spec"]["template"]["spec"]["containers"]
-    return str(container["resources"]["limits"]["memory"])
 
 
 def _told(what: str, message: str) -> str:

@@ -23,10 +23,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.frame.event_stream import STILL_HERE, EventStream, event
-from penstock.gateway.frame.requests import Body
+from penstock.gateway.frame.requests import ApiError, Body
 from penstock.gateway.frame.route_access import Access, GuardedRoute, Listener, open_door
 from penstock.gateway.frame.route_access import make_app as application
 from penstock.gateway.jobs.job_records import Action
@@ -219,16 +218,30 @@ def _curve(runs: Catalogue, name: str) -> Any:
 
 def _told(kind: str, name: str, look: Callable[[], Any]) -> str:
     """Return what a look finds as an event; what cannot be shown hides nothing else."""
-    status = 409
     try:
         return event(kind, json_values(look()))
-    except UnknownRun:
-        status, detail = 404, f"no run of this name: {name}"
-    except RecursionError:
-        detail = "a file of this run is nested too deeply to be shown"
-    except (OSError, ConfigurationError) as error:
-        detail = str(error)
-    return event("trouble", json_values({"run": name, "status": status, "detail": detail}))
+    except TROUBLES as error:
+        status, detail = _trouble(error)
+        return event("trouble", json_values({"run": name, "status": status, "detail": detail}))
+
+
+# ---- What cannot be shown.
+
+TROUBLES: Final = (UnknownRun, RecursionError, OSError, ConfigurationError)
+
+
+def _trouble(error: Exception) -> tuple[int, str]:
+    """Return the status and the words of what cannot be shown."""
+    if isinstance(error, UnknownRun):
+        return 404, f"no run of this name: {error.args[0]}"
+    if isinstance(error, RecursionError):
+        return 409, "a file of this run is nested too deeply to be shown"
+    return 409, str(error)
+
+
+async def _answer_trouble(_request: Request, error: Exception) -> Response:
+    status, detail = _trouble(error)
+    return ApiError(status, json_values(detail)).response()
 
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -265,12 +278,7 @@ def make_app(
             admit=lambda _: None,
             door=admission or open_door,
             doors=doors,
-            errors={
-                UnknownRun: _unknown_run,
-                RecursionError: _too_deep,
-                OSError: _unreadable,
-                ConfigurationError: _unreadable,
-            },
+            errors=dict.fromkeys(TROUBLES, _answer_trouble),
         )
     )
 
@@ -325,18 +333,6 @@ def _runs(runs: Catalogue, *, can_act: bool) -> APIRouter:
         return _json(runs.find(name).versions())
 
     return router
-
-
-async def _unknown_run(_request: Request, error: UnknownRun) -> Response:
-    return ApiError(404, json_values(f"no run of this name: {error.args[0]}")).response()
-
-
-async def _too_deep(_request: Request, _error: RecursionError) -> Response:
-    return ApiError(409, "a file of this run is nested too deeply to be shown").response()
-
-
-async def _unreadable(_request: Request, error: Exception) -> Response:
-    return ApiError(409, json_values(str(error))).response()
 
 
 def _json(content: Mapping[str, Any]) -> Response:

@@ -35,13 +35,13 @@ from starlette.concurrency import run_in_threadpool
 from penstock.config.run_folder import NoPlainFile, open_regular, opener, read_whole
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.application import Service
-from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.requests import Answer, Body, Line, answers, example
-from penstock.gateway.frame.route_access import Access, GuardedRoute, Member, parts_of
+from penstock.gateway.frame.requests import Answer, ApiError, Body, Line, answers, example
+from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of, table
+from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion, finite
-from penstock.gateway.routes.description_routes import error_answer
+from penstock.gateway.routes.console_routes import error_answer
 from penstock.gateway.routes.feedback_routes import AgentId, Key, ratings_of
-from penstock.gateway.routes.job_routes import ended, estimated, queue, version_of, versions_of
+from penstock.gateway.routes.job_routes import ended, estimated, queue
 from penstock.gateway.store.tables import JobState
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
@@ -374,6 +374,9 @@ async def train_policy(
 @router.get("/api/policies/{agent_id}", responses=answers(list[Policy]))
 def policies(request: Request, member: Member, agent_id: AgentId) -> list[dict[str, Any]]:
     """Return the trained versions of an agent, newest first."""
+    found = parts_of(request).accounts.look(
+        lambda session: job_queue.read_versions(session, member.project, agent_id)
+    )
     return [
         {
             "id": one.id,
@@ -385,15 +388,14 @@ def policies(request: Request, member: Member, agent_id: AgentId) -> list[dict[s
             "metrics": {"rewardMean": one.reward_mean, "rewardStd": one.reward_std},
             "createdAt": one.created_at,
         }
-        for one in versions_of(request, member, agent_id)
+        for one in found
     ]
 
 
 def service() -> Service:
-    access = {
-        ("POST", "/api/policies/train_policy/{agent_id}"): Access.EDITOR,
-        ("GET", "/api/policies/{agent_id}"): Access.VIEWER,
-    }
+    access = table(
+        editor=["POST /api/policies/train_policy/{agent_id}"], viewer=["GET /api/policies/{agent_id}"]
+    )
     return Service(router=router, access=access, kinds={KIND: FeedbackTraining()})
 
 
@@ -401,7 +403,9 @@ def _reused(request: Request, member: Membership, agent: str, label: str | None)
     """Return the facts by which a training uses the reward model of a version; raises ApiError."""
     if label is None:
         return {REUSED: None, REUSED_PLACE: None}
-    found = version_of(request, member, agent, label)
+    found = parts_of(request).accounts.look(
+        lambda session: job_queue.find_version(session, member.project, agent, label)
+    )
     if found is None:
         raise ApiError(422, "this agent has no version of that label", field="rewardModel")
     if not Path(found.reward_model_path).is_dir():

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from jsonschema import Draft202012Validator, FormatChecker
 
-from penstock.gateway.routes.description_routes import describe
+from penstock.gateway.routes.console_routes import describe
 
 _JSON: Final = "application/json"
 _documents = dict[frozenset[str], dict[str, Any]]()

@@ -14,8 +14,8 @@ from penstock.gateway.accounts.audit import Quotas
 from penstock.gateway.accounts.oidc import OidcSignIn, Provider, ProviderSettings
 from penstock.gateway.accounts.sessions import Keys, make_keys, read_keys
 from penstock.gateway.application import Service, gateway_listener
-from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.requests import CallLimits
 from penstock.gateway.frame.route_access import Parts, make_app
 from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.gateway.jobs.job_records import Runner

@@ -19,8 +19,8 @@ from fastapi import FastAPI, Request
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.application import gateway_listener
 from penstock.gateway.frame import envelope
-from penstock.gateway.frame.api_errors import CallLimits
 from penstock.gateway.frame.envelope import HEADERS, Doors
+from penstock.gateway.frame.requests import CallLimits
 from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
 from penstock.launch.gateway.local_runner import LocalRunner

@@ -23,8 +23,8 @@ from typing import Any, Final, Literal
 from penstock.client import AsyncTextClient, InvalidRequest, PolicyError
 from penstock.client.asynchronous import AsyncAnswerStream
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.event_stream import event
+from penstock.gateway.frame.requests import ApiError
 from penstock.gateway.upstream import RunSettings, ServedText, Upstream, answered, not_yet, of_run
 from penstock.registry.ratings import RatedConversation, Rating
 from penstock.registry.records import RegistryError

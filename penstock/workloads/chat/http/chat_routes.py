@@ -13,9 +13,8 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from penstock.client import TextDescription
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.application import Service
-from penstock.gateway.frame.api_errors import ApiError
 from penstock.gateway.frame.event_stream import ANSWER_S, EventStream, event
-from penstock.gateway.frame.requests import Body
+from penstock.gateway.frame.requests import ApiError, Body
 from penstock.gateway.frame.route_access import JsonRoute, caller_of, is_editor, table
 from penstock.gateway.routes.console_routes import add_page
 from penstock.gateway.routes.satisfaction_routes import (

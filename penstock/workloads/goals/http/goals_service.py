@@ -21,15 +21,14 @@ from pydantic import StrictBool
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.application import Service
-from penstock.gateway.frame.api_errors import ApiError
-from penstock.gateway.frame.requests import Answer, Body, Line, answers
+from penstock.gateway.frame.requests import Answer, ApiError, Body, Line, answers
 from penstock.gateway.frame.route_access import (
-    Access,
     GuardedRoute,
     Member,
     audited,
     parts_of,
     state_folder,
+    table,
 )
 from penstock.gateway.routes.console_routes import Page, file_answer
 from penstock.workloads.goals.injection_journal import INJECTIONS, TooLate, UnknownGoal, switch, veto
@@ -220,14 +219,11 @@ def forbid(request: Request, member: Member, injector: str, body: NewVeto) -> No
 
 def service() -> Service:
     one = "/api/projects/{project}/injectors/{injector}"
-    access = {
-        ("GET", "/rl"): Access.ANYBODY,
-        ("GET", "/rl/{file}"): Access.ANYBODY,
-        ("GET", "/api/projects/{project}/injectors"): Access.VIEWER,
-        ("GET", one): Access.VIEWER,
-        ("PUT", f"{one}/auto"): Access.EDITOR,
-        ("POST", f"{one}/vetoes"): Access.EDITOR,
-    }
+    access = table(
+        anybody=["GET /rl", "GET /rl/{file}"],
+        viewer=["GET /api/projects/{project}/injectors", f"GET {one}"],
+        editor=[f"PUT {one}/auto", f"POST {one}/vetoes"],
+    )
     return Service(router=router, access=access)
 
 

@@ -19,10 +19,9 @@ from starlette.requests import ClientDisconnect
 
 from penstock.client import Action, CommandRefusal
 from penstock.gateway.application import Service
-from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.requests import ApiError
 from penstock.gateway.frame.route_access import Handler, JsonRoute, caller_of, table
-from penstock.gateway.routes.console_routes import add_page
-from penstock.gateway.routes.description_routes import document_of, error_answer
+from penstock.gateway.routes.console_routes import add_page, document_of, error_answer
 from penstock.gateway.upstream import Upstream, answered
 from penstock.protocol.tensor import Array
 from penstock.workloads.prompts.categories import classify

@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.client import Action, Arm, AsyncControlClient, AsyncPolicyClient, PolicyError
 from penstock.config.configuration_error import ConfigurationError
-from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.requests import ApiError
 from penstock.gateway.upstream import RunAddresses, Upstream, answered, not_yet
 from penstock.protocol.tensor import Array
 from penstock.registry.ratings import Rating

@@ -33,7 +33,7 @@ from penstock.client import (
     UnknownVersion,
 )
 from penstock.client.values import RunStatus
-from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.requests import ApiError
 from penstock.protocol.tensor import Array
 
 LEAST_STEPS: Final = 128

@@ -6,7 +6,7 @@ from typing import Any, Final
 import openai
 import pytest
 
-from penstock.gateway.frame.api_errors import CallLimits
+from penstock.gateway.frame.requests import CallLimits
 from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
 from penstock.gateway.text_api import text_listener

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("argon2", reason="the gateway needs its extra")
 
-from penstock.gateway.frame.api_errors import ApiError
+from penstock.gateway.frame.requests import ApiError
 from penstock.workloads.chat.http.chat_api import MessageLimit
 
 
