@@ -24,8 +24,8 @@ from penstock.config.settings import ConfigurationError, LearnerSection
 from penstock.protocol.fragment import Fragment, header_bytes, parse_header
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.specification import RunSpecification
-from penstock.registry.weight_files import replace_file
 from penstock.runtime import metrics
+from penstock.runtime.output_file import replace_file
 
 Maker = Literal["learner", "policy"]
 

@@ -106,6 +106,28 @@ def _guard_of(file: Path) -> Path | None:
 
 
 def _open_below(folder: Path, file: Path, flags: int) -> int:
+    with _unlinked(file), _opened_below(folder, file) as here:
+        return os.open(file.name, flags | os.O_NOFOLLOW, 0o666, dir_fd=here)
+
+
+@contextmanager
+def opened_folder(file: Path) -> Iterator[int]:
+    """Yield a descriptor of the folder that a file lies in, for calls with `dir_fd` and for `os.fsync`.
+
+    A folder put in its place later does not change what is written. Raises NoPlainFile where a link leads
+    there below a guarded folder, OSError.
+    """
+    folder = _guard_of(file)
+    with _unlinked(file), _opened_below(file.absolute().parent if folder is None else folder, file) as here:
+        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+    try:
+        yield readable
+    finally:
+        os.close(readable)
+
+
+@contextmanager
+def _opened_below(folder: Path, file: Path) -> Iterator[int]:
     *between, name = file.absolute().relative_to(folder).parts
     if os.pardir in (*between, name):
         raise NoPlainFile(errno.EINVAL, file, "leads out of its folder")
@@ -115,11 +137,20 @@ def _open_below(folder: Path, file: Path, flags: int) -> int:
             inside = os.open(one, _FOLDER, dir_fd=here)
             os.close(here)
             here = inside
-        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=here)
+        yield here
+    finally:
+        os.close(here)
+
+
+@contextmanager
+def _unlinked(file: Path) -> Iterator[None]:
+    """Say of a file that it is reached by a link, or is none, where an open in the block finds that."""
+    try:
+        yield
+    except NoPlainFile:
+        raise
     except OSError as error:
         if error.errno in _MADE_SO:
             why = f"is no file that may be opened here, where links are not followed ({error.strerror})"
             raise NoPlainFile(error.errno, file, why) from error
         raise
-    finally:
-        os.close(here)

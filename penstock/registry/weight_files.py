@@ -16,15 +16,15 @@ import fcntl
 import hashlib
 import json
 import os
-import threading
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, BinaryIO, Final
 
-from penstock.config.run_folder import open_regular, opener
+from penstock.config.run_folder import open_regular, opened_folder, opener
 from penstock.protocol.specification import RunSpecification
 from penstock.registry.records import PolicyVersion
-from penstock.runtime.output_file import sync_folder
+from penstock.runtime.output_file import replace_file
 
 FOLDER: Final = "policies"
 DESCRIPTION: Final = "policy.json"
@@ -49,13 +49,15 @@ def write_kept(run_dir: Path, version: int, blob: bytes) -> None:
 
 def name_latest(run_dir: Path, name: str) -> None:
     """Let `latest` be a link to a file beside it, whole at any moment; raises OSError."""
-    link = run_dir / FOLDER / LATEST
-    if link.is_symlink() and link.readlink() == Path(name):
-        return
-    temporary = link.with_name(f"{LATEST}.tmp")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(name)
-    temporary.replace(link)
+    with opened_folder(run_dir / FOLDER / LATEST) as here:
+        with suppress(OSError):  # none is there, or what is there is no link
+            if os.readlink(LATEST, dir_fd=here) == name:
+                return
+        temporary = f"{LATEST}.tmp"
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=here)
+        os.symlink(name, temporary, dir_fd=here)
+        os.replace(temporary, LATEST, src_dir_fd=here, dst_dir_fd=here)
 
 
 def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
@@ -147,22 +149,3 @@ def hold(run_dir: Path) -> IO[str] | None:
         file.close()
         return None
     return file
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace the file at `path` by one that holds `data` and is on disk; readers see the old or the new one.
-
-    Its folder is made where it is absent. Of several writers at once the last one's data stays, whole. Raises
-    OSError when the disk does not take it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)

@@ -2,10 +2,13 @@
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from penstock.config.run_folder import opened_folder
 
 
 @contextmanager
@@ -58,6 +61,30 @@ def write_once(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
         own.unlink()
     sync_folder(path.parent)  # also of one that another process has made just now
     return is_made
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace the file at `path` by one that holds `data` and is on disk; readers see the old or the new one.
+
+    Its folder is made where it is absent. Of several writers at once the last one's data stays, whole. Raises
+    OSError when the disk does not take it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp"
+    with opened_folder(path) as here:
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=here)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=here), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path.name, src_dir_fd=here, dst_dir_fd=here)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=here)
+        os.fsync(here)
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,6 +7,8 @@ waits or fails, and no file elsewhere changes.
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -20,13 +22,13 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 from penstock.config.run_folder import NoPlainFile
 from penstock.config.service_settings import calling_security
 from penstock.gateway.jobs import job_queue
-from penstock.gateway.jobs.job_records import Action, CannotSteer, Job, Order, Outcome
+from penstock.gateway.jobs.job_records import Action, CannotBegin, CannotSteer, Job, Order, Outcome
 from penstock.gateway.store.tables import JobState, Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.launch.gateway.run_steering import RunSteering
-from penstock.launch.jobs.job_process import BEGUN_FILE
+from penstock.launch.jobs.job_process import BEGUN_FILE, ENDED_FILE, IN_A_POD
 from penstock.launch.jobs.local_jobs import read_noted
-from penstock.registry.weight_files import registry_url
+from penstock.registry.weight_files import name_latest, registry_url, write_kept
 from penstock.workloads.rlhf.policy_service import FeedbackTraining
 from tests.support.gateway.cluster_job import taken_job
 from tests.support.gateway.finished_run import write_run
@@ -243,6 +245,47 @@ def test_what_the_gateway_writes_goes_nowhere_else(stand: Stand, name: str, plan
     else:
         assert place.name in stand.runner.outcome(stand.job.id).cause
     assert kept.read_text() == SECRET
+
+
+@pytest.mark.promise("training-makes-gateway-neither")
+@pytest.mark.parametrize("planted", ["link", "pipe"])
+def test_the_log_of_a_dry_run_goes_nowhere_else(stand: Stand, planted: str) -> None:
+    kept = stand.elsewhere / "train.log"
+    kept.write_text(SECRET)
+
+    def plant(folder: Path) -> dict[str, Any]:
+        PLANTED[planted](folder / "train.log", stand.elsewhere)
+        return {"no_such_section": {"of": 1}}
+
+    with pytest.raises(CannotBegin, match="no_such_section"):
+        stand.runner.estimate("quick", {}, plant)
+    assert kept.read_text() == SECRET
+
+
+@pytest.mark.promise("training-makes-gateway-neither")
+def test_the_note_of_an_end_goes_nowhere_else(tmp_path: Path) -> None:
+    folder, kept = tmp_path / "job", tmp_path / "kept"
+    folder.mkdir()
+    kept.write_text(SECRET)
+    plant = f"import os; [os.symlink({str(kept)!r}, f'ended.{{end}}') for end in ('tmp', 'json', 'json.tmp')]"
+    around = ("-P", "-m", "penstock.launch.jobs.job_process", IN_A_POD, str(folder), "output")
+    done = subprocess.run([sys.executable, *around, sys.executable, "-c", plant], check=False)
+    assert done.returncode == 0
+    assert kept.read_text() == SECRET
+    assert json.loads((folder / ENDED_FILE).read_bytes()) == {"code": 0}
+    assert not (folder / ENDED_FILE).is_symlink()
+
+
+@pytest.mark.promise("training-makes-gateway-neither")
+def test_weights_that_a_rollback_writes_go_nowhere_else(stand: Stand) -> None:
+    run = stand.runner.run_folder(stand.job.id)
+    _linked_folder(run / "policies" / "3.safetensors", stand.elsewhere)
+    before = {file.name: file.read_bytes() for file in stand.elsewhere.iterdir() if file.is_file()}
+    with pytest.raises(NoPlainFile, match="links are not followed"):
+        write_kept(run, 4, SECRET.encode())
+    with pytest.raises(NoPlainFile, match="links are not followed"):
+        name_latest(run, "4.safetensors")
+    assert before == {file.name: file.read_bytes() for file in stand.elsewhere.iterdir() if file.is_file()}
 
 
 def test_a_person_hears_why_there_is_no_log_and_no_curve(stand: Stand) -> None:

@@ -43,7 +43,7 @@ from penstock.launch.jobs.job_process import (
     EXIT_BEGUN_BEFORE,
     IN_A_POD,
     LOG_FILE,
-    write_durably,
+    note_durably,
 )
 from penstock.launch.jobs.local_jobs import has_begun, read_noted
 from penstock.launch.run.supervisor import last_line
@@ -177,7 +177,7 @@ class KubernetesRunner(JobFolders):
             return self._ended(job, found, pods)
         cause = _waits_in_vain(pods)
         if cause and _age_s(found) > self._cluster.start_s and "deletionTimestamp" not in found["metadata"]:
-            write_durably(self.jobs / job / REFUSED_FILE, {"cause": cause})
+            note_durably(self.jobs / job / REFUSED_FILE, {"cause": cause})
             self._forget()
             return self.find(job)
         return Stage.GOING_ON

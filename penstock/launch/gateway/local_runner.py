@@ -25,7 +25,7 @@ from penstock.launch.jobs.job_process import ENDED_FILE, LOG_FILE
 from penstock.launch.jobs.local_jobs import has_begun, lifeline, read_noted, try_lock
 from penstock.launch.run.memory import problem
 from penstock.launch.run.summary import SUMMARY_FILE
-from penstock.launch.run.supervisor import last_line, penstock, without_configuration
+from penstock.launch.run.supervisor import last_line, last_line_of, penstock, without_configuration
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, Fatal
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 from penstock.runtime.output_file import sync_folder, write_once
@@ -202,28 +202,31 @@ class LocalRunner(JobFolders):
         """It ends with the gateway, also one that is killed: the kernel closes what its launcher watches."""
         command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--dry-run", "--json")
         self._remove_left()
-        with tempfile.TemporaryDirectory(prefix=_ESTIMATE, dir=self.jobs) as made, lifeline() as watched:
+        with (
+            tempfile.TemporaryDirectory(prefix=_ESTIMATE, dir=self.jobs) as made,
+            tempfile.TemporaryFile() as log,  # without a name, in whose place others could put a link
+            lifeline() as watched,
+        ):
             folder = Path(made)
             self.write_recipe(folder, template, numbers, prepare(folder))
             try:
-                # A pipe in the place of the log would end it where it next says something.
-                with (folder / LOG_FILE).open("wb") as log:
-                    done = subprocess.run(
-                        command,
-                        cwd=folder,
-                        env={**without_configuration(os.environ), LIFELINE_VARIABLE: str(watched)},
-                        pass_fds=(watched,),
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=log,
-                        check=False,
-                        timeout=ESTIMATE_S,
-                    )
+                # A pipe for its errors would end it where it next says something.
+                done = subprocess.run(
+                    command,
+                    cwd=folder,
+                    env={**without_configuration(os.environ), LIFELINE_VARIABLE: str(watched)},
+                    pass_fds=(watched,),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    check=False,
+                    timeout=ESTIMATE_S,
+                )
             except subprocess.TimeoutExpired as error:
                 raise CannotBegin(
                     f"the dry run took longer than {ESTIMATE_S:g} s: train without it"
                 ) from error
-            last = last_line(folder / LOG_FILE)
+            last = last_line_of(log)
         return dry_run(done.stdout, last, done.returncode)
 
     def _remove_left(self) -> None:

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from penstock.config.run_folder import opener
-from penstock.runtime.output_file import sync_folder, write_once
+from penstock.config.run_folder import guard, opener
+from penstock.runtime.output_file import replace_file, write_once
 
 LOG_FILE: Final = "train.log"
 BEGUN_FILE: Final = "begun.json"
@@ -41,8 +41,9 @@ def main(lock_fd: int, folder: Path, command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, note)
     signal.signal(signal.SIGINT, note)
-    write_durably(folder / BEGUN_FILE, {"group": os.getpid()})
-    with (folder / LOG_FILE).open("ab") as log:
+    guard(folder)
+    note_durably(folder / BEGUN_FILE, {"group": os.getpid()})
+    with open(folder / LOG_FILE, "ab", opener=opener) as log:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock_fd,)
         )
@@ -60,10 +61,14 @@ def main_of_pod(folder: Path, output: str, command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, hand_on)
     signal.signal(signal.SIGINT, hand_on)
+    guard(folder)
     note = {"pid": os.getpid(), "host": os.uname().nodename}
     if not write_once(folder / BEGUN_FILE, json.dumps(note).encode()):
         return EXIT_BEGUN_BEFORE
-    with (folder / LOG_FILE).open("ab") as log, (folder / output).open("ab") as out:
+    with (
+        open(folder / LOG_FILE, "ab", opener=opener) as log,
+        open(folder / output, "ab", opener=opener) as out,
+    ):
         child.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, cwd=folder))
     return _ended(folder, child[0], asked)
 
@@ -74,19 +79,13 @@ def _ended(folder: Path, child: subprocess.Popen[bytes], asked: list[int]) -> in
         child.terminate()
     code = child.wait()
     code = code if code >= 0 else 128 - code
-    write_durably(folder / ENDED_FILE, {"code": code})
+    note_durably(folder / ENDED_FILE, {"code": code})
     return code
 
 
-def write_durably(file: Path, content: dict[str, Any]) -> None:
+def note_durably(file: Path, content: dict[str, Any]) -> None:
     """Write JSON so that a reader finds all of it or nothing, also after a loss of power; raises OSError."""
-    temporary = file.with_suffix(".tmp")
-    with open(temporary, "w", opener=opener) as out:
-        json.dump(content, out)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.replace(file)
-    sync_folder(file.parent)
+    replace_file(file, json.dumps(content).encode())
 
 
 if __name__ == "__main__":

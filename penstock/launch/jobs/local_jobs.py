@@ -32,9 +32,9 @@ from penstock.launch.jobs.job_process import BEGUN_FILE, ENDED_FILE, LOG_FILE
 from penstock.launch.run.memory import problem
 from penstock.launch.run.summary import SUMMARY_FILE
 from penstock.launch.run.supervisor import last_line, penstock
-from penstock.registry.weight_files import replace_file
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
+from penstock.runtime.output_file import replace_file
 
 LOCK_FILE: Final = "lock"
 STARTS_FILE: Final = "starts"

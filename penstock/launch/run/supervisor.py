@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from penstock.config.run_folder import NoPlainFile, open_regular
 from penstock.launch.inspection.processes import has_delivered, probe
@@ -191,11 +191,16 @@ def last_line(log: Path) -> str:
     """Return the last line of a log file that is not empty; "" when there is none."""
     try:
         with open_regular(log) as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
+            return last_line_of(file)
     except (FileNotFoundError, NoPlainFile):
         return ""
+
+
+def last_line_of(log: IO[bytes]) -> str:
+    """Return the last line of an open log that is not empty; "" when there is none."""
+    log.seek(0, os.SEEK_END)
+    log.seek(max(0, log.tell() - _TAIL_BYTES))
+    lines = log.read().decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 

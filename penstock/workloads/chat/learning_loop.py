@@ -34,8 +34,9 @@ from penstock.config.settings import (
 from penstock.registry.canary import Verdict
 from penstock.registry.records import NotAllowed, PolicyVersion, RegistryError, Status
 from penstock.registry.registry import Registry
-from penstock.registry.weight_files import registry_url, replace_file
+from penstock.registry.weight_files import registry_url
 from penstock.runtime.exit import Fatal
+from penstock.runtime.output_file import replace_file
 from penstock.workloads.chat import loop_state
 from penstock.workloads.chat import step_process as steps
 from penstock.workloads.chat.loop_state import Abandonment, LoopOrder, LoopState, Outcome, Step

@@ -22,7 +22,7 @@ from penstock.registry.canary import Cause, TrialState
 from penstock.registry.ratings import KeptRating
 from penstock.registry.records import MAX_EVENTS, Action, Status
 from penstock.registry.registry import Registry
-from penstock.registry.weight_files import replace_file
+from penstock.runtime.output_file import replace_file
 from penstock.workloads.chat.commands import LoopOptions
 from penstock.workloads.chat.ratings import RatingRules, Row, filter_ratings
 from penstock.workloads.chat.step_process import KNOWN

@@ -23,10 +23,11 @@ from penstock.config.settings import Settings, load, parse_toml
 from penstock.config.trusted import check_own
 from penstock.registry.records import PolicyVersion, Status
 from penstock.registry.registry import Registry
-from penstock.registry.weight_files import read_kept, registry_url, replace_file
+from penstock.registry.weight_files import read_kept, registry_url
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.health import read_endpoint
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
+from penstock.runtime.output_file import replace_file
 
 LOG: Final = "steps.log"
 LOCK: Final = "lock"

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from penstock.config.settings import ActorSection, Settings
 from penstock.protocol.specification import RunSpecification
-from penstock.registry.weight_files import replace_file
+from penstock.runtime.output_file import replace_file
 from penstock.workloads.language.cached_generation import make_backend
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.plugin import acting

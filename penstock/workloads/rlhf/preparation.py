@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.config.settings import ConfigurationError, Progress, Rehearsal, Scores, Settings
 from penstock.config.workload import Services
-from penstock.registry.weight_files import replace_file
+from penstock.runtime.output_file import replace_file
 from penstock.workloads.language.feedback import Scored, Source, read, rows_of, scale_of
 from penstock.workloads.language.guard import read_guard_files
 from penstock.workloads.language.pretraining.conversation_files import (

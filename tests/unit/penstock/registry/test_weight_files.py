@@ -17,9 +17,9 @@ from penstock.registry.weight_files import (
     read_kept,
     read_specification,
     registry_url,
-    replace_file,
     write_kept,
 )
+from penstock.runtime.output_file import replace_file
 
 BLOB = b"weights" * 100
 DIGEST = hashlib.sha256(BLOB).hexdigest()
