@@ -81,6 +81,8 @@ OPENING: Final = "<tool_call>"
 _CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _UNFINISHED: Final = "\ufffd"
 """What a decoder writes for a character of which not all bytes came."""
+_BYTE: Final = re.compile(r"<0x[0-9A-F]{2}>")
+"""Token of one byte (byte fallback): a later byte may change the text of all bytes before it."""
 
 
 class AnswerText:
@@ -98,7 +100,7 @@ class AnswerText:
         self._tokenizer, self._stops, self._begin = tokenizer, tuple(stops), begins_with
         self._held = (*self._stops, OPENING) if holds_calls else self._stops
         self._ids: list[int] = []
-        self._shown = 0
+        self._shown, self._settled = 0, len(begins_with)
         self.text = begins_with
         self.is_stopped = False
         self.tokens: list[str] = []
@@ -110,6 +112,8 @@ class AnswerText:
         before = self.text
         written = self._begin + self._tokenizer.decode(self._ids, skip_special_tokens=True)
         self.tokens.append(written[len(before) :] if written.startswith(before) else "")
+        if not _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
+            self._settled = len(written)
         found = [place for stop in self._stops if (place := written.find(stop)) >= 0]
         self.is_stopped = bool(found)
         self.text = written[: min(found)] if found else written
@@ -127,19 +131,20 @@ class AnswerText:
         return part
 
     def _certain(self) -> str:
-        text = self.text.rstrip(_UNFINISHED)
+        text = self._without_held(self.text[: self._settled].rstrip(_UNFINISHED))
         if OPENING not in self._held:
-            return self._without_held(text)
-        before, opening, _ = text.partition(OPENING)
-        return (before if opening else self._without_held(text)).rstrip()  # as it is before a call
+            return text
+        return text.partition(OPENING)[0].rstrip()  # as it is before a call
 
     def _without_held(self, text: str) -> str:
         """The text without what may be the beginning of a stop or a call at its end."""
-        for held in self._held:
-            for length in range(min(len(held) - 1, len(text)), 0, -1):
-                if text.endswith(held[:length]):
-                    return text[:-length]
-        return text
+        begun = (
+            length
+            for held in self._held
+            for length in range(1, min(len(held), len(text) + 1))
+            if text.endswith(held[:length])
+        )
+        return text[: len(text) - max(begun, default=0)]
 
 
 def as_message(text: str, tools: Collection[dict[str, Any]], call_id: str) -> Message:
@@ -159,14 +164,17 @@ def as_message(text: str, tools: Collection[dict[str, Any]], call_id: str) -> Me
 
 
 def _parsed(text: str, names: Collection[str]) -> tuple[str, str] | None:
+    """Name and arguments of a call, which are text and JSON; None for what is none."""
     try:
         said = json.loads(text)
+        name, arguments = said.get("name"), said.get("arguments", {})
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        written.encode()  # half a pair of surrogates has no bytes
     except (ValueError, RecursionError):
         return None
-    name, arguments = said.get("name"), said.get("arguments", {})
     if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
         return None
-    return name, json.dumps(arguments, ensure_ascii=False)
+    return name, written
 
 
 # ---- What a model thinks before it answers: how thoughts stand in a row, and how one is drawn.
@@ -267,13 +275,22 @@ class TextAnswerer:
                 prompt_tokens=len(prompt.ids),
             )
 
+        shown = False
+
+        def shows(index: int, part: str) -> None:
+            nonlocal shown
+            shown = show is not no_show
+            show(index, part)
+
         loaded = None if choice.is_previous else choice.loaded
         why = "neither the version nor the model without its adapter can answer"
         if loaded is not None:
             try:
-                answers = await self._drawn(loaded.version, prompt, ask, until_s, show, choice.arm)
+                answers = await self._drawn(loaded.version, prompt, ask, until_s, shows, choice.arm)
             except _Failed as error:
                 self._blame(choice.arm, not_finite=isinstance(error.cause, ArithmeticError))
+                if shown:
+                    raise _not_ready("the version failed behind the part that was sent: ask again") from error
             else:
                 if not self._needs_another(answers):
                     self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
@@ -422,6 +439,8 @@ class TextAnswerer:
                 verdict = self.guard.check_whole(text.text) if is_over and ask.tools else held.verdict
                 if held.verdict.is_blocked or verdict.is_blocked:
                     growing.cancel()
+                    if part:
+                        of.show(one.index, part)
                     self.guard.count(verdict, Direction.OUTPUT, of.arm)
                     # The part that has left, and what was sampled, for the learner alone.
                     return one.answer(

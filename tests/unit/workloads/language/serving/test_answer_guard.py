@@ -68,6 +68,15 @@ async def test_a_blocked_answer_leaves_neither_text_nor_ids(dialogue: Path) -> N
                 assert not one.log_prob
 
 
+async def test_what_streams_before_a_blocked_call_is_what_the_message_says(dialogue: Path) -> None:
+    async with running(TextStand(dialogue, guard=guard_of("add"))) as stand:
+        shown = list[str]()
+        ask = Ask(messages=(SUM,), tools=TOOLS, conversation_id=stand.start(), begins_with="sum <tool_call>")
+        reply = await stand.conversations.generate(ask, FAR, lambda _, part: shown.append(part))
+        assert reply.answers[0].is_blocked
+        assert "".join(shown) == reply.answers[0].message.content == "sum"
+
+
 class FirstBlocked(Guard):
     """Blocks the first answer that it sees."""
 

@@ -3,9 +3,11 @@
 import asyncio
 
 import pytest
+import torch
 
-from penstock.workloads.language.serving.asks import TextReply
-from tests.support.language.text_stand import TOOLS, TextStand, adapter, plain_log_prob, user
+from penstock.protocol.refusal import Refused
+from penstock.workloads.language.serving.asks import Ask, TextReply
+from tests.support.language.text_stand import FAR, TOOLS, TextStand, adapter, plain_log_prob, user
 
 FAR_APART = 0.2
 """Noise by which adapters differ, so that the wrong one gives other log-probabilities."""
@@ -54,3 +56,22 @@ async def test_swaps_of_versions_under_streams_mix_no_answer(
     newest = max(by_version)
     stand.engine.load(newest, stand.weights[newest].blob)
     assert difference(stand, by_version[min(by_version)], newest) > 0.01
+
+
+async def test_no_other_version_goes_on_behind_a_part_that_was_sent(stand: TextStand) -> None:
+    shown = list[str]()
+
+    def show(_: int, part: str) -> None:
+        shown.append(part)
+        engine = stand.engine
+        with engine._before_next_step(), torch.no_grad(), engine._loaded.using(1) as network:
+            for name, parameter in network.named_parameters():
+                if "lora_" in name:
+                    parameter.fill_(torch.nan)
+
+    ask = Ask(messages=(user(),), conversation_id=stand.start())
+    with pytest.raises(Refused, match="the version failed behind the part that was sent"):
+        await stand.conversations.generate(ask, FAR, show)
+    assert shown
+    reply = await stand.say("", user(), temperature=0.0)
+    assert reply.is_fallback, "where nothing was sent, the model without its adapter answers"
