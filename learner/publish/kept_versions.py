@@ -30,6 +30,7 @@ from penstock.protocol.specification import RunSpecification
 from penstock.registry import records, weight_files
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
+from penstock.runtime.output_file import replace_file
 
 # ---- The policy that a run ends with, as files that need no broker: `final.safetensors` and `policy.json`.
 #
@@ -68,7 +69,7 @@ def write_specification(run_dir: Path, specification: RunSpecification) -> None:
 def write_final(run_dir: Path, final: FinalPolicy) -> None:
     """Replace the run's final policy; raises OSError."""
     folder = run_dir / weight_files.FOLDER
-    weight_files.replace_file(folder / _BLOB, final.blob)
+    replace_file(folder / _BLOB, final.blob)
     name_final(run_dir)
     known = {"version": final.version, "update": final.update, "sha256": weights.sha256(final.blob)}
     _write_description(folder / weight_files.DESCRIPTION, final.specification, known)
@@ -91,7 +92,7 @@ def _write_description(path: Path, specification: RunSpecification, known: Mappi
         **known,
         "specification": base64.b64encode(specification.encode()).decode(),
     }
-    weight_files.replace_file(path, (json.dumps(description, indent=2) + "\n").encode())
+    replace_file(path, (json.dumps(description, indent=2) + "\n").encode())
 
 
 def read_final(run_dir: Path) -> FinalPolicy:
