@@ -3,10 +3,12 @@
 Anything that Gymnasium cannot make is a ConfigurationError that names the setting.
 """
 
+import copy
 import difflib
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -192,11 +194,24 @@ def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:
     return section.vectorise
 
 
-class _ResetAlone(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Resets without options: Gymnasium passes `{}` where it resets some of many."""
+class _Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One of many environments in a process, as if it were alone.
+
+    Its observations are copied at once: the next slot may write in memory that all of them share. It resets
+    without options: Gymnasium passes `{}` where it resets some of many.
+    """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        return self.env.reset(seed=seed, options=options or None)
+        observation, info = self.env.reset(seed=seed, options=options or None)
+        return _copied(observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, *rest = self.env.step(action)
+        return _copied(observation), *rest
+
+
+def _copied(observation: Any) -> Any:
+    return observation.copy() if isinstance(observation, np.ndarray) else copy.deepcopy(observation)
 
 
 def _make_vec(
@@ -208,7 +223,7 @@ def _make_vec(
     if mode != "vector_entry_point":
         arguments.setdefault("disable_env_checker", True)
     if mode == "sync":
-        arguments["wrappers"] = [_ResetAlone]
+        arguments["wrappers"] = [_Slot]
     try:
         return gymnasium.make_vec(section.id, count, mode, vector_kwargs=options, **arguments)
     except (TypeError, gymnasium.error.Error, ImportError) as error:

@@ -69,10 +69,23 @@ def one_dict_in_a_tuple(held: _Held, x: Any) -> Any:
 
 def one_dict_with_the_mask(held: _Held, x: Any) -> Any:
     """The mask in it is overwritten, too."""
-    held.setdefault("mask", np.zeros(2, np.int8))[:] = x
+    held.setdefault("mask", np.zeros(2, np.int8))[:] = x > 0
     return one_dict(held, x)
 
 
+def one_array_of_all(_: _Held, x: Any) -> Any:
+    """All environments of the process overwrite it."""
+    _ALL[:] = x
+    return _ALL
+
+
+def one_dict_of_all(_: _Held, x: Any) -> Any:
+    """All environments of the process put a new array into it."""
+    _ALL_DICT["x"] = x.copy()
+    return _ALL_DICT
+
+
+_ALL, _ALL_DICT = np.zeros(2, np.float32), dict[str, Any]()
 _DICT, _TUPLE = spaces.Dict(x=_BOX), spaces.Tuple((_BOX,))
 WAYS: dict[str, tuple[spaces.Space[Any], Callable[[_Held, Any], Any]]] = {
     "new": (_DICT, new),
@@ -83,6 +96,8 @@ WAYS: dict[str, tuple[spaces.Space[Any], Callable[[_Held, Any], Any]]] = {
     "one_list": (_TUPLE, one_list),
     "one_tuple": (_TUPLE, one_tuple),
     "one_dict_in_a_tuple": (spaces.Tuple((_DICT,)), one_dict_in_a_tuple),
+    "one_array_of_all": (_BOX, one_array_of_all),
+    "one_dict_of_all": (_DICT, one_dict_of_all),
     "one_dict_with_the_mask": (spaces.Dict(x=_BOX, mask=spaces.MultiBinary(2)), one_dict_with_the_mask),
 }
 
@@ -102,6 +117,8 @@ class Held(gymnasium.Env[Any, Any]):
         self._info: dict[str, Any] = {"mask": [0, 0] if mask == "list" else np.zeros(2, np.int8)}
         self._strict = strict
         self.calls: list[Any] = []
+        self.observes = LATER
+        """What it shows of every step."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin at the first state."""
@@ -115,11 +132,11 @@ class Held(gymnasium.Env[Any, Any]):
         if self._strict and not self._info["mask"][action]:
             raise ValueError(f"action {action} is not allowed")
         reward = -30.0 if self._info["mask"][0] else 1.0
-        observation, info = self._observe(LATER)
+        observation, info = self._observe(self.observes)
         return observation, reward, False, False, info
 
     def _observe(self, state: Any) -> tuple[Any, dict[str, Any]]:
-        self._info["mask"][:] = state.astype(int)
+        self._info["mask"][:] = (state > 0).astype(int)
         return self._show(self._held, state), self._info
 
 

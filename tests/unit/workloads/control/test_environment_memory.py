@@ -44,6 +44,21 @@ def test_a_last_observation_and_its_mask_are_not_those_of_the_next_episode(way: 
     assert ends == 3 * SLOTS
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_observations_of_a_slot_are_not_those_of_the_next_one(way: str) -> None:
+    stepper, environments = held(way=way)
+    stepper.reset(range(SLOTS))
+    for slot, one in enumerate(environments):
+        one.observes = np.full(2, (slot + 1) / SLOTS, np.float32)
+    expected = np.arange(1, SLOTS + 1, dtype=np.float32) / SLOTS
+    for _ in range(LENGTH):
+        stepped = stepper.step(np.ones(SLOTS, np.int64))
+        last = stepped.ended
+        rows = stepped.observation if last is None else last.observation
+        (path,) = (path for path in rows if "mask" not in path)
+        assert np.array_equal(rows[path], np.repeat(expected[:, None], 2, 1))
+
+
 def test_an_environment_is_asked_for_nothing_before_the_first_reset() -> None:
     stepper, environments = held()
     assert [one.calls for one in environments] == [[]] * SLOTS
