@@ -63,8 +63,8 @@ def letters() -> Any:
 @pytest.mark.parametrize(
     ("stops", "written", "content"),
     [
-        (("bc", "abd"), "xabd", "x"),
-        (("abd", "bc"), "xabd", "x"),
+        (("bc", "abq"), "xabq", "x"),
+        (("abq", "bc"), "xabq", "x"),
         (("q", " <t"), "hi <tool_call>{}", "hi"),
         ((" <t", "q"), "hi <tool_call>{}", "hi"),
         (("a<tool_call>x",), "ba<tool_call>x", "b"),
