@@ -39,6 +39,7 @@ from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "penstock" / "recipes" / "thoughts-tiny.toml"
+EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples" / "python"
 TEXT: Final = RECIPE.with_name("thoughts-text.toml")
 WITHIN_S: Final = 900.0
 GUESSED: Final = 0.35
@@ -427,12 +428,8 @@ def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -
 def test_a_task_of_ones_own_is_called_what_it_is(
     made: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (RECIPE.parents[1] / "docs" / "thoughts.md").read_text()
-    (source,) = re.findall(r"^```python\n# bosses.py\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    (tmp_path / "bosses.py").write_text(source)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (settings,) = re.findall(r"^```toml\n# bosses.toml.*?\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    over = tomllib.loads(settings)
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    over = tomllib.loads((EXAMPLES / "bosses.toml").read_text())
     lay_over(
         over, {"environment": {"kwargs": {"task": f"bosses:{made}"}}, "algorithm": {"validate_every": 30}}
     )
