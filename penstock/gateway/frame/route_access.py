@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.routing import APIRoute
@@ -19,9 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from penstock import __version__
 from penstock.gateway.accounts import audit
-from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.audit import Quotas
-from penstock.gateway.accounts.oidc import OidcSignIn
 from penstock.gateway.accounts.principal import (
     AccountError,
     Forbidden,
@@ -32,11 +30,15 @@ from penstock.gateway.accounts.principal import (
 )
 from penstock.gateway.frame.envelope import Doors, Envelope
 from penstock.gateway.frame.requests import ApiError, CallLimits, add_handlers
-from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.gateway.jobs.job_records import CannotSteer, NoAnswer
 from penstock.gateway.store.tables import Role
 from penstock.registry.records import RegistryError, Unavailable
 from penstock.registry.registry import Registry
+
+if TYPE_CHECKING:  # they load what hashes passwords and signs tokens, which `penstock ui` does without
+    from penstock.gateway.accounts.accounts import Accounts
+    from penstock.gateway.accounts.oidc import OidcSignIn
+    from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +49,12 @@ class Parts:
     keeps nothing. oidc: None where no provider of identities is set up. quotas: of each project.
     """
 
-    accounts: Accounts
+    accounts: "Accounts"
     registry: Registry
     limits: CallLimits
-    dispatcher: JobDispatcher | None = None
+    dispatcher: "JobDispatcher | None" = None
     state: Path | None = None
-    oidc: OidcSignIn | None = None
+    oidc: "OidcSignIn | None" = None
     quotas: Quotas = field(default_factory=Quotas)
 
 
@@ -61,7 +63,7 @@ def parts_of(request: Request) -> Parts:
     return found
 
 
-def accounts_of(request: Request) -> Accounts:
+def accounts_of(request: Request) -> "Accounts":
     found: Accounts = request.app.state.accounts
     return found
 
@@ -190,7 +192,7 @@ async def open_door(_request: Request, _access: Access) -> None:
 class TokenDoor:
     """Lets in who shows a token. project: whose members alone may come; "": that which the request names."""
 
-    accounts: Accounts
+    accounts: "Accounts"
     limits: CallLimits
     project: str = ""
 

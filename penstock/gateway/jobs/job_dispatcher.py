@@ -16,9 +16,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.frame.envelope import JOB_HEARD, JOBS, JOBS_ENDED
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import (
@@ -37,6 +36,9 @@ from penstock.gateway.jobs.job_records import (
 from penstock.gateway.store.tables import JobState
 from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
+
+if TYPE_CHECKING:
+    from penstock.gateway.accounts.accounts import Accounts
 
 WAIT_S: Final = 120.0
 """Longest time in which a caller waits for a turn."""
@@ -147,7 +149,7 @@ class JobDispatcher:
 
     def __init__(
         self,
-        accounts: Accounts,
+        accounts: "Accounts",
         registry: Registry,
         runner: Runner,
         kinds: Mapping[str, JobKind],

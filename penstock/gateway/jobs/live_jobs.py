@@ -17,12 +17,14 @@ import random
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from penstock.gateway.accounts.accounts import Accounts
 
 from fastapi.encoders import jsonable_encoder
 from starlette.concurrency import run_in_threadpool
 
-from penstock.gateway.accounts.accounts import Accounts
 from penstock.gateway.accounts.principal import AccountError, Membership
 from penstock.gateway.frame.event_stream import STILL_HERE, event
 from penstock.gateway.jobs import job_queue
@@ -89,7 +91,7 @@ QUIET_LOOKS: Final = 15
 class LiveJobs:
     """Those that follow jobs at one gateway, who look together. dispatcher: None where it runs no jobs."""
 
-    accounts: Accounts
+    accounts: "Accounts"
     dispatcher: JobDispatcher | None
     _looks: SharedLooks = field(default_factory=lambda: SharedLooks(LOOK_S / 2))
     _rights: SharedLooks = field(default_factory=lambda: SharedLooks(RIGHTS_S))
