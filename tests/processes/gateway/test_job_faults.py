@@ -104,13 +104,16 @@ def holder(folder: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(["sleep", "600"], pass_fds=(lock.fileno(),), start_new_session=True)
 
 
-def test_a_process_that_never_begins_is_started_a_few_times(place: Place) -> None:
+def test_a_process_that_never_begins_is_started_a_few_times(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, other = place.submit("one"), place.submit("two")
-    (place.runner.folder(job.id) / "begun.tmp").mkdir()  # where its process writes first
-    found = place.ended(job)
+    with monkeypatch.context() as broken:
+        broken.setenv("PYTHONHOME", str(tmp_path))  # where no interpreter finds its library
+        found = place.ended(job)
     assert found.state is JobState.FAILED
     assert f"ended {MAX_STARTS} times" in found.cause
-    assert "begun.tmp" in found.cause
+    assert "no Python frame" in found.cause
     assert (place.runner.folder(job.id) / "starts").read_bytes() == b"." * MAX_STARTS
     assert place.ended(other).state is JobState.FINISHED
 
