@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from logging.handlers import RotatingFileHandler
@@ -257,7 +256,7 @@ class ShadowRecord:
     def __init__(self, path: Path) -> None:
         """path: made with the first line; each server needs a file of its own."""
         self._file = _File(path, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
-        self._thread = ThreadPoolExecutor(1, "shadow-record")
+        self._thread = ComputePool(1, "shadow-record")
         self._lock, self._waiting_rows = threading.Lock(), 0
 
     def note(
