@@ -291,7 +291,8 @@ def run(
         from penstock.workloads.chat.step_process import read_run
 
         keep_private()
-        LearningLoop(read_run(run), LoopOrder(**asdict(asked)), lifecycle.draining, once=once).go()
+        order = LoopOrder(**asdict(asked))
+        LearningLoop(read_run(run), order, lifecycle.draining, once=once).go()
         return EXIT_OK
 
     from penstock.runtime.lifecycle import leave, run_service
