@@ -47,7 +47,7 @@ def network_of(policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = 
 
 
 class Made(NamedTuple):
-    """What a gradient step needs of a minibatch, and what is told of it.
+    """What a gradient step needs of a minibatch, and the figures that it reports.
 
     log_prob: log π_θ of its rows, [m].   gradient: flat.   losses: [2], of policy and value.
     """

@@ -106,7 +106,7 @@ def _guard_of(file: Path) -> Path | None:
 
 
 def _open_below(folder: Path, file: Path, flags: int) -> int:
-    with _unlinked(file), _opened_below(folder, file) as here:
+    with _naming_links(file), _opened_below(folder, file) as here:
         return os.open(file.name, flags | os.O_NOFOLLOW, 0o666, dir_fd=here)
 
 
@@ -117,8 +117,8 @@ def opened_folder(file: Path) -> Iterator[int]:
     A folder put in its place later does not change what is written. Raises NoPlainFile where a link leads
     there below a guarded folder, OSError.
     """
-    folder = _guard_of(file)
-    with _unlinked(file), _opened_below(file.absolute().parent if folder is None else folder, file) as here:
+    folder = _guard_of(file) or file.absolute().parent
+    with _naming_links(file), _opened_below(folder, file) as here:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
     try:
         yield readable
@@ -143,8 +143,8 @@ def _opened_below(folder: Path, file: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _unlinked(file: Path) -> Iterator[None]:
-    """Say of a file that it is reached by a link, or is none, where an open in the block finds that."""
+def _naming_links(file: Path) -> Iterator[None]:
+    """Raise NoPlainFile where an open in the block finds a link on the way to the file, or no file."""
     try:
         yield
     except NoPlainFile:

@@ -111,7 +111,7 @@ def site_listener(
 ) -> Listener:
     """Return what a service over a run listens with.
 
-    accounts: that know the tokens of `project`; None: nobody is asked.
+    accounts: those that issue the tokens of `project`; None: no token is required.
     """
     assert service.life is not None
     limits = CallLimits(address=SITE_RATES, account=SITE_RATES)

@@ -185,7 +185,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 async def open_door(_request: Request, _access: Access) -> None:
-    """Let everybody do everything: on loopback without accounts nobody is asked."""
+    """Admit every caller as an owner: a listener on loopback without accounts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +336,7 @@ Member = Annotated[Membership, Depends(member_of)]
 
 
 def caller_of(request: Request) -> str:
-    """Return who calls, as the token says; "" where none is asked for."""
+    """Return the subject of the caller's token; "" where the listener requires none."""
     member = getattr(request.state, "member", None)
     return "" if member is None else str(member.principal.subject)
 

@@ -216,7 +216,7 @@ class Samples:
         return True
 
     def counts(self) -> dict[str, int]:
-        """Return the runs of tokens, by what became of them; none without a record."""
+        """Return the runs of tokens by their outcome; none without a record."""
         counts = {"answers": self.answers, "sent": self.sent, "trained": self.trained}
         return counts if self.files else {}
 

@@ -116,7 +116,7 @@ class AuditResult:
 
     sources: the records that were found, and their state. fragments: place → number, over all fragments that
     log and lineage name. journalled: the same over all fragments that actors recorded; empty without
-    journals. sampled: what servers drew, runs of tokens by what became of them; empty without their records.
+    journals. sampled: what servers drew, runs of tokens by their outcome; empty without their records.
     """
 
     run: str

@@ -59,6 +59,24 @@ Proxies = Annotated[
         help="Proxy, or network of them, that says who calls (X-Forwarded-For); may be repeated.",
     ),
 ]
+QuotaList = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quota", metavar="NAME=NUMBER", help="Most that a project may have stored; may be repeated."
+    ),
+]
+ProviderFile = Annotated[
+    Path | None,
+    typer.Option("--oidc", metavar="FILE", help="People may sign in at the provider that it names."),
+]
+FurtherSites = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--site",
+        metavar="NAME[=HOST:PORT]",
+        help="Also serve what `penstock gateway NAME` does, for this machine; may be repeated.",
+    ),
+]
 FurtherAgents = Annotated[
     list[str] | None,
     typer.Option(
@@ -162,24 +180,9 @@ def gateway(
     keys: KeysFile = None,
     reached: Reached,
     trainings: WorkOptions,
-    quotas: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--quota", metavar="NAME=NUMBER", help="Most that a project may have stored; may be repeated."
-        ),
-    ] = None,
-    oidc: Annotated[
-        Path | None,
-        typer.Option("--oidc", metavar="FILE", help="People may sign in at the provider that it names."),
-    ] = None,
-    sites: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--site",
-            metavar="NAME[=HOST:PORT]",
-            help="Also serve what `penstock gateway NAME` does, for this machine; may be repeated.",
-        ),
-    ] = None,
+    quotas: QuotaList = None,
+    oidc: ProviderFile = None,
+    sites: FurtherSites = None,
     foreground: Foreground,
 ) -> None:
     """Serve people over HTTP. With a command behind it: look after people and tokens."""

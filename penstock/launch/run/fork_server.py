@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def _serve(launcher: socket.socket) -> dict[str, Any] | None:
-    """Fork for each message. Return what a copy is told, None in the server or if it is told nothing."""
+    """Fork for each message. Return the message in a copy; None in the server, or for an empty message."""
     with launcher:
         while True:
             message, descriptors, _, _ = socket.recv_fds(launcher, 1, 3)

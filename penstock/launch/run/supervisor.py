@@ -54,7 +54,7 @@ class CleanExit(Enum):
     DONE = "done"
     """Its work is done: the learner, whose end is the end of the run."""
     DIED = "died"
-    """Somebody else has made it drain: it is needed, so it is started again."""
+    """Another process has stopped it: the run needs it, so it starts again."""
     STOPPED = "stopped"
     """Either: actors also end when an operator stops the run. Started again unless the run ends soon."""
 

@@ -321,7 +321,7 @@ def check_options(words: Sequence[str]) -> None:
 
 @command(loop_commands)
 def status(run: Run, as_json: AsJson = False) -> int:
-    """Tell which step the loop is at, how far the canary's trial is, and what became of rounds before."""
+    """Show the loop's step, the progress of the canary's trial, and the outcomes of earlier rounds."""
     from penstock.registry.records import RegistryError
     from penstock.registry.registry import Registry
     from penstock.workloads.chat.loop_state import look_at_canaries, look_at_loop

@@ -255,7 +255,7 @@ def _time(row: Row, place: int) -> float:
     return float(at_s) if abs(at_s) <= sys.float_info.max else float(place)
 
 
-# ---- `penstock chat ratings`: rows read, filtered, written, and what is told of them.
+# ---- `penstock chat ratings`: read, filter and write rows, and report them.
 
 SHOWN: Final = 20
 """Most people who are named in the summary; JSON has all."""
@@ -272,7 +272,7 @@ def write_believed(
     base: str | None,
     as_json: bool,
 ) -> list[str]:
-    """Write the rows of a place that count, and return what is told of it, line by line."""
+    """Write the rows of a place that count, and return the report, line by line."""
     rows, bad = _read(file, part)
     found = filter_ratings(rows, rules, deleted=_names(deleted), expected=_judge(judge, base, rows))
     written = b"".join(_line(row) for row in found.kept)  # before the file is touched, which may be the input

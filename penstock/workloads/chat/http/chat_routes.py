@@ -398,7 +398,7 @@ async def _behind(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:
         yield one
 
 
-# ---- What the gateway is told of it.
+# ---- What the gateway serves of it.
 
 add_page(
     router,
