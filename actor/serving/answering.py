@@ -257,7 +257,7 @@ class ShadowRecord:
         """path: made with the first line; each server needs a file of its own."""
         self._file = _File(path, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
         self._thread = ComputePool(1, "shadow-record")
-        self._lock, self._waiting_rows = threading.Lock(), 0
+        self._lock, self._waiting_rows, self._is_closed = threading.Lock(), 0, False
 
     def note(
         self, arm: Arm, question: Question, answered: Answer, shadow: int, other: Answer | BaseException
@@ -265,7 +265,7 @@ class ShadowRecord:
         """Note what was answered, and what version `shadow` says of it or why it could not."""
         rows = max(question.rows, _LEAST_ROWS)
         with self._lock:
-            has_room = self._waiting_rows < _MOST_WAITING_ROWS
+            has_room = self._waiting_rows < _MOST_WAITING_ROWS and not self._is_closed
             self._waiting_rows += rows if has_room else 0
         if not has_room:
             metrics.SHADOW_UNRECORDED.inc()
@@ -281,21 +281,29 @@ class ShadowRecord:
         self._thread.submit(self._write, rows, line, answered, other)
 
     def close(self) -> None:
+        with self._lock:
+            self._is_closed = True  # an answer under way may still come
         self._thread.shutdown()
         self._file.close()
 
     def _write(
         self, rows: int, line: dict[str, Any], answered: Answer, other: Answer | BaseException
     ) -> None:
-        line["answered"] |= {"action": _lists(answered.action), "log_prob": answered.log_prob.tolist()}
-        if isinstance(other, BaseException):
-            line["shadow"]["error"] = str(other)
-        else:
-            described = _lists(other.distribution or {})
-            line["shadow"] |= {"log_prob": other.log_prob.tolist(), "distribution": described}
-        self._file.handle(logging.makeLogRecord({"msg": json.dumps(line, separators=(",", ":"))}))
-        with self._lock:
-            self._waiting_rows -= rows
+        record = logging.makeLogRecord({})
+        try:
+            line["answered"] |= {"action": _lists(answered.action), "log_prob": answered.log_prob.tolist()}
+            if isinstance(other, BaseException):
+                line["shadow"]["error"] = str(other)
+            else:
+                described = _lists(other.distribution or {})
+                line["shadow"] |= {"log_prob": other.log_prob.tolist(), "distribution": described}
+            record.msg = json.dumps(line, separators=(",", ":"))
+            self._file.handle(record)
+        except (TypeError, ValueError):
+            self._file.handleError(record)
+        finally:
+            with self._lock:
+                self._waiting_rows -= rows
 
 
 def open_shadow_record(section: ServingSection, run_dir: Path | None) -> ShadowRecord | None:

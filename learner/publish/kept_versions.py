@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.config.credentials import registry_with_password
-from penstock.learner.evaluation import Candidate, Result
-from penstock.learner.evaluation import Evaluation as CandidateEvaluation
 from penstock.learner.ledger import Progress, configuration_hash
 from penstock.policy import weights
 from penstock.protocol.messages import Publication
@@ -119,6 +117,9 @@ def read_final(run_dir: Path) -> FinalPolicy:
 
 
 if TYPE_CHECKING:
+    # They load the Redis client, which `penstock evaluate` does without.
+    from penstock.learner.evaluation import Candidate, Result
+    from penstock.learner.evaluation import Evaluation as CandidateEvaluation
     from penstock.learner.learner import Learner
     from penstock.registry.registry import Registry
 
@@ -143,7 +144,7 @@ class VersionCandidate:
 
 
 def _candidate(
-    of: Candidate | FinalPolicy, origin: records.Origin, result: Result | None, reason: str
+    of: "Candidate | FinalPolicy", origin: records.Origin, result: "Result | None", reason: str
 ) -> VersionCandidate:
     """result: its evaluation, which is recorded where an environment's returns have a finite mean."""
     score, evaluation = None if result is None else result.counted, None
@@ -156,7 +157,7 @@ def _candidate(
 
 
 def last(
-    final: FinalPolicy, evaluation: CandidateEvaluation, newest: Publication, why: str
+    final: FinalPolicy, evaluation: "CandidateEvaluation", newest: Publication, why: str
 ) -> VersionCandidate | None:
     """Return the candidate that a process ends with; None where it was not published as it is."""
     results = (evaluation.solved, evaluation.last, evaluation.best)
@@ -225,7 +226,7 @@ class KeptVersions:
                 )
             )
 
-    def evaluated(self, result: Result) -> None:
+    def evaluated(self, result: "Result") -> None:
         """Offer the evaluated version; it is registered unless one before was at least as good."""
         reason = f"mean return {result.mean:g} over {result.counted.episodes} episodes"
         self.offer(_candidate(result.candidate, records.Origin.BEST, result, reason))

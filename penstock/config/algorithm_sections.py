@@ -23,6 +23,7 @@ from penstock.config.sections import (
     Positive,
     PositiveReal,
     Section,
+    Width,
 )
 from penstock.config.workload import entries, load
 
@@ -190,7 +191,7 @@ class SACSection(ReplaySection):
     """Which algorithm, a choice."""
     batch_size: Positive = 256
     """Transitions of a gradient step."""
-    critic_hidden_sizes: tuple[Positive, ...] = (256, 256)
+    critic_hidden_sizes: tuple[Width, ...] = (256, 256)
     """Widths of the hidden layers of each of the two critics."""
     critic_activation: Literal["tanh", "relu", "elu", "silu"] = "relu"
     """Their non-linearity."""

@@ -1,6 +1,6 @@
 """Fragment: T steps of N slots as one unit of transport, storage and accounting.
 
-Header and payload are immutable values, which `penstock.protocol.fragment` checks.
+Header and payload are immutable values, which `check` checks.
 """
 
 import math

@@ -5,9 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Final, Self
-
-from pydantic import TypeAdapter
+from typing import Any, Final, Self
 
 from penstock.config.sections import CanarySection
 from penstock.registry.routing import Arms
@@ -364,9 +362,6 @@ def _judge(state: TrialState, bounds: CanarySection) -> TrialState:
 # ---------------------------------------------------------------- as JSON
 
 
-_STATE: Final = TypeAdapter(TrialState)
-
-
 def to_json(state: TrialState) -> str:
     return json.dumps(asdict(state), allow_nan=False)
 
@@ -375,14 +370,19 @@ def from_json(text: str) -> TrialState:
     """Return the state of such a text; raises ValueError for a text that is no state of these BETS."""
     try:
         fields = json.loads(text)
-        levels = len(fields["levels"])
-        # Levels of earlier releases hold no ratings.
-        state = _STATE.validate_python(fields)
-    except (ValueError, TypeError, KeyError) as error:
+        levels = tuple(_level(level) for level in fields["levels"])
+        state = TrialState(
+            **fields
+            | {"levels": levels}
+            | {name: _evidence(fields[name]) for name in ("errors", "latency")}
+            | {"verdict": Verdict(fields["verdict"])}
+            | {"cause": None if fields["cause"] is None else Cause(fields["cause"])},
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"state of a canary's trial cannot be read ({error}): start the trial anew"
         ) from error
-    if levels != LEVELS or any(len(each.capital) != len(BETS) for each in _all_evidence(state)):
+    if len(levels) != LEVELS or any(len(each.capital) != len(BETS) for each in _all_evidence(state)):
         raise ValueError("state of a canary's trial has other bets than this program: start the trial anew")
     return state
 
@@ -391,6 +391,18 @@ def _all_evidence(state: TrialState) -> Iterator[Evidence]:
     yield from (state.errors, state.latency)
     for level in state.levels:
         yield from (level.lower, level.higher, level.rated_less, level.rated_more)
+
+
+def _evidence(fields: dict[str, Any]) -> Evidence:
+    return Evidence(int(fields["count"]), tuple(map(float, fields["capital"])))
+
+
+def _level(fields: dict[str, Any]) -> Level:
+    # Registries of earlier releases hold no ratings.
+    names = {"lower", "higher", "rated_less", "rated_more"} & fields.keys()
+    evidence = {name: _evidence(fields[name]) for name in names}
+    recent = {name: tuple(map(float, fields[name])) for name in {"recent", "recent_rated"} & fields.keys()}
+    return Level(**fields | evidence | recent)
 
 
 # ---- How far a share may be from the true one.

@@ -3,7 +3,7 @@
 import getpass
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -219,16 +219,21 @@ def check(
         (*BUILT_IN, *own), None if classifier is None else load_classifier(classifier, "--classifier")
     )
     is_any_blocked = False
+    for text in _texts(file):
+        verdict = guard.check(text, whose)
+        is_any_blocked |= verdict.is_blocked
+        line = {"text": text, "blocked": verdict.is_blocked, "by": verdict.by}
+        _print(json.dumps(line, ensure_ascii=False))
+    return EXIT_FAILED if is_any_blocked else EXIT_OK
+
+
+def _texts(file: str) -> Iterator[str]:
+    """Yield the lines of a file, or of stdin for "-", that are not empty."""
     try:
         with nullcontext(sys.stdin) if file == "-" else Path(file).open() as texts:
-            for text in (line.rstrip("\n") for line in texts if line.strip()):
-                verdict = guard.check(text, whose)
-                is_any_blocked |= verdict.is_blocked
-                line = {"text": text, "blocked": verdict.is_blocked, "by": verdict.by}
-                _print(json.dumps(line, ensure_ascii=False))
+            yield from (line.rstrip("\n") for line in texts if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file}: cannot be read: {error}") from error
-    return EXIT_FAILED if is_any_blocked else EXIT_OK
 
 
 # ---- The loop: have a chat learn from its ratings, see how far that is, and have it wait.

@@ -318,7 +318,7 @@ def _checked_network(
     told = [(one.score,) if isinstance(one, Scores) else one.given for one in checks]
     for given, numbers in zip(told, found, strict=True):
         for expected, number in zip(given, numbers, strict=True):
-            if abs(number - expected) > TOLERANCE * max(1.0, abs(expected)):
+            if not abs(number - expected) <= TOLERANCE * max(1.0, abs(expected)):  # NaN is no score
                 raise ConfigurationError(
                     f"{folder}: gives {number:.4f} where it gave {expected:.4f} when it was trained: is its "
                     f"base model ({card.base}) another one now? Say where the right one is with --base"

@@ -131,10 +131,11 @@ class AnswerText:
         return part
 
     def _certain(self) -> str:
-        text = self._without_held(self.text[: self._settled].rstrip(_UNFINISHED))
+        text = self.text[: self._settled].rstrip(_UNFINISHED)
+        certain = self._without_held(text)
         if OPENING not in self._held:
-            return text
-        return text.partition(OPENING)[0].rstrip()  # as it is before a call
+            return certain
+        return min(certain, text.partition(OPENING)[0], key=len).rstrip()  # as it is before a call
 
     def _without_held(self, text: str) -> str:
         """The text without what may be the beginning of a stop or a call at its end."""

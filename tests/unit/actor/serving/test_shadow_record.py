@@ -166,6 +166,25 @@ async def test_what_waits_to_be_written_is_bounded_by_its_rows(
     assert record._waiting_rows == 0
 
 
+async def test_an_answer_that_comes_late_or_cannot_be_written_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = ShadowRecord(tmp_path / "shadow.jsonl")
+    stand = Stand(record=record)
+    stand.keep(1)
+    stand.keep(2)
+    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    before = metrics.SHADOW_UNRECORDED._value.get()
+    with monkeypatch.context() as broken_line:
+        broken_line.setattr(shadow_module, "_lists", lambda _: {"no JSON": object()})
+        await ask(stand, 1)
+        record._thread.submit(lambda: None).result()
+    assert (metrics.SHADOW_UNRECORDED._value.get() - before, record._waiting_rows) == (1, 0)
+    record.close()
+    await ask(stand, 2)
+    assert metrics.SHADOW_UNRECORDED._value.get() - before == 2
+
+
 class Held:
     """A disk that stands still for a while."""
 

@@ -412,17 +412,3 @@ def test_a_page_that_is_open_in_a_browser_is_no_defect_when_it_ends(
             reply += part
     assert reply.endswith(b"0\r\n\r\n")
     assert [one.getMessage() for one in caplog.records if one.levelname in {"WARNING", "ERROR"}] == []
-
-
-def test_the_page_needs_no_more_than_its_extra_brings() -> None:
-    """Passwords and tokens are those of the gateway, whose packages the extra `ui` does not bring."""
-    without = (
-        "import sys; sys.modules.update(dict.fromkeys(('argon2', 'jwt', 'python_multipart', 'kubernetes')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"{without}; import penstock.launch.ui.application"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr

@@ -247,6 +247,23 @@ def test_the_state_survives_a_store() -> None:
     assert len(to_json(state)) < 16_000
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('{"levels"', '{"of_a_newer_release": 1, "levels"'),
+        ('"lower"', '"of_a_newer_release": 1, "lower"'),
+        ('"verdict"', '"was_verdict"'),
+        ('"count"', '"was_count"'),
+    ],
+)
+def test_a_state_of_other_fields_is_refused(old: str, new: str) -> None:
+    text = to_json(after(GOOD))
+    assert from_json(text) == after(GOOD)
+    assert old in text
+    with pytest.raises(ValueError, match="start the trial anew"):
+        from_json(text.replace(old, new, 1))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"levels": []}', "null"])
 def test_a_state_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="start the trial anew"):

@@ -80,6 +80,14 @@ def test_nothing_streams_of_a_stop(stops: tuple[str, ...], written: str, content
         assert (said, message.content) == (content, content)
 
 
+@pytest.mark.parametrize("stop", [">>>", "}x", "call>…", "<tool_call>x"])
+def test_no_part_of_a_call_streams_for_a_stop_that_it_may_begin(stop: str) -> None:
+    tokenizer, written = letters(), f"ok {CALL}"
+    text = AnswerText(tokenizer, stops=(stop,), holds_calls=True)
+    said, message = streamed(text, tokenizer(written, add_special_tokens=False)["input_ids"], TOOLS)
+    assert (said, message.content, len(message.tool_calls)) == ("ok", "ok", 1)
+
+
 @pytest.mark.parametrize("written", ["a€b", "€", "🌊", "héé", "x€"])
 def test_characters_of_several_bytes_stream_as_they_are_in_the_message(written: str) -> None:
     tokenizer = letters()
