@@ -29,11 +29,10 @@ from torch import Tensor, nn
 
 from benchmarks.stand import PREFIX, Cell, Options, Table, known_median
 from penstock.config.settings import PolicySection, PPOSection
-from penstock.learner.algorithms.algorithm import Hardware
+from penstock.learner.algorithms.gradient import Hardware
 from penstock.learner.algorithms.ppo import PPO
-from penstock.learner.batch import Batch, Fragments, Staged, Upload, assemble
+from penstock.learner.batch import Batch, Fragments, Staged, Upload, assemble, check_meaning
 from penstock.learner.feed.log_feed import LogBatch
-from penstock.learner.feed.payloads import check_meaning
 from penstock.learner.ledger import Ledger, Origin
 from penstock.learner.recorder import Recorder, Staleness
 from penstock.policy import weights

@@ -36,8 +36,7 @@ from penstock.learner.checkpoint.store import (
 )
 from penstock.learner.commands import CommandFollower, CommandRecord
 from penstock.learner.evaluation import EpisodeLog, Episodes, Evaluation, Result
-from penstock.learner.feed.log_feed import Feed, FeedEnded, FeedPosition, LogBatch, LogFeed
-from penstock.learner.feed.payloads import OwnPayloads
+from penstock.learner.feed.log_feed import Feed, FeedEnded, FeedPosition, LogBatch, LogFeed, OwnPayloads
 from penstock.learner.feed.recorded_feed import RecordedFeed
 from penstock.learner.feed.recording import RecordingWriter
 from penstock.learner.lease import LeaseKeeper, fenced, take

@@ -17,13 +17,14 @@ from penstock.broker.log.script import MOST_FETCHED, entry_bytes
 from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.config.trusted import without_places
 from penstock.config.workload import Workload, find, load
-from penstock.learner.algorithms.algorithm import Algorithm, Imitator, Retained, hardware_of
+from penstock.learner.algorithms.algorithm import Algorithm, Imitator, Retained
+from penstock.learner.algorithms.gradient import hardware_of
 from penstock.learner.algorithms.registry import HardwareMaker, check_hardware, make
+from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.checkpoint.checkpointer import Room
 from penstock.learner.evaluation import check_base, check_patience
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.probe import Quarantine, Replica, make_probe
-from penstock.learner.ranks.group import RankGroup
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from penstock.protocol import limits

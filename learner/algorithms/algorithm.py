@@ -8,18 +8,21 @@ Redis, gRPC, files or threads; it is called by one thread.
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from penstock.config.settings import LearnerSection, OnPolicySection
+from penstock.config.settings import OnPolicySection
+from penstock.learner.algorithms.gradient import FlatAdam, GoBack
+from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.batch import Batch
-from penstock.learner.ranks.group import RankGroup
 from penstock.protocol.schema import TensorRule
 
 
@@ -225,23 +228,6 @@ class Imitator(Protocol):
         """Measure on these from now on; called once, before the first update."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """What the networks of an update run on.
-
-    group: the ranks. bfloat16: networks run in mixed precision. compiled: they go through `torch.compile`.
-    """
-
-    group: RankGroup = field(default_factory=RankGroup)
-    bfloat16: bool = False
-    compiled: bool = False
-
-
-def hardware_of(section: LearnerSection, group: RankGroup) -> Hardware:
-    """Return the hardware that the settings ask for."""
-    return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)
-
-
 Own = TypeVar("Own", bound=OnPolicySection)
 
 
@@ -394,3 +380,146 @@ def _or_raised(update: Update) -> Update:
     if update.error is not None:
         raise update.error
     return update
+
+
+# ---- What a checkpoint holds of an algorithm: tensors by path, "part/name".
+
+
+@dataclass(slots=True)
+class Trial:
+    """The gradient steps of a batch. is_kept: whether they shall stay."""
+
+    is_kept: bool = False
+
+
+class Trained(Algorithm):
+    """An algorithm of which a checkpoint holds modules, optimisers and generators, each by its name.
+
+    An optimiser has the name of the module that it optimises; the only one of an algorithm has the name "".
+    """
+
+    policy: Any
+    modules: Mapping[str, nn.Module]
+    optimisers: Mapping[str, FlatAdam] = MappingProxyType({})
+    generators: Mapping[str, torch.Generator] = MappingProxyType({})
+    going_on: tuple[str, ...] = ("generator/",)
+    """Prefixes of the tensors that a restore leaves as they are."""
+    needed: tuple[str, ...] = ("updates", "gradient_steps")
+    """Numbers without which a state is refused."""
+
+    def published_modules(self) -> dict[str, nn.Module]:
+        return {"default": self.policy}
+
+    @contextmanager
+    def undoing(self) -> Iterator[Trial]:
+        """Let weights, moments and generators go back at the end of the block, unless its trial is kept."""
+        go_back, trial = self._backup(), Trial()
+        try:
+            yield trial
+        finally:
+            if not trial.is_kept:
+                go_back()
+
+    def _backup(self) -> GoBack:
+        learned = [optimiser.backup() for optimiser in self.optimisers.values()]
+        drawn = [(random, random.get_state()) for random in self.generators.values()]
+
+        def go_back() -> None:
+            for restore in learned:
+                restore()
+            for random, state in drawn:
+                random.set_state(state)
+
+        return go_back
+
+    def state(self) -> AlgorithmState:
+        tensors: dict[str, Tensor] = {}
+        for name, module in self.modules.items():
+            tensors |= copies(name, module)
+        for name, optimiser in self.optimisers.items():
+            tensors |= {_moments(name) + key: moment for key, moment in optimiser.moments().items()}
+        tensors |= {f"generator/{name}": random.get_state() for name, random in self.generators.items()}
+        numbers: dict[str, Any] = {"updates": self._updates}
+        if self.optimisers:
+            steps: dict[str, Any] = {name: optimiser.steps for name, optimiser in self.optimisers.items()}
+            numbers["gradient_steps"] = steps.get("", steps)
+        return AlgorithmState(tensors=tensors, numbers=numbers)
+
+    def load(self, state: AlgorithmState) -> None:
+        missing = [name for name in self.needed if name not in state.numbers]
+        drawn = {name: f"generator/{name}" for name in self.generators}
+        missing += [path for path in drawn.values() if path not in state.tensors]
+        if missing:
+            raise ValueError(
+                f"algorithm state: {missing[0]} missing; was the run begun with another algorithm?"
+            )
+        self._load_learned(state)
+        for name, random in self.generators.items():
+            random.set_state(state.tensors[drawn[name]])
+        self._updates = int(state.numbers["updates"])
+
+    def _load_learned(self, state: AlgorithmState) -> None:
+        for name, module in self.modules.items():
+            load_copies(module, name, state.tensors)
+        for name, optimiser in self.optimisers.items():
+            steps = state.numbers["gradient_steps"]
+            optimiser.load_moments(under(state.tensors, _moments(name)), int(steps[name] if name else steps))
+
+    def restore(self, state: AlgorithmState) -> None:
+        self.load(taken_over(self.state(), state, going_on=self.going_on))
+
+
+def _moments(name: str) -> str:
+    return f"optimiser/{name}/" if name else "optimiser/"
+
+
+def copies(part: str, module: nn.Module) -> dict[str, Tensor]:
+    """Return copies on the CPU of what a module's `state_dict` holds. part: first element of their paths."""
+    return {
+        f"{part}/{key}": value.detach().to("cpu", copy=True) for key, value in module.state_dict().items()
+    }
+
+
+def load_copies(module: nn.Module, part: str, tensors: Mapping[str, Tensor]) -> None:
+    """Copy what `copies` returned back into a module, all or nothing.
+
+    Raises ValueError that names what is missing or misshapen.
+    """
+    own, found = module.state_dict(), under(tensors, f"{part}/")
+    for key, tensor in own.items():
+        if key not in found or found[key].shape != tensor.shape:
+            raise ValueError(f"{part}/{key}: missing or not {tuple(tensor.shape)}; is it the same policy?")
+    with torch.no_grad():
+        for key, tensor in own.items():
+            tensor.copy_(found[key])
+
+
+def taken_over(own: AlgorithmState, found: AlgorithmState, *, going_on: Collection[str]) -> AlgorithmState:
+    """Return `own` with what a restore takes from `found`: tensors, and the optimisers' counts of steps.
+
+    Args:
+        own: of the algorithm as it is.
+        found: of a checkpoint.
+        going_on: prefixes of the tensors that stay as they are, such as generators.
+
+    Raises:
+        ValueError: a tensor is missing or has another shape, or the counts of steps are missing.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in own.tensors.items():
+        if name.startswith(tuple(going_on)):
+            tensors[name] = tensor
+        elif name not in found.tensors or found.tensors[name].shape != tensor.shape:
+            there = tuple(found.tensors[name].shape) if name in found.tensors else "nothing"
+            raise ValueError(f"{name}: {there} for {tuple(tensor.shape)}; it is of another network or space")
+        else:
+            tensors[name] = found.tensors[name]
+    steps: Any = found.numbers.get("gradient_steps")
+    if type(steps) is not type(own.numbers["gradient_steps"]):
+        raise ValueError("gradient_steps: missing; it is of another algorithm")
+    return AlgorithmState(tensors=tensors, numbers=own.numbers | {"gradient_steps": steps})
+
+
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose path begins with `prefix`, by the rest of it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

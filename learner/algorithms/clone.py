@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from penstock.config.settings import CloneSection
-from penstock.learner.algorithms.algorithm import EMPTY, Update, contained, verdict
-from penstock.learner.algorithms.fast import network_of
+from penstock.learner.algorithms.algorithm import EMPTY, Trained, Update, contained, verdict
+from penstock.learner.algorithms.gradient import FlatAdam, network_of
 from penstock.learner.algorithms.losses import gae, value_loss
-from penstock.learner.algorithms.optimiser import FlatAdam, Trained
 from penstock.learner.algorithms.rows import (
+    RankGroup,
     Rows,
     Sequences,
     Statistics,
@@ -33,7 +33,6 @@ from penstock.learner.algorithms.rows import (
     values_of,
 )
 from penstock.learner.batch import Batch
-from penstock.learner.ranks.group import RankGroup
 from penstock.policy.actor_critic import SeenTrajectory
 from penstock.policy.networks import measure, thinned
 from penstock.policy.policy import Policy

@@ -27,17 +27,19 @@ from penstock.learner.algorithms import losses
 from penstock.learner.algorithms.algorithm import (
     EMPTY,
     AlgorithmState,
-    Hardware,
     LearnsOnce,
     Own,
+    Trained,
     Update,
     contained,
+    under,
     verdict,
 )
-from penstock.learner.algorithms.fast import DenseNetwork, Made, network_of
+from penstock.learner.algorithms.gradient import DenseNetwork, FlatAdam, Hardware, Made, network_of
 from penstock.learner.algorithms.losses import Advantages, Objective, Surrogate, Unrolls
-from penstock.learner.algorithms.optimiser import FlatAdam, Trained, under
 from penstock.learner.algorithms.rows import (
+    RankGroup,
+    RankRows,
     Rows,
     Sequences,
     Statistics,
@@ -49,7 +51,6 @@ from penstock.learner.algorithms.rows import (
     values_of,
 )
 from penstock.learner.batch import Batch
-from penstock.learner.ranks.group import RankGroup, RankRows
 from penstock.policy.actor_critic import SeenTrajectory
 from penstock.policy.networks import Inputs, Moments, combine, measure, moments, thinned
 from penstock.policy.policy import Policy

@@ -8,11 +8,11 @@ from typing import Any, Final, Protocol
 import torch
 
 from penstock.config.settings import AlgorithmSection, ConfigurationError, RandomSection, Settings
-from penstock.learner.algorithms.algorithm import EMPTY, Algorithm, AlgorithmState, Hardware, Settles, Update
+from penstock.learner.algorithms.algorithm import EMPTY, Algorithm, AlgorithmState, Settles, Trained, Update
 from penstock.learner.algorithms.clone import Clone
+from penstock.learner.algorithms.gradient import Hardware
 from penstock.learner.algorithms.off_policy.dqn import DQN
 from penstock.learner.algorithms.off_policy.sac import SAC
-from penstock.learner.algorithms.optimiser import Trained
 from penstock.learner.algorithms.ppo import PPO, Impala, Reinforce
 from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy

@@ -30,14 +30,14 @@ from penstock.learner.algorithms import losses
 from penstock.learner.algorithms.algorithm import (
     EMPTY,
     AlgorithmState,
-    Hardware,
     LearnsOnce,
+    Trained,
     Update,
     contained,
     verdict,
 )
+from penstock.learner.algorithms.gradient import FlatAdam, Hardware
 from penstock.learner.algorithms.losses import Objective
-from penstock.learner.algorithms.optimiser import FlatAdam, Trained
 from penstock.learner.algorithms.responses import (
     Index,
     MicroBatch,
@@ -46,9 +46,8 @@ from penstock.learner.algorithms.responses import (
     prepare,
     read_responses,
 )
-from penstock.learner.algorithms.rows import Steps
+from penstock.learner.algorithms.rows import Steps, edges
 from penstock.learner.batch import Batch
-from penstock.learner.ranks.group import edges
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
 
 POLICY: Final = "policy"

@@ -7,6 +7,7 @@ lock-step a batch is one round: everything stamped with it once every session of
 actor id.
 """
 
+import hashlib
 import logging
 import queue
 import threading
@@ -15,20 +16,37 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
+from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry, MissingReason
-from penstock.learner.batch import Batch, in_place
-from penstock.learner.feed.payloads import Found, Payloads, State
+from penstock.config.settings import Settings
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.batch import (
+    Batch,
+    Loaded,
+    Staged,
+    Upload,
+    assemble,
+    check_meaning,
+    in_place,
+    nothing,
+    reward_of,
+)
 from penstock.learner.feed.recording import RecordedEvent
-from penstock.learner.ledger import Drop, Origin
-from penstock.protocol.fragment import Fragment, FragmentHeader
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.ledger import DIGEST_BYTES, Drop, Origin
+from penstock.protocol import fragment as wire
+from penstock.protocol.fragment import FragmentHeader
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from penstock.learner.learner import Learner
+    from penstock.learner.model import Model
 
 # ---- What the feed hands to the loop: a stretch of the log in which every entry is decided.
 
@@ -60,7 +78,7 @@ class LogBatch:
     assemble_s: float
     origins: Mapping[int, Origin] = field(default_factory=dict)
     reward: float = 0.0
-    fragments: tuple[Fragment, ...] = ()
+    fragments: tuple[wire.Fragment, ...] = ()
     recorded: int = 0
     event: RecordedEvent | None = None
     flush: int = 0
@@ -224,6 +242,7 @@ class Pending:
 
 
 _READ: Final = 256
+_READ_AGAIN: Final = 64
 _BLOCK_MS: Final = 200
 _PUT_WAIT_S: Final = 0.2
 
@@ -259,7 +278,7 @@ class ReadAhead(Generic[T]):
 class LogFeed(Feed):
     """The `Feed` of a learner with actors, behind what it has consumed."""
 
-    def __init__(self, learner: "Learner", payloads: Payloads) -> None:
+    def __init__(self, learner: "Learner", payloads: "Payloads") -> None:
         self._log, self._lease, self._algorithm = learner.learner_log, learner.lease, learner.algorithm
         self._quarantine, self._budget = learner.model.quarantine, learner.model.pacing.budget
         self._payloads, self._stop = payloads, learner.stop
@@ -492,3 +511,142 @@ class LogFeed(Feed):
 def _header(entry: LogEntry) -> FragmentHeader:
     assert entry.header is not None  # entries without one never become pending
     return entry.header
+
+
+# ---- What lies in the log under the chosen entries: fetched, checked, made into a batch.
+#
+# With several ranks each does it for its own entries (`penstock.learner.ranks.roles`).
+
+
+class State(IntEnum):
+    """Of a payload."""
+
+    GOOD = 1
+    MISSING = 2
+    INVALID = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of a payload.
+
+    steps: valid ones of a good one. reward: sum over these. digest: first DIGEST_BYTES of its SHA-256, where
+    that is taken. fragment: it and its header, where it was found in this process and is kept for the
+    recording.
+    """
+
+    state: State
+    steps: int = 0
+    reward: float = 0.0
+    digest: bytes = b""
+    fragment: wire.Fragment | None = None
+
+
+class Payloads(Protocol):
+    """Used by the feed's thread."""
+
+    def check(self, entries: Sequence[LogEntry]) -> list[Found]: ...
+
+    def batch(self, entries: Sequence[LogEntry]) -> Staged:
+        """Good entries as this rank's batch, in this order; everything else that was kept is forgotten."""
+        ...
+
+
+class OwnPayloads:
+    """`Payloads` of one process, on their way to the model's device."""
+
+    def __init__(self, learner_log: LearnerLog, settings: Settings, model: "Model") -> None:
+        self._log, self._run_name = learner_log, settings.run
+        self._schema, self._ranges = model.specification.schema, model.ranges
+        self._upload = Upload(model.device)
+        self._take_digests = settings.actor.ack_journal is not None
+        self._keep_fragments = settings.learner.record is not None
+        self._loaded: dict[int, Loaded] = {}
+
+    def check(self, entries: Sequence[LogEntry]) -> list[Found]:
+        payloads = self._fetch(entries) if entries else []
+        return [
+            Found(State.MISSING) if payload is None else self._open(entry, payload)
+            for entry, payload in zip(entries, payloads, strict=True)
+        ]
+
+    def batch(self, entries: Sequence[LogEntry]) -> Staged:
+        """Assemble the entries as `Payloads` says; a batch without columns for no entries.
+
+        It fetches what was not checked here. Raises Fatal where the payload of an entry that was good is not
+        good now.
+        """
+        lacking = [entry for entry in entries if entry.number not in self._loaded]
+        for entry, found in zip(lacking, self.check(lacking), strict=True):
+            if found.state is not State.GOOD:
+                raise Fatal(f"log entry {entry.number} was good and is {found.state.name.lower()} now")
+        loaded = [self._loaded[entry.number] for entry in entries] or [nothing(self._schema)]
+        places = [(entry.number, entry.size) for entry in entries] or None
+        self._loaded.clear()
+        return self._upload.stage(partial(assemble, loaded, self._upload.device, places))
+
+    def _fetch(self, entries: Sequence[LogEntry]) -> Sequence[bytes | None]:
+        return self._log.fetch([entry.number for entry in entries], [entry.size for entry in entries])
+
+    def _open(self, entry: LogEntry, payload: bytes) -> Found:
+        header = entry.header
+        assert header is not None, "an entry without a header is never chosen"
+        try:
+            loaded = self._checked(header, payload)
+        except ValueError as error:
+            words = {"number": entry.number, "why": str(error)}
+            log.error("fragment dropped as invalid", extra=words)  # noqa: TRY400 - the text says it all
+            return Found(State.INVALID)
+        self._loaded[entry.number] = loaded
+        arrays = loaded[1]
+        return Found(
+            State.GOOD,
+            steps=int(arrays["valid"].sum()),
+            reward=reward_of(arrays),
+            digest=hashlib.sha256(payload).digest()[:DIGEST_BYTES] if self._take_digests else b"",
+            fragment=wire.Fragment(header, payload) if self._keep_fragments else None,
+        )
+
+    def _checked(self, header: FragmentHeader, payload: bytes) -> Loaded:
+        fragment = wire.Fragment(header, payload)
+        wire.check(fragment, self._schema, self._run_name)
+        return header, check_meaning(header, fragment.arrays(), self._ranges)
+
+    # ---- entries that an algorithm retained, read again when a learner resumes
+
+    def reload(self, lease: LeaseKeeper, algorithm: Algorithm, position: int) -> None:
+        """Give an algorithm back what it retains of the log, from `retain_from` up to `position`.
+
+        Raises ValueError where an entry is not what it was when it entered.
+        """
+        first = algorithm.retain_from()
+        if first is None:
+            return
+        after = first - 1
+        while after < position:
+            failpoint("recall.reading", after)
+            found = lease.patiently(lambda: self._log.read(after, _READ_AGAIN, 0))  # noqa: B023 - called before the next turn
+            entries = [entry for entry in found if entry.number <= position]
+            if not entries:
+                break
+            after = entries[-1].number
+            self._give(algorithm, entries)
+        lost = algorithm.end_reload()
+        words = {"first": first, "position": position, "lost": lost}
+        if lost:
+            log.error("replay comes back smaller: the log does not hold all of it any more", extra=words)
+        else:
+            log.info("replay was read again", extra=words)
+
+    def _give(self, algorithm: Algorithm, entries: Sequence[LogEntry]) -> None:
+        loaded, places = [], []
+        for entry, payload in zip(entries, self._fetch(entries), strict=True):
+            if entry.header is None or payload is None:
+                continue
+            try:
+                loaded.append(self._checked(entry.header, payload))
+            except ValueError:
+                continue  # Booked `invalid` when it was read the first time: it is not in replay.
+            places.append((entry.number, entry.size))
+        if loaded:
+            algorithm.reload(assemble(loaded, self._upload.device, places))

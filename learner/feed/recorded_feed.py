@@ -27,9 +27,8 @@ import torch
 
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.algorithm import Algorithm, Imitator
-from penstock.learner.batch import Loaded, assemble
+from penstock.learner.batch import Loaded, assemble, check_meaning, reward_of
 from penstock.learner.feed.log_feed import Feed, FeedEnded, Flush, LogBatch, ReadAhead
-from penstock.learner.feed.payloads import check_meaning, reward_of
 from penstock.learner.feed.recording import (
     DESCRIPTION,
     FORMAT,

@@ -43,13 +43,12 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
+from penstock.learner.algorithms.rows import RankGroup, add_up, lost
 from penstock.learner.batch import Staged
 from penstock.learner.failures import UPDATE
-from penstock.learner.feed.log_feed import ReadAhead
-from penstock.learner.feed.payloads import Found, OwnPayloads, Payloads, State
+from penstock.learner.feed.log_feed import Found, OwnPayloads, Payloads, ReadAhead, State
 from penstock.learner.ledger import DIGEST_BYTES, configuration_hash
 from penstock.learner.model import Model
-from penstock.learner.ranks.group import RankGroup, add_up, lost
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import ThreadGroup
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal

@@ -10,8 +10,7 @@ from benchmarks.train import Experience
 from penstock.actor import specification as actor_run
 from penstock.actor.evaluator import Playing, play_wave
 from penstock.config.settings import Settings, load
-from penstock.learner.batch import assemble
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import assemble, check_meaning
 from penstock.learner.model import make_model
 from penstock.policy.weights import encode
 from penstock.protocol.fragment import Fragment, check

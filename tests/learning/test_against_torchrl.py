@@ -205,7 +205,7 @@ def test_ppo_estimates_advantages_and_targets_as_torchrls_gae() -> None:
 
 def prepared_rows(ppo: PPO, batch: Batch) -> Any:
     """What the epochs of an update of this batch would begin with."""
-    from penstock.learner.ranks.group import RankGroup
+    from penstock.learner.algorithms.rows import RankGroup
 
     with torch.no_grad():
         return ppo.prepare(batch, batch.reward, RankGroup().rows_of(batch.valid)).rows

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.config.settings import PPOSection
 from penstock.learner.algorithms.ppo import PPO
-from penstock.learner.algorithms.rows import see
-from penstock.learner.ranks.group import RankGroup
+from penstock.learner.algorithms.rows import RankGroup, see
 from tests.support.experience.remembering import Actor, batch_of, remembering
 
 POLICIES: dict[str, dict[str, Any]] = {

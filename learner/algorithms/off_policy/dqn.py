@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.config.settings import ConfigurationError, DQNSection
-from penstock.learner.algorithms.fast import network_of
+from penstock.learner.algorithms.gradient import FlatAdam, network_of
 from penstock.learner.algorithms.off_policy.memory import Sample, Transitions
 from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
-from penstock.learner.algorithms.optimiser import FlatAdam
 from penstock.policy.distributions import EpsilonGreedy
 from penstock.policy.policy import Policy
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from penstock.learner.algorithms.optimiser import GoBack
+from penstock.learner.algorithms.gradient import GoBack
 from penstock.learner.batch import Batch
 from penstock.policy.recurrent import FrameStack
 

@@ -30,10 +30,14 @@ from penstock.learner.algorithms.algorithm import (
     AlgorithmState,
     Retained,
     Settles,
+    Trained,
     Update,
     culprits,
+    taken_over,
+    under,
     verdict,
 )
+from penstock.learner.algorithms.gradient import FlatAdam, GoBack, flatten
 from penstock.learner.algorithms.losses import factor
 from penstock.learner.algorithms.off_policy.memory import (
     Replay,
@@ -41,7 +45,6 @@ from penstock.learner.algorithms.off_policy.memory import (
     Steps,
     transitions,
 )
-from penstock.learner.algorithms.optimiser import FlatAdam, GoBack, Trained, flatten, taken_over, under
 from penstock.learner.algorithms.rows import trajectory_of
 from penstock.learner.batch import Batch
 from penstock.policy.networks import BatchNorm, Moments

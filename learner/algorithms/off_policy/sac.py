@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, PolicySection, SACSection
+from penstock.learner.algorithms.gradient import FlatAdam
 from penstock.learner.algorithms.off_policy.memory import Sample, Transitions
 from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
-from penstock.learner.algorithms.optimiser import FlatAdam
 from penstock.policy.distributions import ConditionalSquashedGaussian
 from penstock.policy.networks import Body, Inputs, Reader, initialise
 from penstock.policy.policy import Policy

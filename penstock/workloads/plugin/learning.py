@@ -23,21 +23,23 @@ named by its settings section, which the record's `algorithms` adds to the confi
 from penstock.learner.algorithms.algorithm import (
     Algorithm,
     AlgorithmState,
-    Hardware,
     LearnsOnce,
     Update,
     contained,
-    hardware_of,
+    copies,
+    load_copies,
+    taken_over,
+    under,
     verdict,
 )
+from penstock.learner.algorithms.gradient import Hardware, hardware_of
 from penstock.learner.algorithms.losses import decayed, factor, warmup
-from penstock.learner.algorithms.optimiser import copies, load_copies, taken_over, under
 from penstock.learner.algorithms.registry import HardwareMaker as AlgorithmMaker
 from penstock.learner.algorithms.registry import choose
+from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
 from penstock.learner.model import Model, make_step_model, model_of, target_of
-from penstock.learner.ranks.group import RankGroup
 
 __all__ = [
     "Algorithm",

@@ -11,9 +11,9 @@ single_rank       the group of a process that learns alone, as `make_step_model`
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Ended, Stepped
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.feed.recording import RecordingWriter
-from penstock.learner.ranks.group import RankGroup
 
 __all__ = [
     "Ended",

@@ -42,7 +42,7 @@ from penstock.actor.serving.server_process import (
     withdrawing,
 )
 from penstock.config.workload import Services
-from penstock.learner.algorithms.optimiser import under
+from penstock.learner.algorithms.algorithm import under
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.publish.kept_versions import FinalPolicy, read_final
 from penstock.runtime.lifecycle import BackgroundTasks

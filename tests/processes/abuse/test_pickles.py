@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import check_meaning
 from penstock.policy.weights import decode, encode, load_into
 from penstock.protocol import fragment as wire
 from penstock.protocol.fragment import Fragment

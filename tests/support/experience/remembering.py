@@ -17,8 +17,7 @@ from penstock.actor.acting.masks import Masks
 from penstock.actor.acting.stepper import Stepper
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.config.settings import PolicySection
-from penstock.learner.batch import Batch, assemble
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import Batch, assemble, check_meaning
 from penstock.policy.policy import Policy, build
 from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Publication

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.learner.batch import Batch, assemble
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import Batch, assemble, check_meaning
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
 from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
 from penstock.protocol.schema import fragment_schema

@@ -20,7 +20,7 @@ from penstock.actor.serving.release import CanaryMonitor
 from penstock.actor.serving.request_handler import RequestHandler
 from penstock.actor.specification import policy_maker
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import check_meaning
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
 from penstock.protocol.fragment import Fragment, check

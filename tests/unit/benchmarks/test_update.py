@@ -5,8 +5,7 @@ import torch
 from benchmarks import update
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.ppo import PPO
-from penstock.learner.batch import assemble
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import assemble, check_meaning
 from penstock.policy.policy import build
 from penstock.protocol.fragment import check
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.launch.inspection.curve import read_rows
+from penstock.learner.batch import reward_of
 from penstock.learner.feed.log_feed import LogBatch
-from penstock.learner.feed.payloads import reward_of
 from penstock.learner.publish.kept_versions import FinalPolicy, read_final, write_final
 from penstock.learner.recorder import Recorder, Staleness, TrainingClock
 from penstock.policy import weights

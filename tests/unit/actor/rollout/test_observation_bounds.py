@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Stepper
 from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import check_meaning
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import Ranges, fragment_schema

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from penstock.config.settings import PolicySection, RandomSection
-from penstock.learner.algorithms.algorithm import AlgorithmState, Hardware
+from penstock.learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.algorithms.gradient import Hardware
 from penstock.learner.algorithms.registry import RandomActions, make
 from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete

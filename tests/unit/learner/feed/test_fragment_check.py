@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import check_meaning
 from penstock.policy.policy import Policy
 from penstock.protocol.schema import Ranges
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space

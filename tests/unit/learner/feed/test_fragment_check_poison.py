@@ -23,8 +23,7 @@ from penstock.learner.algorithms.clone import Clone
 from penstock.learner.algorithms.off_policy.dqn import DQN
 from penstock.learner.algorithms.off_policy.sac import SAC
 from penstock.learner.algorithms.ppo import PPO, Impala, Reinforce
-from penstock.learner.batch import Batch, assemble
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import Batch, assemble, check_meaning
 from penstock.policy import policy as building
 from penstock.policy.policy import Policy
 from penstock.protocol.fragment import build, check_content

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from penstock.learner.ranks.group import RankGroup
+from penstock.learner.algorithms.rows import RankGroup
 from tests.support.run.ranks import run
 from tests.unit.learner.ranks.updates import CASES, learn
 

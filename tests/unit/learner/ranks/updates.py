@@ -17,11 +17,11 @@ from torch import Tensor
 from torch import distributed as dist
 
 from penstock.config.settings import ImpalaSection, OnPolicySection, PPOSection, ReinforceSection
-from penstock.learner.algorithms.algorithm import Hardware
+from penstock.learner.algorithms.gradient import Hardware
 from penstock.learner.algorithms.ppo import OnPolicy
 from penstock.learner.algorithms.registry import make
+from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.batch import assemble, nothing
-from penstock.learner.ranks.group import RankGroup
 from penstock.learner.ranks.roles import divide
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete

@@ -13,8 +13,8 @@ from penstock.broker.log.replies import ProbeAnswer
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import Workload, find
+from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.model import Model
-from penstock.learner.ranks.group import RankGroup
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
 from penstock.protocol.spaces import Discrete, Space

@@ -21,7 +21,7 @@ from penstock.actor.acting.stepper import Ended, Stepped
 from penstock.actor.rollout.fragment_builder import FragmentBuilder
 from penstock.actor.serving.experience import ARRAY_BYTES, STEP_BYTES
 from penstock.config.sections import RewardWrapper
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import check_meaning
 from penstock.protocol.fragment import Fragment, Slot
 from penstock.protocol.messages import Episode, Publication
 from penstock.protocol.refusal import Refused

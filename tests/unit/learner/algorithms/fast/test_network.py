@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 
 from penstock.config.settings import PolicySection, PPOSection
-from penstock.learner.algorithms import optimiser
-from penstock.learner.algorithms.fast import _FORMS, DenseNetwork, _value_slope, has_slopes, network_of
+from penstock.learner.algorithms import gradient
+from penstock.learner.algorithms.gradient import (
+    _FORMS,
+    DenseNetwork,
+    FlatAdam,
+    Network,
+    _value_slope,
+    has_slopes,
+    network_of,
+)
 from penstock.learner.algorithms.losses import Objective
-from penstock.learner.algorithms.optimiser import FlatAdam, Network
 from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.algorithms.rows import Rows
 from penstock.policy.actor_critic import Outputs
@@ -163,7 +170,7 @@ def test_a_head_of_other_numbers_has_not_the_slopes_of_its_base() -> None:
 def test_steps_are_those_of_torchs_adam_with_clipped_gradients(
     small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimiser, "_SMALL", small)
+    monkeypatch.setattr(gradient, "_SMALL", small)
     flat, plain = double("gaussian"), double("gaussian")
     adam = FlatAdam(flat, 1e-5)
     reference = torch.optim.Adam(plain.parameters(), lr=1e-2, eps=1e-5)

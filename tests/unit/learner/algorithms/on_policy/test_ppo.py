@@ -10,7 +10,7 @@ import torch
 from penstock.config.settings import PPOSection
 from penstock.learner.algorithms import ppo as module
 from penstock.learner.algorithms.algorithm import Algorithm
-from penstock.learner.algorithms.fast import Made
+from penstock.learner.algorithms.gradient import Made
 from penstock.learner.algorithms.losses import Objective
 from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.algorithms.rows import Rows

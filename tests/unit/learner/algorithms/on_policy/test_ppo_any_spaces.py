@@ -9,8 +9,7 @@ import torch
 from gymnasium import spaces
 
 from penstock.config.settings import PolicySection, PPOSection
-from penstock.learner.algorithms.fast import DenseNetwork
-from penstock.learner.algorithms.optimiser import Network
+from penstock.learner.algorithms.gradient import DenseNetwork, Network
 from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy

@@ -15,8 +15,8 @@ from gymnasium import spaces
 
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.ppo import PPO
+from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.batch import Batch
-from penstock.learner.ranks.group import RankGroup
 from penstock.policy import weights
 from penstock.policy.networks import BatchNorm
 from tests.support.experience.any_spaces import Acting, AnySpace

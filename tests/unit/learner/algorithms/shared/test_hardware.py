@@ -9,9 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.config.settings import PPOSection
-from penstock.learner.algorithms.algorithm import Hardware
-from penstock.learner.algorithms.fast import DenseNetwork
-from penstock.learner.algorithms.optimiser import Network
+from penstock.learner.algorithms.gradient import DenseNetwork, Hardware, Network
 from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import Batch, assemble
 from penstock.policy import weights

@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from penstock.config.settings import PPOSection
-from penstock.learner.algorithms.fast import DenseNetwork, network_of
-from penstock.learner.algorithms.optimiser import FlatAdam, Network
+from penstock.learner.algorithms.gradient import DenseNetwork, FlatAdam, Network, network_of
 from penstock.learner.algorithms.ppo import PPO, Prepared
-from penstock.learner.algorithms.rows import Sequences
+from penstock.learner.algorithms.rows import RankGroup, Sequences
 from penstock.learner.batch import Batch
-from penstock.learner.ranks.group import RankGroup
 from penstock.policy import weights
 from penstock.policy.policy import Policy
 from tests.support.experience.remembering import Actor, batch_of, remembering

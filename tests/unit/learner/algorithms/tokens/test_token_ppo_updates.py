@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.learner.ranks.group import edges
+from penstock.learner.algorithms.rows import edges
 from penstock.policy import weights
 from tests.support.experience.experience import same
 from tests.support.experience.token_experience import SmallTokenPolicy, batch_of, fragment

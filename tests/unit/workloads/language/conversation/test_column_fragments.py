@@ -6,7 +6,7 @@ import pytest
 from penstock.actor.acting.local_policy import HeaderFields
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.responses import Grid, read_responses
-from penstock.learner.feed.payloads import check_meaning
+from penstock.learner.batch import check_meaning
 from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import TensorRule, fragment_schema

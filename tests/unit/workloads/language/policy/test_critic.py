@@ -10,7 +10,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.config.settings import ConfigurationError, PolicySection
-from penstock.learner.algorithms.algorithm import AlgorithmState, Hardware
+from penstock.learner.algorithms.algorithm import AlgorithmState
+from penstock.learner.algorithms.gradient import Hardware
 from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.policy import weights

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.algorithm import Hardware
+from penstock.learner.algorithms.gradient import Hardware
 from penstock.learner.algorithms.responses import read_responses
 from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.config.service_settings import over_defaults
-from penstock.learner.ranks.group import RankGroup
+from penstock.learner.algorithms.rows import RankGroup
 from penstock.training import lay_over
 from penstock.workloads.thoughts import WORKLOAD
 from penstock.workloads.thoughts.reinforce import make_thought_model
