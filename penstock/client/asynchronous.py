@@ -55,7 +55,7 @@ from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_async_channel
 from penstock.rpc.gate import code_of, text_of
-from penstock.v1 import control_pb2, text_pb2
+from penstock.v1 import control_pb2
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.control_pb2_grpc import ControlServiceStub
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
@@ -290,16 +290,7 @@ class AsyncTextClient(_Client):
 
     async def http(self, request: HttpRequest) -> HttpReply:
         """Return what the server answers to a request to OpenAI's API; raises a PolicyError."""
-        message = text_pb2.HttpRequest(
-            request_id=request.request_id,
-            method=request.method,
-            path=request.path,
-            headers=request.headers,
-            body=request.body,
-            agent=request.agent,
-            others=request.others,
-        )
-        return await self._connection.do(Call("Http", message, self._reply, share=1.0), way=self._begun)
+        return await self._connection.do(Call("Http", request, self._reply, share=1.0), way=self._begun)
 
     async def _begun(self, call: Call[T], attempts: Attempts) -> T:
         stream = self._connection.stub.Http(call.request, timeout=attempts.timeout_s())

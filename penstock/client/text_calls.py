@@ -411,17 +411,7 @@ JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpRequest:
-    """Fields as in the message. headers: by names in small letters."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-    request_id: str
-    agent: str = ""
-    others: tuple[str, ...] = ()
+HttpRequest = pb.HttpRequest
 
 
 @dataclass(frozen=True, slots=True)

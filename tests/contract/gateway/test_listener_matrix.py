@@ -13,7 +13,7 @@ from penstock.gateway.application import gateway_listener, site_listener
 from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.frame.route_access import Access, Listener, Table, TokenDoor, make_app
 from penstock.gateway.store.tables import Role
-from penstock.gateway.text_api import text_listener
+from penstock.gateway.text_listener import text_listener
 from penstock.gateway.upstream import RunAddresses, Upstream
 from penstock.launch.ui.application import Admission
 from penstock.launch.ui.application import make_app as page_app

@@ -12,7 +12,8 @@ import grpc
 from penstock.client.text_calls import DEADLINE_S, HttpReply, HttpRequest
 from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.text_api import DESCRIBE_S, FIRST, Agents, text_listener
+from penstock.gateway.text_api import DESCRIBE_S, FIRST, Agents
+from penstock.gateway.text_listener import text_listener
 from penstock.gateway.upstream import REACH_S, RunAddresses, ServedText, Upstream
 from penstock.rpc.auth import Credentials
 from tests.support.language.text_stand import TextStand

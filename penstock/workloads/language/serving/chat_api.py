@@ -6,7 +6,7 @@ The call `Http` of text.proto and the listener of `serving.http_listen` hand it 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -224,7 +224,7 @@ class ChatApi:
             said |= {"total_return": total, "turns": turns}
         return said
 
-    def _names(self, request: HttpRequest) -> tuple[str, dict[str, int], tuple[str, ...]]:
+    def _names(self, request: HttpRequest) -> tuple[str, dict[str, int], Sequence[str]]:
         """What the policy is called where the request came in, its labels, and further names there."""
         arms = self._versions.arms
         return request.agent or self._policy, {} if arms is None else labels(arms), request.others
@@ -252,7 +252,7 @@ class ChatListener:
         try:
             from penstock.gateway.frame.route_access import make_app  # noqa: PLC0415 - an extra
             from penstock.gateway.http_server import HttpServer  # noqa: PLC0415
-            from penstock.gateway.text_api import text_listener  # noqa: PLC0415
+            from penstock.gateway.text_listener import text_listener  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError(
                 f"serving.http_listen={listen}: there is no {error.name} here: install penstock-rl[gateway]"

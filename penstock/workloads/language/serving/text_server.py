@@ -12,7 +12,6 @@ from typing import Any, Final
 import grpc
 import torch
 
-from penstock.client.text_calls import HttpRequest
 from penstock.config.settings import ServingSection, Settings
 from penstock.protocol.limits import KIB
 from penstock.protocol.refusal import Refused, invalid
@@ -148,16 +147,7 @@ class TextService:
             yield pb.GenerateChunk(reply=pb.GenerateReply(refusal=refusal, request_id=request.request_id))
 
     async def http(self, request: pb.HttpRequest, context: Context) -> AsyncIterator[pb.HttpChunk]:
-        asked = HttpRequest(
-            method=request.method,
-            path=request.path,
-            headers=request.headers,
-            body=request.body,
-            request_id=request.request_id,
-            agent=request.agent,
-            others=tuple(request.others),
-        )
-        reply = await self.chat_api.answer(asked, self._until_s(context))
+        reply = await self.chat_api.answer(request, self._until_s(context))
         yield pb.HttpChunk(status=reply.status, headers=reply.headers)
         async with aclosing(reply.parts):
             async for part in reply.parts:

@@ -9,7 +9,7 @@ import pytest
 from penstock.gateway.frame.requests import CallLimits
 from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.text_api import text_listener
+from penstock.gateway.text_listener import text_listener
 from penstock.gateway.upstream import RunAddresses, Upstream
 from penstock.protocol.limits import MIB
 from penstock.rpc.auth import Credentials

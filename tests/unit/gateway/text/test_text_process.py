@@ -9,7 +9,7 @@ import pytest
 
 from penstock.gateway.frame.route_access import make_app
 from penstock.gateway.http_server import HttpServer
-from penstock.gateway.text_api import text_listener
+from penstock.gateway.text_listener import text_listener
 from tests.support.language.text_address import relay_to, upstream_at
 
 PATIENCE_S: Final = 30.0

@@ -15,7 +15,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.settings import Settings
 from penstock.gateway.process import Mount, main
-from penstock.gateway.text_api import text_listener
+from penstock.gateway.text_listener import text_listener
 from penstock.launch.gateway.gateway_commands import agents_of, further_mounts, loop_words
 from penstock.launch.gateway.run_behind import NamedRun, NamedServer
 from penstock.runtime.lifecycle import Lifecycle
