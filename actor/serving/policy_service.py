@@ -1,6 +1,6 @@
 """PolicyService on gRPC: deadlines, streams, and refusals as replies.
 
-Bytes that are no request, and errors that were not foreseen, are the boundary's (`penstock.rpc.boundary`).
+Bytes that are no request, and errors that were not foreseen, are the gate's (`penstock.rpc.gate`).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from penstock.protocol import spaces
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.refusal import Refused
 from penstock.protocol.spaces import Space
-from penstock.rpc.boundary import Context, Malformed
+from penstock.rpc.gate import Context, Malformed
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 

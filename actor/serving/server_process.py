@@ -43,8 +43,7 @@ from penstock.protocol.limits import SERVER_CALLS_S, check_id, to_id
 from penstock.protocol.specification import RunSpecification
 from penstock.registry.weight_files import read_specification, registry_url
 from penstock.rpc.auth import NO_CALLS, Calls
-from penstock.rpc.boundary import Boundary
-from penstock.rpc.gate import Rates
+from penstock.rpc.gate import Boundary, Rates
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import run_loop
 from penstock.runtime.exit import EXIT_OK, Fatal

@@ -37,7 +37,7 @@ from penstock.protocol.limits import (
 )
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.specification import RunSpecification
-from penstock.rpc.boundary import Boundary, CallRule, Context, Malformed
+from penstock.rpc.gate import Boundary, CallRule, Context, Malformed
 from penstock.rpc.identity import CALLER
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
@@ -298,7 +298,7 @@ RULES: Final = {
 
 def build_boundary() -> Boundary:
     return Boundary(
-        RULES,
+        rules=RULES,
         ordinary=ORDINARY,
         process="broker",
         unavailable={StoreUnavailable: "redis"},

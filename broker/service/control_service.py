@@ -21,7 +21,7 @@ from penstock.broker.service.weight_service import (
 )
 from penstock.protocol.limits import KIB, MAX_NUMBER, check_id, check_policy
 from penstock.registry.records import Status as VersionStatus
-from penstock.rpc.boundary import Context, Malformed
+from penstock.rpc.gate import Context, Malformed
 from penstock.v1 import control_pb2 as pb
 from penstock.v1 import weights_pb2
 from penstock.v1.control_pb2_grpc import ControlServiceServicer

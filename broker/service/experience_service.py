@@ -33,7 +33,7 @@ from penstock.protocol.fragment import MOST
 from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER, check_id
 from penstock.protocol.messages import Credit, Report, Role
 from penstock.protocol.refusal import Reason, Refusal, Refused
-from penstock.rpc.boundary import Context, Malformed
+from penstock.rpc.gate import Context, Malformed
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import experience_pb2 as pb

@@ -35,7 +35,7 @@ from penstock.protocol.limits import (
 from penstock.protocol.messages import News, Publication, Watch
 from penstock.protocol.refusal import Reason, Refusal
 from penstock.registry.records import PolicyVersion, RegistryError, Traffic, Unavailable, UnknownVersion
-from penstock.rpc.boundary import Absent, Context, Malformed
+from penstock.rpc.gate import Absent, Context, Malformed
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 from penstock.v1 import control_pb2 as pb_messages

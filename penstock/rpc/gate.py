@@ -1,29 +1,39 @@
-"""What every call passes before anything of it is parsed: who calls, may they, and not too much.
+"""What every call passes on its way to its handler and back: one interceptor, the same at every server.
 
-    bytes ─► identity (certificate or token) ─► run ─► table (`access`) ─► rate limits ─► parse ─► handler
+    bytes ─► identity (certificate or token) ─► run ─► table (`auth.ACCESS`) ─► rate limits
                UNAUTHENTICATED         PERMISSION_DENIED           RESOURCE_EXHAUSTED
+          ─► size ─► parse ─► handler ─► reply
+             INVALID_ARGUMENT  └─ what it raises ─► a status
 
 A token is looked at before the message is even received. On plaintext callers have no identity; the rate
 limits hold all the same. They hold for the caller's name; where several share a certificate or a token, or
 show none, for the connection (on a unix socket connections cannot be told apart, so there is no limit).
-Replies that are not read yet count by connection and by name.
-The caller is `identity.CALLER` while a handler runs.
+Replies that are not read yet count by connection and by name. The caller is `identity.CALLER` while a
+handler runs.
+
+No text of an unforeseen exception leaves the process. The standard services (health, reflection) stand behind
+the same gate: without it they would answer bytes that are no message with a traceback.
 """
 
 import asyncio
 import inspect
 import logging
+import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any, Final, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from penstock.protocol.append import Unfit
 from penstock.protocol.limits import KIB, MAX_MESSAGE_BYTES, MIB
+from penstock.protocol.refusal import Refused
 from penstock.rpc.auth import NO_CALLS, AcceptedTokens, Calls, Proof, may_call
 from penstock.rpc.identity import CALLER, Identity, Unidentified, from_alternative_names
 
@@ -140,16 +150,19 @@ log = logging.getLogger(__name__)
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
 Handler = Any
-Admit = Callable[[Context, int], tuple[str | None, float]]
-"""Says under whose limits a call of so many bytes comes, and the seconds it waits for its turn.
-
-Raises Denied. It is no coroutine: most calls wait for nothing, and each await costs a call something.
-"""
-Deny = Callable[[Context, "Denied"], Awaitable[NoReturn]]
-"""Aborts a call."""
+Body = Callable[[Any, Context], Awaitable[Any]]
 
 _ALTERNATIVE_NAMES: Final = "x509_subject_alternative_name"
 _COMPLAIN_EVERY_S: Final = 1.0
+_OURS: Final = "/penstock.v1."
+
+
+class Malformed(ValueError):
+    """A request that breaks the contract; the message names field, value and remedy."""
+
+
+class Absent(LookupError):
+    """Reports that what was asked for is not there, or no longer."""
 
 
 class Denied(Exception):
@@ -160,15 +173,78 @@ class Denied(Exception):
         self.code, self.label = code, label
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRule:
+    """Says how a call is bounded and read.
+
+    largest_bytes: size of the largest request; None: the transport's limit alone.
+    deadline_s: how long a handler may take; None: for ever. It holds for calls without streams.
+    parse: reads the request from its bytes and raises Unfit or DecodeError; None: protobuf's own parser.
+    writes_bytes: whether the handler returns the reply's bytes instead of a message.
+    """
+
+    largest_bytes: int | None = None
+    deadline_s: float | None = None
+    parse: Callable[[bytes], Any] | None = None
+    writes_bytes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """Says how the calls of a server are read, and what the errors of their handlers mean.
+
+    rules: by the name of the call, such as "Append"; `ordinary` holds for all others.
+    process: whose log has the number of an unforeseen error.
+    unavailable: errors of what a handler depends on, each with its name.
+    in_flight: what to enter, by name, around each call of a service of the project; calls overlap in it.
+    on_malformed: called for each request that ends as INVALID_ARGUMENT.
+    """
+
+    rules: Mapping[str, CallRule] = field(default_factory=dict)
+    ordinary: CallRule = CallRule()
+    process: str = "server"
+    unavailable: Mapping[type[Exception], str] = field(default_factory=dict)
+    in_flight: Callable[[str], AbstractContextManager[None]] | None = None
+    on_malformed: Callable[[], None] = lambda: None
+
+    def rule(self, name: str) -> CallRule:
+        return self.rules.get(name, self.ordinary)
+
+    def status(self, name: str, error: Exception, request: Any) -> tuple[grpc.StatusCode, str]:
+        """Return the status of a call whose handler raised `error`, and the text for its caller."""
+        deadline_s = self.rule(name).deadline_s
+        match error:
+            case Malformed():
+                self.on_malformed()
+                return grpc.StatusCode.INVALID_ARGUMENT, str(error)
+            case Refused():
+                return grpc.StatusCode.FAILED_PRECONDITION, f"{name}: {error}"
+            case NotImplementedError():
+                return grpc.StatusCode.UNIMPLEMENTED, f"{name} is not served here"
+            case Absent():
+                return grpc.StatusCode.NOT_FOUND, str(error)
+            case TimeoutError() if deadline_s is not None:
+                text = f"{name}: no answer within {deadline_s:g} s; send it again"
+                return grpc.StatusCode.DEADLINE_EXCEEDED, text
+        for kind, what in self.unavailable.items():
+            if isinstance(error, kind):
+                log.warning("%s: %s does not answer: %s", name, what, error, extra=_about(request))
+                return grpc.StatusCode.UNAVAILABLE, f"{name}: {what} does not answer; send it again"
+        number = secrets.token_hex(4)
+        log.error("%s failed", name, exc_info=error, extra={"request_id": number, **_about(request)})
+        return grpc.StatusCode.INTERNAL, f"{name} failed; request id {number} in the {self.process}'s log"
+
+
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic at run time
-    """Checks every call before anything of it is parsed. One per server, before all other interceptors."""
+    """Stands between the bytes of a call and its handler. One per server, before all other interceptors."""
 
     def __init__(
         self,
-        *,
-        proof: Proof,
-        run: str,
+        boundary: Boundary,
         limits: RateLimits,
+        *,
+        proof: Proof = Proof.NOTHING,
+        run: str = "",
         tokens: AcceptedTokens | None = None,
         on_denied: Callable[[str], None] = lambda _label: None,
         calls: Calls = NO_CALLS,
@@ -176,9 +252,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         """Make a gate; raises ValueError where callers prove themselves by tokens and none are accepted."""
         if proof is Proof.TOKEN and tokens is None:
             raise ValueError("proof=TOKEN: name the accepted tokens")
-        self._proof, self._run, self._limits, self._tokens = proof, run, limits, tokens
+        self._boundary, self._limits = boundary, limits
+        self._proof, self._run, self._tokens = proof, run, tokens
         self._on_denied, self._calls = on_denied, calls
-        self._gated: dict[str, Handler] = {}
+        self._guarded: dict[str, Handler] = {}
         self._complained_s = -_COMPLAIN_EVERY_S
 
     async def intercept_service(
@@ -197,16 +274,125 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
                     await self._deny(method, context, why)
 
                 return grpc.stream_stream_rpc_method_handler(refuse)  # it reads nothing of the message
-        if method not in self._gated:
+        if method not in self._guarded:
             handler = await continuation(handler_call_details)
             if handler is None:
                 return None
-            deny = partial(self._deny, method)
-            self._gated[method] = _gated(handler, partial(self._admit, method), deny, self._limits)
-        return self._gated[method]
+            self._guarded[method] = self._guard(handler, method)
+        return self._guarded[method]
+
+    def _guard(self, handler: Handler, method: str) -> Handler:
+        """Return a handler of the same kind, of bytes, that checks first."""
+        name = method.rpartition("/")[2]
+        rule = self._boundary.rule(name)
+        read = partial(
+            read_request, name, rule.parse or handler.request_deserializer, largest_bytes=rule.largest_bytes
+        )
+        serialise = None if rule.writes_bytes else handler.response_serializer
+        if handler.unary_unary is not None:
+            call = self._unary(method, read, handler.unary_unary)
+            return grpc.unary_unary_rpc_method_handler(call, response_serializer=serialise)
+        if handler.unary_stream is not None:
+            stream = self._stream(method, read, handler.unary_stream, reads_stream=False)
+            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=serialise)
+        if handler.stream_stream is not None:
+            stream = self._stream(method, read, handler.stream_stream, reads_stream=True)
+            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=serialise)
+        raise NotImplementedError(f"{method}: a stream of requests with one reply is not used here")
+
+    def _unary(self, method: str, read: Callable[[bytes], Any], body: Body) -> Body:
+        name, limits = method.rpartition("/")[2], self._limits
+        deadline_s, enter = self._boundary.rule(name).deadline_s, self._boundary.in_flight
+        in_flight = enter(name) if enter is not None and method.startswith(_OURS) else nullcontext()
+
+        async def answer(data: bytes, context: Context) -> Any:
+            request = None
+            try:
+                request = read(data)
+                if deadline_s is None:
+                    return await body(request, context)
+                async with asyncio.timeout(deadline_s):
+                    return await body(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 - each has a status
+                await self._abort(context, name, error, request)
+
+        async def call(data: bytes, context: Context) -> Any:
+            try:
+                payer, delay_s = self._admit(method, context, len(data))
+            except Denied as denied:
+                await self._deny(method, context, denied)
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+            with in_flight:
+                reply = await answer(data, context)
+            if payer is not None:
+                size = len(reply) if isinstance(reply, bytes) else reply.ByteSize()
+                limits.charge(payer, size)
+                await _keep(context, limits, payer, size)
+            return reply
+
+        return call
+
+    def _stream(self, method: str, read: Callable[[bytes], Any], body: Any, *, reads_stream: bool) -> Any:
+        """Return a handler that yields its replies or writes them to the context, as `body` does.
+
+        A stream is checked when it begins; each of its messages is paid for.
+        """
+        name = method.rpartition("/")[2]
+
+        async def begin(given: Any, context: Context) -> Any:
+            try:
+                payer, delay_s = self._admit(method, context, 0)
+            except Denied as denied:
+                await self._deny(method, context, denied)
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+            return self._requests(given, read, payer, context) if reads_stream else read(given)
+
+        async def write(given: Any, context: Context) -> None:
+            try:
+                await body(await begin(given, context), context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 - each has a status
+                await self._abort(context, name, error)
+
+        async def generate(given: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                async for reply in body(await begin(given, context), context):
+                    yield reply
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # noqa: BLE001 - each has a status
+                await self._abort(context, name, error)
+
+        return generate if inspect.isasyncgenfunction(body) else write
+
+    async def _requests(
+        self,
+        messages: AsyncIterator[bytes],
+        read: Callable[[bytes], Any],
+        payer: str | None,
+        context: Context,
+    ) -> AsyncIterator[Any]:
+        """Yield the requests of a stream, each a call under its caller's limits."""
+        async for data in messages:
+            if payer is not None:
+                try:
+                    delay_s = self._limits.reserve(payer, len(data))
+                except Exceeded as error:
+                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                if delay_s > 0:
+                    await asyncio.sleep(delay_s)
+            yield read(data)
 
     def _admit(self, method: str, context: Context, size: int) -> tuple[str | None, float]:
-        """Be an `Admit` for one method."""
+        """Return whose limits a call of so many bytes counts under, and the seconds it waits for its turn.
+
+        Raises Denied. It is no coroutine: most calls wait for nothing, and each await costs a call something.
+        """
         try:
             caller: Identity | None = None
             if self._proof is Proof.TOKEN:
@@ -250,32 +436,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         await context.abort(denied.code, str(denied))
         raise AssertionError("a denied call was not aborted")
 
+    async def _abort(self, context: Context, name: str, error: Exception, request: Any = None) -> NoReturn:
+        await context.abort(*self._boundary.status(name, error, request))
+        raise AssertionError("an aborted call goes on")
+
 
 def _unauthenticated(text: str) -> Denied:
     return Denied(grpc.StatusCode.UNAUTHENTICATED, "unauthenticated", text)
-
-
-def _gated(handler: Handler, admit: Admit, deny: Deny, limits: RateLimits) -> Handler:
-    """A handler of the same kind that checks first. Unary requests are parsed behind the check."""
-    if handler.request_streaming or handler.response_streaming:
-        return _gated_stream(handler, admit, deny, limits)
-    parse, inner = handler.request_deserializer, handler.unary_unary
-
-    async def call(raw: bytes, context: Context) -> Any:
-        try:
-            payer, delay_s = admit(context, len(raw))
-        except Denied as denied:
-            await deny(context, denied)
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
-        reply = await inner(parse(raw) if parse else raw, context)
-        if payer is not None:
-            size = len(reply) if isinstance(reply, bytes) else reply.ByteSize()
-            limits.charge(payer, size)
-            await _keep(context, limits, payer, size)
-        return reply
-
-    return grpc.unary_unary_rpc_method_handler(call, response_serializer=handler.response_serializer)
 
 
 async def _keep(context: Context, limits: RateLimits, payer: str, size: int) -> None:
@@ -288,50 +455,26 @@ async def _keep(context: Context, limits: RateLimits, payer: str, size: int) -> 
         context.add_done_callback(lambda _context: was_read())
 
 
-async def _paid(
-    messages: AsyncIterator[Any], payer: str, limits: RateLimits, context: Context
-) -> AsyncIterator[Any]:
-    """The messages of a stream, each a call under its caller's limits."""
-    async for message in messages:
-        try:
-            delay_s = limits.reserve(payer, len(message) if isinstance(message, bytes) else 0)
-        except Exceeded as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
-        yield message
+def read_request(
+    name: str, parse: Callable[[bytes], Any] | None, data: bytes, largest_bytes: int | None = None
+) -> Any:
+    """Return the request of call `name` that `parse` reads from `data`, or `data` without a parser."""
+    if largest_bytes is not None and len(data) > largest_bytes:
+        raise Malformed(f"{name}: message of {len(data)} bytes, at most {largest_bytes}; send less at once")
+    if parse is None:
+        return data
+    try:
+        return parse(data)
+    except Unfit as error:
+        raise Malformed(str(error)) from error
+    except DecodeError as error:
+        text = f"{name}: {len(data)} bytes that are no {name}Request; check the protocol version"
+        raise Malformed(text) from error
 
 
-def _gated_stream(handler: Handler, admit: Admit, deny: Deny, limits: RateLimits) -> Handler:
-    """Streams are checked when they begin; each of their messages is paid for."""
-    streams = handler.request_streaming
-    request_kind = "stream" if handler.request_streaming else "unary"
-    response_kind = "stream" if handler.response_streaming else "unary"
-    kind = f"{request_kind}_{response_kind}"
-    inner = getattr(handler, kind)
-
-    async def checked(request: Any, context: Context) -> Any:
-        try:
-            payer, delay_s = admit(context, 0)
-        except Denied as denied:
-            await deny(context, denied)
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
-        return request if payer is None or not streams else _paid(request, payer, limits, context)
-
-    async def call(request: Any, context: Context) -> Any:
-        return await inner(await checked(request, context), context)
-
-    async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
-        async for reply in inner(await checked(request, context), context):
-            yield reply
-
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    return make(
-        generate if inspect.isasyncgenfunction(inner) else call,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+def _about(request: Any) -> dict[str, int | str]:
+    session, own = getattr(request, "session", 0), getattr(request, "request_id", "")
+    return ({"session": session} if session else {}) | ({"client_request_id": own} if own else {})
 
 
 # ---- What a call that failed says: whether to repeat it, and in which words to tell of it.

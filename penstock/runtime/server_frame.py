@@ -5,7 +5,7 @@
 
 Broker, policy server and reward service use it. A server owns its address alone: `grpc.so_reuseport` is off,
 so a port in use is an error and not a silent second listener. Before a call reaches its handler it passes the
-gate (who calls, may they, not too much) and the boundary (size, parsing, errors).
+gate: who calls, may they, not too much, size, parsing, errors.
 """
 
 import asyncio
@@ -26,8 +26,7 @@ from penstock.config.settings import BrokerSection, ConfigurationError, Settings
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.rpc.address import AddressInUse, check_address
 from penstock.rpc.auth import NO_CALLS, AcceptedTokens, Calls, Credentials, Proof
-from penstock.rpc.boundary import Boundary, Context
-from penstock.rpc.gate import Gate, RateLimits, Rates
+from penstock.rpc.gate import Boundary, Context, Gate, RateLimits, Rates
 from penstock.runtime import metrics
 from penstock.runtime.health import announce
 
@@ -213,7 +212,7 @@ class ServerFrame(Front):
         super().__init__(
             services,
             settings.broker,
-            interceptors=[_gate(settings, self._credentials, listen, rates, calls), boundary],
+            interceptors=[_gate(settings, boundary, self._credentials, listen, rates, calls)],
             streams_per_connection=streams_per_connection,
         )
 
@@ -249,7 +248,9 @@ def setter(event: asyncio.Event) -> Callable[[], None]:
     return set_event
 
 
-def _gate(settings: Settings, own: Credentials, address: str, rates: Rates | None, calls: Calls) -> Gate:
+def _gate(
+    settings: Settings, boundary: Boundary, own: Credentials, address: str, rates: Rates | None, calls: Calls
+) -> Gate:
     proof = own.proof(address)
     if proof is not Proof.NOTHING and not settings.run:
         raise ConfigurationError(
@@ -261,13 +262,13 @@ def _gate(settings: Settings, own: Credentials, address: str, rates: Rates | Non
             tokens = AcceptedTokens(own.accepted_tokens)
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"security.accepted_tokens: {error}") from error
+    rates = rates or Rates(calls=settings.broker.max_calls_per_s, bytes=settings.broker.max_bytes_per_s)
     return Gate(
+        boundary,
+        RateLimits(rates),
         proof=proof,
         run=settings.run,
         tokens=tokens,
-        limits=RateLimits(
-            rates or Rates(calls=settings.broker.max_calls_per_s, bytes=settings.broker.max_bytes_per_s)
-        ),
         on_denied=lambda label: metrics.REFUSALS.labels(reason=label).inc(),
         calls=calls,
     )

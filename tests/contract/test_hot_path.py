@@ -47,7 +47,6 @@ from penstock.protocol.messages import Durability, Publication, Role
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete, Space
 from penstock.protocol.specification import RunSpecification
-from penstock.rpc.auth import Proof
 from penstock.rpc.gate import Gate, RateLimits, Rates
 from penstock.v1 import policy_pb2, weights_pb2
 from tests.support.experience.experience import Environment, Line, box, cartpoles, collect, small_policy
@@ -180,9 +179,8 @@ Call = Callable[[bytes, Any], Awaitable[Any]]
 
 
 async def call_of(service: Any, name: str) -> Call:
-    """What a broker does for a call, from bytes to the reply: gate, boundary, handler."""
-    boundary = build_boundary()
-    gate = Gate(proof=Proof.NOTHING, run="", limits=RateLimits(Rates(calls=1e9, bytes=1e12)))
+    """What a broker does for a call, from bytes to the reply: gate and handler."""
+    gate = Gate(build_boundary(), RateLimits(Rates(calls=1e9, bytes=1e12)))
     method: Any = SimpleNamespace(
         method=f"/penstock.v1.{type(service).__name__}/{name}", invocation_metadata=()
     )
@@ -192,7 +190,7 @@ async def call_of(service: Any, name: str) -> Call:
     async def find(_details: object) -> object:
         return served
 
-    gated = await gate.intercept_service(lambda details: boundary.intercept_service(find, details), method)
+    gated = await gate.intercept_service(find, method)
     call: Call = gated.unary_unary
     return call
 

@@ -10,7 +10,7 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.script import MOST_FETCHED
 from penstock.broker.log.store import Store
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
-from penstock.rpc.boundary import Absent
+from penstock.rpc.gate import Absent
 from penstock.v1 import weights_pb2 as pb
 from tests.support.run import small_run
 from tests.support.run.chunk_line import FetchingActor, SlowLine, fetching_actors, weight_service

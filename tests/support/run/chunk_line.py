@@ -15,7 +15,7 @@ from penstock.broker.log.store import Store
 from penstock.broker.service.admission import LastCredit, SessionOwners
 from penstock.broker.service.weight_service import Changes, WeightCache, WeightService
 from penstock.protocol.messages import Role
-from penstock.rpc.boundary import Absent
+from penstock.rpc.gate import Absent
 from penstock.v1 import weights_pb2 as pb
 
 _MOST_FRESH_STARTS: Final = 8

@@ -21,7 +21,7 @@ from penstock.config.settings import Settings
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
 from penstock.rpc.auth import ACTOR, CLIENT, Calls
-from penstock.rpc.boundary import Boundary, CallRule
+from penstock.rpc.gate import Boundary, CallRule
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import ComputePool, run_loop
 from penstock.runtime.exit import EXIT_OK
@@ -260,7 +260,7 @@ async def _serve(
 ) -> int:
     stop = asyncio.Event()
     lifecycle.on_drain(setter(stop))
-    boundary = Boundary(RULES, on_malformed=metrics.REFUSALS.labels("malformed").inc)
+    boundary = Boundary(rules=RULES, on_malformed=metrics.REFUSALS.labels("malformed").inc)
     frame = ServerFrame(ROLE, (NAME,), settings, listen, boundary=boundary, calls=CALLS)
     batcher = Batcher(
         model.score_rows,

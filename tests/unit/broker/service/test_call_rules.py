@@ -1,4 +1,4 @@
-"""The boundary: what a caller sees of a request that cannot be served."""
+"""The gate: what a caller sees of a request that cannot be served."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,8 +18,8 @@ from penstock.broker.service.admission import (
 from penstock.config.settings import BrokerSection
 from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_MESSAGE_BYTES, MAX_NUMBER
 from penstock.rpc.auth import Credentials
-from penstock.rpc.boundary import Absent, Malformed, read_request
 from penstock.rpc.channel import open_async_channel
+from penstock.rpc.gate import Absent, Gate, Malformed, RateLimits, Rates, read_request
 from penstock.runtime.server_frame import Front, bind
 from penstock.v1 import control_pb2, control_pb2_grpc
 from penstock.v1 import experience_pb2 as experience
@@ -46,8 +46,9 @@ class Faulty(control_pb2_grpc.ControlServiceServicer):
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a server with a Faulty behind a Boundary."""
-    front = Front(["penstock.v1.ControlService"], BrokerSection(), interceptors=[build_boundary()])
+    """A channel to a server with a Faulty behind a Gate."""
+    gate = Gate(build_boundary(), RateLimits(Rates(calls=1e9, bytes=1e12)))
+    front = Front(["penstock.v1.ControlService"], BrokerSection(), interceptors=[gate])
     control_pb2_grpc.add_ControlServiceServicer_to_server(
         Faulty(),  # type: ignore[abstract]  # the other methods stay as they are generated
         front.server,

@@ -7,8 +7,7 @@ import grpc
 import pytest
 
 from penstock.protocol.limits import MIB
-from penstock.rpc.auth import Proof
-from penstock.rpc.gate import Gate, RateLimits, Rates
+from penstock.rpc.gate import Boundary, Gate, RateLimits, Rates
 from penstock.v1 import weights_pb2 as pb
 
 LARGE = bytes(3 * MIB)
@@ -53,7 +52,7 @@ async def test_who_does_not_read_is_answered_no_more(reply: Any) -> None:
     async def handler(_details: Any) -> Any:
         return grpc.unary_unary_rpc_method_handler(get)
 
-    gate = Gate(proof=Proof.NOTHING, run="", limits=RateLimits(Rates(calls=1e6, bytes=1e12)))
+    gate = Gate(Boundary(), RateLimits(Rates(calls=1e6, bytes=1e12)))
     gated = await gate.intercept_service(handler, Details())  # type: ignore[arg-type]
     first = Call()
     assert await gated.unary_unary(b"", first) is reply

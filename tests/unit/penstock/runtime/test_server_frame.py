@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.rpc.boundary import Boundary
+from penstock.rpc.gate import Boundary
 from penstock.runtime.server_frame import ServerFrame, setter
 
 SERVICE = "penstock.v1.ControlService"
