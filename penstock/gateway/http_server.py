@@ -104,7 +104,7 @@ class PatientOnce(H11Protocol):
 
 
 class EndingServer(uvicorn.Server):
-    """A server whose requests learn that it has begun to end, or is full, by `frame.server_end`.
+    """A server whose requests learn that it has begun to end, or is full, by `frame.event_stream`.
 
     most: connections at which it is full. Uvicorn's own bound would answer in plain text, uncounted.
     """

@@ -10,8 +10,8 @@ one project.
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 ROLE = "gateway"
 END_S: Final = 10.0
 """Seconds that a gateway which ends waits for what it is just writing about jobs."""
+_NOTHING: Final = "a listener has nothing to serve"
 Beside = Callable[[threading.Event], None]
 """What goes on beside the listeners until the event is set."""
 
@@ -167,17 +168,20 @@ def open_accounts_database(places: Places, *, make: bool = True) -> Database:
 class Mount:
     """Says what is served at an address, HOST:PORT.
 
-    open: yields the listener, and what goes on beside it by name until the process drains. insecure:
-    plaintext beyond loopback. kept_here: why, and what to do, where it must not be reached beyond loopback.
-    page: path of its page for people. is_one_of_several: what it cannot do is told by its listener, and the
-    others stay up.
+    open: yields the listener, and what goes on beside it by name until the process drains. option: what
+    stands before the address in errors. insecure: plaintext beyond loopback. kept_here: why, and what to do,
+    where it must not be reached beyond loopback. is_plain: speaks plaintext HTTP, whatever certificate there
+    is. page: path of its page for people. is_one_of_several: where it has nothing to serve, its listener
+    answers why, and the others stay up.
     """
 
     name: str
     listen: str
     open: Callable[[], AbstractContextManager[tuple[Listener, Mapping[str, Beside]]]]
+    option: str = "--listen "
     insecure: bool = False
     kept_here: str = ""
+    is_plain: bool = False
     proxies: tuple[str, ...] = ()
     page: str = ""
     is_one_of_several: bool = False
@@ -185,8 +189,8 @@ class Mount:
     def check(self, *, encrypted: bool) -> None:
         """Raise ConfigurationError for an address that cannot be used, or that would ask callers nothing."""
         if self.kept_here and not is_local(self.listen):
-            raise ConfigurationError(f"--listen {self.listen}: {self.kept_here}")
-        check_listen(self.listen, encrypted=encrypted, insecure=self.insecure)
+            raise ConfigurationError(f"{self.option}{self.listen}: {self.kept_here}")
+        check_listen(self.listen, encrypted=encrypted, insecure=self.insecure, option=self.option)
 
 
 def main(lifecycle: Lifecycle, settings: Settings, mounts: Sequence[Mount]) -> int:
@@ -211,10 +215,11 @@ def main(lifecycle: Lifecycle, settings: Settings, mounts: Sequence[Mount]) -> i
             server = HttpServer(
                 app,
                 one.listen,
-                certificate=section.tls_certificate,
-                key=section.tls_key,
+                certificate=None if one.is_plain else section.tls_certificate,
+                key=None if one.is_plain else section.tls_key,
                 insecure=one.insecure,
                 proxies=one.proxies,
+                option=one.option,
             )
             servers[server] = one.page
         for name, work in beside.items():
@@ -243,13 +248,38 @@ def _opened(mount: Mount, stack: ExitStack) -> tuple[FastAPI, Mapping[str, Besid
     """Return the application of a mount; one of several that cannot be made answers why."""
     try:
         listener, beside = stack.enter_context(mount.open())
-        return make_app(listener), beside
+        return make_app(_kept_apart(mount.name, listener) if mount.is_one_of_several else listener), beside
     except Exception as error:
         if not mount.is_one_of_several:
             raise
-        log.exception("a listener has nothing to serve", extra={"listener": mount.name})
-        why = f"{mount.name} is not served: {error}"
-        return make_app(Listener(title=mount.name, routers=[], access={}, admit=partial(_refuse, why))), {}
+        log.exception(_NOTHING, extra={"listener": mount.name})
+        refuse = partial(_refuse, f"{mount.name} is not served: {error}")
+        return make_app(Listener(title=mount.name, routers=[], access={}, admit=refuse)), {}
+
+
+def _kept_apart(name: str, listener: Listener) -> Listener:
+    """Return the listener, which answers why where its `life` does not begin: its server would end."""
+    if listener.life is None:
+        return listener
+    begin, why = listener.life, ""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        nonlocal why
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(begin(app))
+            except Exception as error:
+                log.exception(_NOTHING, extra={"listener": name})
+                why = f"{name} is not served: {error}"
+            yield
+
+    def admit(address: str) -> None:
+        if why:
+            _refuse(why)
+        listener.admit(address)
+
+    return replace(listener, life=life, admit=admit)
 
 
 def _refuse(why: str, _address: str = "") -> None:

@@ -6,7 +6,7 @@ Each installed workload that has an API of its own (`Workload.site`) adds a comm
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
@@ -87,8 +87,8 @@ FurtherAgents = Annotated[
 ]
 SITE_ADDRESS: Final = "127.0.0.1:8765"
 BEYOND: Final = (
-    "beyond this machine a token is asked for: say --project NAME, and --state or --database of the gateway "
-    "that gives out its tokens"
+    "beyond this machine a token is asked for: say --project NAME, and --accounts or --database of the "
+    "gateway that gives out its tokens"
 )
 ALONE: Final = "beside a gateway it answers this machine alone: serve it by `penstock gateway {name}`"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -265,7 +265,7 @@ def text(
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from penstock.config.credentials import credentials
-        from penstock.gateway.process import Mount, main
+        from penstock.gateway.process import main
         from penstock.gateway.text_api import FIRST, text_of
 
         if not server and not agents:
@@ -273,15 +273,18 @@ def text(
         runs = named_agents(agents or (), settings)
         if server:
             runs = {FIRST: _named_server("--server", server, "", settings), **runs}
-        mount = Mount(
-            name="text",
-            listen=listen,
-            open=partial(text_of, runs, credentials(settings.security)),
-            kept_here="without accounts it answers this machine alone: say 127.0.0.1:PORT",
-        )
-        return main(lifecycle, settings, [mount])
+        opened = partial(text_of, runs, credentials(settings.security))
+        return main(lifecycle, settings, [text_mount(listen, opened)])
 
     foreground.run("gateway", body)
+
+
+def text_mount(listen: str, opened: "Callable[[], AbstractContextManager[Any]]") -> "Mount":
+    """Return the API of agents at an address of this machine, in plaintext whatever certificate there is."""
+    from penstock.gateway.process import Mount
+
+    kept_here = "without accounts it answers this machine alone: say 127.0.0.1:PORT"
+    return Mount(name="text", listen=listen, open=opened, kept_here=kept_here, is_plain=True)
 
 
 def _check_extra() -> None:
@@ -530,7 +533,7 @@ def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]"
             yield opened
 
     @contextmanager
-    def open_text(_name: str) -> "Iterator[Any]":
+    def open_text() -> "Iterator[Any]":
         if not runs:
             raise ConfigurationError("--site text: has no run to answer for: say --site chat, too")
         found = {name: nullcontext(run) for name, run in runs.items()}
@@ -542,15 +545,15 @@ def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]"
         name, _, listen = one.partition("=")
         if name != "text" and name not in _sites():
             raise ConfigurationError(f"--site {name}: no such site; there are {', '.join(_sites())}, text")
-        mounts.append(
-            Mount(
-                name=name,
-                listen=listen or SITE_ADDRESS,
-                open=partial(open_text if name == "text" else open_site, name),
-                kept_here=ALONE.format(name=name),
-                is_one_of_several=True,
+        where = listen or SITE_ADDRESS
+        mount = (
+            text_mount(where, open_text)
+            if name == "text"
+            else Mount(
+                name=name, listen=where, open=partial(open_site, name), kept_here=ALONE.format(name=name)
             )
         )
+        mounts.append(replace(mount, option=f"--site {name}=", is_one_of_several=True))
     return mounts
 
 

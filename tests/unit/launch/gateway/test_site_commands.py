@@ -1,9 +1,12 @@
 """`penstock gateway NAME`: further agents that cannot be meant, each refused by its name."""
 
+import asyncio
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.settings import Settings
 from penstock.gateway.process import Mount, main
 from penstock.gateway.text_listener import text_listener
+from penstock.launch.commands.certificates import authority_of, issue
+from penstock.launch.commands.request import Order
 from penstock.launch.gateway.gateway_commands import agents_of, further_mounts, loop_words
 from penstock.launch.gateway.run_behind import NamedRun, NamedServer
 from penstock.runtime.lifecycle import Lifecycle
@@ -71,7 +76,10 @@ def test_agents_are_folders_and_addresses_of_a_site_that_takes_several(tmp_path:
     [
         (["chat", "prompts"], "--site prompts: chat listens at 127.0.0.1:8765, too: say --site prompts=HOST"),
         (["chats"], "--site chats: no such site; there are .*prompts, text"),
-        (["chat=0.0.0.0:1"], "answers this machine alone: serve it by `penstock gateway chat`"),
+        (
+            ["chat=0.0.0.0:1"],
+            "--site chat=0.0.0.0:1: .* alone: serve it by `penstock gateway chat`",
+        ),
     ],
 )
 def test_sites_that_cannot_be_served_beside_a_gateway_are_refused(said: list[str], why: str) -> None:
@@ -90,28 +98,63 @@ def broken() -> Any:
     raise ConfigurationError("its recipe is gone")
 
 
-def test_a_site_that_cannot_be_made_says_why_and_the_others_stay_up() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        places = [f"127.0.0.1:{free.getsockname()[1]}" for free in (one, other)]
-    mounts = [
-        Mount(name=name, listen=place, open=opened, is_one_of_several=True)
-        for name, place, opened in (("whole", places[0], answering), ("chat", places[1], broken))
-    ]
+@asynccontextmanager
+async def begun_in_vain(_app: Any) -> AsyncIterator[None]:
+    """What a listener works with, which cannot be made."""
+    await asyncio.to_thread(Path(__file__, "state").mkdir)
+    yield
+
+
+@contextmanager
+def lifeless() -> Iterator[Any]:
+    """A listener that can be made, and whose application does not begin."""
+    yield replace(text_listener(None), life=begun_in_vain), {}  # type: ignore[arg-type]
+
+
+@contextmanager
+def served(settings: Settings, *mounts: Mount) -> Iterator[list[int]]:
+    """The mounts while the block runs, once each listens; behind it the list holds the exit code."""
     lifecycle, codes = Lifecycle("gateway"), list[int]()
-    thread = threading.Thread(target=lambda: codes.append(main(lifecycle, Settings(), mounts)))
+    thread = threading.Thread(target=lambda: codes.append(main(lifecycle, settings, mounts)))
     thread.start()
     try:
-        eventually(lambda: is_up(places[1]), "the listeners", 60)
-        refused = requests.get(f"http://{places[1]}/chat", timeout=60)
-        assert (refused.status_code, refused.json()["detail"]) == (
-            503,
-            "chat is not served: its recipe is gone",
-        )
-        assert requests.get(f"http://{places[0]}/nothing", timeout=60).status_code == 404
+        for one in mounts:
+            eventually(partial(is_up, one.listen), one.name, 60)
+        yield codes
     finally:
         lifecycle.drain("the test is over")
         thread.join()
+
+
+def free_address() -> str:
+    """An address at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(("opened", "why"), [(broken, "its recipe is gone"), (lifeless, "Not a directory")])
+def test_a_site_that_cannot_be_made_says_why_and_the_others_stay_up(opened: Any, why: str) -> None:
+    whole, chat = (
+        Mount(name=name, listen=free_address(), open=made, is_one_of_several=True)
+        for name, made in (("whole", answering), ("chat", opened))
+    )
+    with served(Settings(), whole, chat) as codes:
+        refused = requests.get(f"http://{chat.listen}/chat", timeout=60)
+        assert (refused.status_code, refused.json()["error"]) == (503, "unavailable")
+        assert why in refused.text
+        assert requests.get(f"http://{whole.listen}/nothing", timeout=60).status_code == 404
     assert codes == [0]
+
+
+def test_agents_are_answered_in_plaintext_where_the_gateway_has_a_certificate(tmp_path: Path) -> None:
+    order = Order(run="run", folder=tmp_path, hosts=(), actors=(), passwords=(), days=1.0)
+    issue(authority_of(tmp_path), order, "gateway", None)
+    files = {"tls_certificate": tmp_path / "gateway.pem", "tls_key": tmp_path / "gateway.key"}
+    settings = Settings.model_validate({"security": files})
+    (text,) = further_mounts([f"text={free_address()}"], settings)
+    with served(settings, text):
+        reply = requests.get(f"http://{text.listen}/v1/models", timeout=60)
+    assert (reply.status_code, reply.json()["error"]) == (503, "unavailable")
 
 
 def is_up(place: str) -> bool:

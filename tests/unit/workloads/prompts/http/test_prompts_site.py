@@ -96,7 +96,7 @@ def test_no_other_file_is_a_page(doored: Doored, path: str) -> None:
 
 
 def test_beyond_loopback_a_project_must_be_named() -> None:
-    with pytest.raises(ConfigurationError, match="--project"):
+    with pytest.raises(ConfigurationError, match="--project NAME, and --accounts or --database of"):
         Mount(
             name="prompts",
             listen="0.0.0.0:8765",
