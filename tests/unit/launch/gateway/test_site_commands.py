@@ -140,7 +140,8 @@ def test_a_site_that_cannot_be_made_says_why_and_the_others_stay_up(opened: Any,
     )
     with served(Settings(), whole, chat) as codes:
         refused = requests.get(f"http://{chat.listen}/chat", timeout=60)
-        assert (refused.status_code, refused.json()["error"]) == (503, "unavailable")
+        assert refused.status_code == 503
+        assert "chat is not served: " in refused.text
         assert why in refused.text
         assert requests.get(f"http://{whole.listen}/nothing", timeout=60).status_code == 404
     assert codes == [0]
@@ -154,7 +155,8 @@ def test_agents_are_answered_in_plaintext_where_the_gateway_has_a_certificate(tm
     (text,) = further_mounts([f"text={free_address()}"], settings)
     with served(settings, text):
         reply = requests.get(f"http://{text.listen}/v1/models", timeout=60)
-    assert (reply.status_code, reply.json()["error"]) == (503, "unavailable")
+    assert reply.status_code == 503
+    assert "text is not served" in reply.text
 
 
 def is_up(place: str) -> bool:
