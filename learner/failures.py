@@ -1,13 +1,12 @@
-"""What goes wrong while a run learns: no update for too long, updates that fail, and who sent the cause."""
+"""Failures while a run learns: no update for too long, updates that fail, and the sessions that cause it."""
 
 import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,10 +19,12 @@ from penstock.learner.ledger import Drop
 from penstock.learner.probe import Quarantine
 from penstock.protocol.messages import Role
 from penstock.runtime.exit import RunFailed
-from penstock.runtime.health import Health
+
+if TYPE_CHECKING:
+    from penstock.learner.learner import Learner
 
 UPDATE: Final = "update"
-"""What health watches: an update, not the mere arrival of experience that is dropped."""
+"""The event that health watches: an update, not the arrival of experience that is dropped."""
 _BOOKED_AS: Final = {"nan": Drop.NAN, "implausible": Drop.INVALID, "error": Drop.INVALID}
 """By the reason for which an update fails."""
 _MAX_IN_A_ROW: Final = 3
@@ -38,41 +39,14 @@ _REMEDY: Final = {
     "error": "the learner's log has it",
 }
 LAST_READ_S: Final = 20.0
-"""Longer than the 15 s after which the shipped Prometheus looks again."""
+"""Longer than the 15 s between two scrapes of the shipped Prometheus."""
 MOST_KEPT: Final = 16
 """Batches kept as evidence."""
 
 log = logging.getLogger(__name__)
 
 
-# ---- A run that makes no updates, and why not, in words that name what a person must look at.
-
-
-@dataclass(eq=False)
-class StallWatch:
-    """Health's watch on updates. status: asks Redis who is there. timeout_s: `learner.stall_timeout_s`."""
-
-    health: Health
-    status: Callable[[], Status]
-    timeout_s: float
-
-    def __post_init__(self) -> None:
-        self._dropped: Counter[str] = Counter()
-
-    def note_dropped(self, reasons: Iterable[Drop]) -> None:
-        self._dropped.update(reason.value for reason in reasons)
-
-    def note_update(self) -> None:
-        self.health.progress(UPDATE)
-        self._dropped.clear()
-
-    def find(self) -> str:
-        """Why no update was made for `timeout_s`, which turns health red; "" as long as that is not so."""
-        if not self.health.has_stalled(UPDATE):
-            return ""
-        text = cause(self.status(), self._dropped, self.timeout_s)
-        self.health.fail(text)
-        return text
+# ---- Why a run makes no updates, in words that name what a person must look at.
 
 
 def cause(status: Status, dropped: Mapping[str, int], limit_s: float) -> str:
@@ -109,11 +83,11 @@ def _lag(actors: Sequence[SessionRow], newest: int) -> str:
     )
 
 
-# ---- Fragments that were not trained because an update fails with them, and who sent them.
+# ---- Fragments that were not trained because an update fails with them, and their senders.
 
 
 def failed_fragments(log_batch: LogBatch, update: Update | None) -> dict[int, Drop]:
-    """Fragments of the batch that were not trained, with the reason; update: None where all was dropped."""
+    """Return the fragments of a batch that were not trained; update: None where all of it was dropped."""
     if update is None:
         return {}
     if update.reason in _BOOKED_AS:
@@ -123,14 +97,14 @@ def failed_fragments(log_batch: LogBatch, update: Update | None) -> dict[int, Dr
 
 
 def left_out_steps(log_batch: LogBatch, update: Update | None) -> int:
-    """Steps of the batch that were not trained; a recording's fragments have no numbers to tell it by."""
+    """Return how many steps of a batch were not trained; fragments of a recording have no numbers."""
     if update is None:
         return 0
     return log_batch.steps if update.reason in _BOOKED_AS else update.left_out
 
 
 def suspect_senders(quarantine: Quarantine, log_batch: LogBatch, failed: Mapping[int, Drop]) -> None:
-    """A whole batch has no culprit, unless one session sent all of it."""
+    """Report the senders of failed fragments; a batch that fails whole has one only if all of it is its own."""
     if len(failed) == len(log_batch.trained) > 1:
         if len(log_batch.sessions) == 1:
             (session,) = log_batch.sessions
@@ -145,51 +119,68 @@ def suspect_senders(quarantine: Quarantine, log_batch: LogBatch, failed: Mapping
             quarantine.suspect(session, f"log entry {number} makes updates fail")
 
 
-# ---- Updates that were undone: each leaves its batch as evidence, several in a row end the run.
+# ---- The watch on updates.
 
 
-@dataclass(eq=False)
-class FailedUpdates:
-    """Counts them. folder: where evidence is kept. status: the run as Redis has it."""
+class UpdateWatch:
+    """Watches that a learner makes an update in time, and that its updates do not fail one after the other.
 
-    folder: Path
-    status: Callable[[], Status]
-    health: Health
-    draining: threading.Event
+    An update that was undone leaves its batch as evidence; several in a row end the run.
+    """
 
-    def __post_init__(self) -> None:
-        self._in_a_row = 0
-        self._sessions: set[int] = set()
+    def __init__(self, learner: "Learner") -> None:
+        self._health, self._draining = learner.health, learner.draining
+        self._status = learner.learner_log.status
+        self._timeout_s = learner.settings.learner.stall_timeout_s
+        self._folder = learner.run_dir / "evidence"
+        self._dropped: Counter[str] = Counter()
+        self._failed_in_a_row = 0
+        self._senders: set[int] = set()
         self._evidence, self._reason = "", "nan"
 
-    def note(self, log_batch: LogBatch, update: Update, count: int) -> None:
-        """count: updates applied before it."""
-        self._in_a_row += 1
-        self._sessions |= log_batch.sessions
-        self._evidence = keep_evidence(self.folder, log_batch, update, count)
+    def note_dropped(self, reasons: Iterable[Drop]) -> None:
+        self._dropped.update(reason.value for reason in reasons)
+
+    def note_update(self) -> None:
+        self._health.progress(UPDATE)
+        self._dropped.clear()
+
+    def stall(self) -> str:
+        """Return why no update was made in `learner.stall_timeout_s`, which turns health red; "" before."""
+        if not self._health.has_stalled(UPDATE):
+            return ""
+        text = cause(self._status(), self._dropped, self._timeout_s)
+        self._health.fail(text)
+        return text
+
+    def note_failed(self, log_batch: LogBatch, update: Update, count: int) -> None:
+        """Keep the evidence of an update that was undone. count: updates applied before it."""
+        self._failed_in_a_row += 1
+        self._senders |= log_batch.sessions
+        self._evidence = keep_evidence(self._folder, log_batch, update, count)
         self._reason = update.reason
         words = {"evidence": self._evidence, "last": log_batch.last, "reason": update.reason}
         log.error("update skipped", extra=words, exc_info=update.error)
 
-    def end_row(self) -> None:
-        self._in_a_row = 0
-        self._sessions.clear()
+    def note_applied(self) -> None:
+        self._failed_in_a_row = 0
+        self._senders.clear()
 
     @property
-    def too_many(self) -> bool:
-        """Whether going on is hopeless: batches of as many sessions have failed, or of all that there are."""
-        if self._in_a_row < _MAX_IN_A_ROW:
+    def is_hopeless(self) -> bool:
+        """Whether as many updates in a row failed, with batches of as many sessions or of all there are."""
+        if self._failed_in_a_row < _MAX_IN_A_ROW:
             return False
-        senders = [row for row in self.status().sessions if row.role is not Role.EVALUATION]
-        return len(self._sessions) >= min(_MAX_IN_A_ROW, len(senders))
+        senders = [row for row in self._status().sessions if row.role is not Role.EVALUATION]
+        return len(self._senders) >= min(_MAX_IN_A_ROW, len(senders))
 
     def give_up(self) -> NoReturn:
-        """End the run rather than this process, which would do the same again. Raises RunFailed.
+        """End the run: a process that started again would fail in the same way. Raises RunFailed.
 
-        Call it when a checkpoint holds what was not finite as dropped, for a run that is resumed with other
-        settings. All of it may have happened within a second: wait for a collector of metrics.
+        Call it after a checkpoint that books the failed batches as dropped, so that the run can be resumed
+        with other settings. All of them may have failed within a second: wait for a collector of metrics.
         """
-        self.health.await_readers(LAST_READ_S, self.draining)
+        self._health.await_readers(LAST_READ_S, self._draining)
         raise RunFailed(
             f"{_MAX_IN_A_ROW} updates in a row {_WHAT[self._reason]}; evidence in {self._evidence}; "
             f"{_REMEDY[self._reason]}"

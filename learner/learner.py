@@ -108,7 +108,7 @@ class Learner:
         draining: threading.Event,
     ) -> None:
         self.settings, self.model, self.algorithm, self.run_dir = settings, model, model.algorithm, run_dir
-        self.ranks, self._health, self._draining = ranks, health, draining
+        self.ranks, self.health, self.draining = ranks, health, draining
         self.sections = sections(settings)
         self.named = NamedCheckpoints(run_dir)
         self._threads, self._reopened = ThreadGroup(), threading.Event()
@@ -130,7 +130,7 @@ class Learner:
         settings, model = self.settings, self.model
         self.learner_log = connect()
         check_memory(settings, model.weight_bytes, self.learner_log.max_memory_bytes())
-        lease = take(self.learner_log, settings, self.run_dir, self._draining, is_held=is_held)
+        lease = take(self.learner_log, settings, self.run_dir, self.draining, is_held=is_held)
         store = CheckpointStore(
             self.run_dir / "checkpoints",
             settings.learner.keep_checkpoints,
@@ -221,10 +221,7 @@ class Learner:
             room=model.room,
             retain_from=self.algorithm.retain_from,
         )
-        self._stall = failures.StallWatch(self._health, learner_log.status, settings.learner.stall_timeout_s)
-        self._failed = failures.FailedUpdates(
-            run_dir / "evidence", learner_log.status, self._health, self._draining
-        )
+        self._watch = failures.UpdateWatch(self)
         self._catch_up_through, self._went_back = beginning.catch_up_through, beginning.went_back
         self._waited_since = time.perf_counter()
 
@@ -305,9 +302,9 @@ class Learner:
         threads.start("feed", self.feed.run)
         threads.start("episodes", self.episodes.run)
         threads.start("versions", self.kept.run, self.kept.wake)
-        self._health.watch(failures.UPDATE, self.settings.learner.stall_timeout_s)
+        self.health.watch(failures.UPDATE, self.settings.learner.stall_timeout_s)
         metrics.STALENESS_SETTING.set(self.algorithm.staleness)
-        self._health.set_ready(True)
+        self.health.set_ready(True)
 
     def step(self) -> Ending | None:
         """Do what is due, then learn one batch if there is one soon; returns why learning ends."""
@@ -327,7 +324,7 @@ class Learner:
         if self.lease.renewal.desired is RunState.PAUSED:
             self._pause()
             return None
-        self._health.expect(failures.UPDATE, "")
+        self.health.expect(failures.UPDATE, "")
         failpoint("loop.waiting", self.ledger.position)
         log_batch = self._take()
         if log_batch is not None:
@@ -337,7 +334,7 @@ class Learner:
 
     def _ending(self) -> Ending | None:
         section = self.settings.learner
-        if self._draining.is_set():
+        if self.draining.is_set():
             return Ending.DRAINED
         if self.lease.renewal.desired is RunState.STOPPING:
             return Ending.STOPPED
@@ -347,7 +344,7 @@ class Learner:
             return Ending.NO_IMPROVEMENT
         if self.algorithm.has_rejected:
             return Ending.REJECTED
-        self._stalled = self._stall.find()
+        self._stalled = self._watch.stall()
         if self._stalled:
             return Ending.STALLED
         limits = (
@@ -360,9 +357,9 @@ class Learner:
         return next(reached, None if self._is_fed else Ending.RECORDING)
 
     def _pause(self) -> None:
-        self._health.suspend(failures.UPDATE)
+        self.health.suspend(failures.UPDATE)
         failpoint("pause.waiting")
-        self._draining.wait(_WAIT_S)
+        self.draining.wait(_WAIT_S)
         self._waited_since = time.perf_counter()
 
     def _take(self) -> LogBatch | None:
@@ -391,16 +388,16 @@ class Learner:
         self._book(log_batch, update, updates)
         self.commands.booked(log_batch)
         self._publish_after(update)
-        if self._failed.too_many:
+        if self._watch.is_hopeless:
             self.checkpoint()
             show_ledger(self.ledger, self.lease.renewal)
-            self._failed.give_up()
+            self._watch.give_up()
         if log_batch.batch is not None:
             values = update.metrics if update is not None else {}
             self.recorder.updated(log_batch, values, update=updates, wait_s=wait_s, compute_s=compute_s)
             self.publisher.observe_generations(log_batch.versions)
         if update is not None and update.applied and (update.gradient_steps or update.collects):
-            self._stall.note_update()
+            self._watch.note_update()
         self._waited_since = time.perf_counter()
 
     def _update(self, log_batch: LogBatch) -> Update | None:
@@ -417,14 +414,14 @@ class Learner:
         self.ranks.agree(self.algorithm, update)
         failpoint("update.after", log_batch.last)
         if update.applied:
-            self._failed.end_row()
+            self._watch.note_applied()
             metrics.UPDATES.inc()
             metrics.TRAINED_STEPS.inc(update.steps)
             return update
         metrics.UPDATES_SKIPPED.labels(update.reason).inc()
         self.feed.skipped()
         if update.reason != EMPTY:
-            self._failed.note(log_batch, update, self.algorithm.updates)
+            self._watch.note_failed(log_batch, update, self.algorithm.updates)
         return update
 
     # ---- the outcome of each batch
@@ -440,7 +437,7 @@ class Learner:
             steps=log_batch.steps - failures.left_out_steps(log_batch, update),
             origins=log_batch.origins,
         )
-        self._stall.note_dropped(dropped.values())
+        self._watch.note_dropped(dropped.values())
         if self.recording is not None:
             self.recording.consumed(
                 log_batch.fragments,
@@ -589,7 +586,7 @@ class Learner:
         self.clock.stop()
         word = self.algorithm.rejection if ending is Ending.REJECTED else ending.value
         log.info("learning ended", extra={"why": word, "env_steps": self.ledger.env_steps})
-        self._health.suspend(failures.UPDATE)
+        self.health.suspend(failures.UPDATE)
         if self._holds_back:
             self.publisher.offer(self._offer(evaluate=False))
         self.publisher.flush()
@@ -630,10 +627,10 @@ class Learner:
                 abandoned = self.evaluation.abandon()
                 if abandoned is not None:
                     self.publisher.withdraw(abandoned)
-            self._draining.wait(_WAIT_S)
+            self.draining.wait(_WAIT_S)
 
     def _is_ending_early(self) -> bool:
-        return self._draining.is_set() or self.lease.renewal.desired is RunState.STOPPING
+        return self.draining.is_set() or self.lease.renewal.desired is RunState.STOPPING
 
     def _restore_best(self) -> Result | None:
         """Publish the weights of the best evaluation again, as a new version, unless they are the newest.
