@@ -2,7 +2,6 @@
 
 import json
 import logging
-import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -104,7 +103,7 @@ def left_out_steps(log_batch: LogBatch, update: Update | None) -> int:
 
 
 def suspect_senders(quarantine: Quarantine, log_batch: LogBatch, failed: Mapping[int, Drop]) -> None:
-    """Report the senders of failed fragments; a batch that fails whole has one only if all of it is its own."""
+    """Report the senders of failed fragments. A batch that fails whole has no culprit but an only sender."""
     if len(failed) == len(log_batch.trained) > 1:
         if len(log_batch.sessions) == 1:
             (session,) = log_batch.sessions

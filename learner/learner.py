@@ -572,7 +572,7 @@ class Learner:
             restored_from=self.position.restored_from,
             commands=self.commands.record.state(),
             quarantine=self.model.quarantine.state(),
-            log=self.lease.known(),
+            log=self.learner_log.snapshot(),
         )
         return progress, best
 

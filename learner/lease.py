@@ -1,4 +1,4 @@
-"""The lease of a run: taken, then renewed from a thread, with what every renewal says.
+"""The lease of a run: taken, then renewed from a thread; each renewal brings the state of the run.
 
 A refused renewal (`FENCED`: another learner has taken over) ends the process: nothing is written after it. A
 log that Redis closed by restarting is opened again here; `on_reopened` then has the weights published once
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.replies import Lease, LogState, Renewal
+from penstock.broker.log.replies import Lease, Renewal
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.probe import Quarantine
 from penstock.protocol.refusal import Reason, Refused
@@ -30,47 +30,15 @@ T = TypeVar("T")
 _MAX_INTERVAL_S: Final = 1.0
 _CLOSED_WAIT_S: Final = 0.1
 _LOOK: Final = 0.7
-"""Of the time between two renewals: who waits looks as often, and so sees each renewal.
+"""Share of the time between two renewals after which a waiting learner asks again, so that it sees each one.
 
-The run's time goes on by a bound from script to script (`broker/log/scripts/_run.lua`): it needs the looks.
+Each script call moves the run's clock on by a bounded time (`broker/log/scripts/_run.lua`).
 """
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-"""Another one after each boot of the machine; a file of Linux."""
+"""A file of Linux with an id that changes with each boot of the machine."""
 
 log = logging.getLogger(__name__)
-
-
-def acquire(
-    learner_log: LearnerLog,
-    run: str,
-    holder: str,
-    ttl_s: float,
-    stopped: threading.Event,
-    *,
-    is_patient: bool = True,
-) -> Lease:
-    """Take the lease, waiting while another learner holds it.
-
-    is_patient: False: wait for the end of the lease that is held now, and no longer.
-
-    Raises Interrupted when `stopped`, Refused(FENCED) when the holder has renewed and it is not patient.
-    """
-    left_ms = 0
-    while not stopped.is_set():
-        try:
-            return learner_log.acquire(run, holder, int(ttl_s * 1000))
-        except Refused as error:
-            was_left_ms, left_ms = left_ms, error.refusal.retry_after_ms
-            is_renewed = 0 < was_left_ms < left_ms
-            if error.refusal.reason is not Reason.FENCED or (is_renewed and not is_patient):
-                raise
-            if not was_left_ms:
-                log.warning(
-                    "waiting for the lease: another learner holds it", extra={"why": error.refusal.detail}
-                )
-            stopped.wait(min(max(left_ms / 1000, _CLOSED_WAIT_S), _LOOK * renewal_interval_s(ttl_s)))
-    raise Interrupted
 
 
 def take(
@@ -80,21 +48,32 @@ def take(
 
     Where another learner holds the folder (`is_held` False), that one may be frozen: it has lost its lease
     then, and is fenced. Under one name the two would fence each other off in turn, so this one takes another
-    name. Raises ConfigurationError when the other one renews its lease.
+    name, and waits only for the end of the lease that is held now. Raises ConfigurationError when the other
+    one renews its lease.
     """
     holder = holder_of(run_dir) if is_held else f"{holder_of(run_dir)}:{secrets.token_hex(4)}"
-    ttl_s = settings.learner.lease_ttl_s
-    try:
-        lease = acquire(learner_log, settings.run, holder, ttl_s, draining, is_patient=is_held)
-    except Refused as error:
-        raise ConfigurationError(
-            f"run_dir={run_dir}: another learner has this run in hand ({error.refusal.detail}); "
-            "stop it first, or give this one a folder of its own"
-        ) from error
-    failpoint("lease.acquired", lease.epoch)
-    metrics.LEASE_EPOCH.set(lease.epoch)
-    log.info("lease taken", extra={"epoch": lease.epoch, "holder": holder})
-    return lease
+    ttl_s, left_ms = settings.learner.lease_ttl_s, 0
+    while not draining.is_set():
+        try:
+            lease = learner_log.acquire(settings.run, holder, int(ttl_s * 1000))
+        except Refused as error:
+            was_left_ms, left_ms = left_ms, error.refusal.retry_after_ms
+            is_renewed = 0 < was_left_ms < left_ms
+            if error.refusal.reason is not Reason.FENCED or (is_renewed and not is_held):
+                raise ConfigurationError(
+                    f"run_dir={run_dir}: another learner has this run in hand ({error.refusal.detail}); "
+                    "stop it first, or give this one a folder of its own"
+                ) from error
+            if not was_left_ms:
+                words = {"why": error.refusal.detail}
+                log.warning("waiting for the lease: another learner holds it", extra=words)
+            draining.wait(min(max(left_ms / 1000, _CLOSED_WAIT_S), _LOOK * renewal_interval_s(ttl_s)))
+            continue
+        failpoint("lease.acquired", lease.epoch)
+        metrics.LEASE_EPOCH.set(lease.epoch)
+        log.info("lease taken", extra={"epoch": lease.epoch, "holder": holder})
+        return lease
+    raise Interrupted
 
 
 def holder_of(run_dir: Path) -> str:
@@ -143,9 +122,6 @@ class LeaseKeeper:
 
     def wake(self) -> None:
         self._hasten.set()
-
-    def known(self) -> LogState:
-        return self.learner_log.snapshot()
 
     def patiently(self, call: Callable[[], T]) -> T:
         """Return the result of `call`, which is repeated while the log waits to be opened again.

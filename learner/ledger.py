@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from penstock.broker.log.replies import LogState, Totals
 from penstock.config.settings import ConfigurationError, Settings
@@ -200,14 +200,20 @@ def ranges(numbers: Sequence[int]) -> Ranges:
     return found
 
 
+def open_at_line(path: Path) -> BinaryIO:
+    """Open a file of lines to append to it; a last line that a crash has torn is ended first."""
+    file = path.open("a+b")
+    if file.tell():
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return file
+
+
 def append_lineage(path: Path, entry: LineageEntry) -> None:
-    """Add a line and wait until it is on disk. A torn last line of a crash is ended first."""
+    """Append a line and wait until it is on disk."""
     line = json.dumps({name: getattr(entry, name) for name in entry.__slots__}) + "\n"
-    with path.open("a+b") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
+    with open_at_line(path) as file:
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())

@@ -17,11 +17,10 @@ from penstock.broker.log.script import MOST_FETCHED, entry_bytes
 from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.config.trusted import without_places
 from penstock.config.workload import Workload, find, load
-from penstock.learner.algorithms.algorithm import Algorithm, Imitator, Retained
+from penstock.learner.algorithms.algorithm import Algorithm, Imitator, LogShare
 from penstock.learner.algorithms.gradient import hardware_of
 from penstock.learner.algorithms.registry import HardwareMaker, check_hardware, make
 from penstock.learner.algorithms.rows import RankGroup
-from penstock.learner.checkpoint.checkpointer import Room
 from penstock.learner.evaluation import check_base, check_patience
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.probe import Quarantine, Replica, make_probe
@@ -91,7 +90,7 @@ def check_specification(specification: RunSpecification) -> RunSpecification:
     return specification
 
 
-def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorithm: Algorithm) -> Room:
+def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorithm: Algorithm) -> LogShare:
     """Return what the log holds beside the budget and what is retained; refuses less than two intervals."""
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
@@ -104,13 +103,13 @@ def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorith
     entries = pacing.max_log_entries - fragments - retained.entries
     if size < _INTERVALS * in_flight or entries < _INTERVALS * fragments:
         kept = f" and replay {retained.size} bytes in at most {retained.entries}" if retained.entries else ""
-        least = Retained(retained.size + 3 * in_flight, retained.entries + 3 * fragments)
+        least = LogShare(retained.size + 3 * in_flight, retained.entries + 3 * fragments)
         raise ConfigurationError(
             f"broker.max_log_bytes={pacing.max_log_bytes}, max_log_entries={pacing.max_log_entries}: the "
             f"budget alone is {in_flight} bytes in {fragments} fragments{kept}; give three times the budget"
             f"{' and what replay keeps' if kept else ''}: {least.size} bytes and {least.entries} entries"
         )
-    return Room(size=size, entries=entries)
+    return LogShare(size=size, entries=entries)
 
 
 def _asked(ask: Callable[[int], R], figure: int) -> R:
@@ -182,7 +181,7 @@ class Model:
     ranges: Ranges
     quarantine: Quarantine
     pacing: Pacing
-    room: Room
+    room: LogShare
     weight_bytes: int
     device: torch.device
     target: float | None

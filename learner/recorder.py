@@ -18,17 +18,18 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from penstock.broker.log.replies import Renewal
 from penstock.config.configuration_error import how_to_install
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.evaluation import Result, base_json, scores_json
 from penstock.learner.feed.log_feed import LogBatch
-from penstock.learner.ledger import Balance, Drop, Ledger
+from penstock.learner.ledger import Balance, Drop, Ledger, open_at_line
 from penstock.learner.publish.kept_versions import FinalPolicy, last, name_final, write_final
 from penstock.policy import weights
 from penstock.runtime import metrics
+from penstock.runtime.output_file import replace_file
 
 if TYPE_CHECKING:
     from penstock.learner.learner import Learner
@@ -110,7 +111,7 @@ class Recorder:
     ) -> None:
         self._run_dir = run_dir
         self._tracking = tracking or Tracking({})
-        self._file = _open_at_line(run_dir / "metrics.jsonl")
+        self._file = open_at_line(run_dir / "metrics.jsonl")
         self._since = _Since(env_steps, time.monotonic())
         self._last: dict[str, float] = {}
         self.staleness = staleness
@@ -164,15 +165,13 @@ class Recorder:
             return
         here = snapshot()
         line = self._line(here, max(elapsed, 1e-9))
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(f"{json.dumps(line)}\n".encode())
         self._file.flush()
         self._tracking.offer(line)
         self._since = _Since(here["env_steps"], time.monotonic(), here["publish_s"], here["checkpoint_s"])
 
     def finish(self, account: Mapping[str, Any]) -> None:
-        temporary = self._run_dir / "learner.json.tmp"
-        temporary.write_text(json.dumps(account, indent=2) + "\n")
-        temporary.replace(self._run_dir / "learner.json")
+        replace_file(self._run_dir / "learner.json", f"{json.dumps(account, indent=2)}\n".encode())
         self._file.close()
         self._tracking.close()
 
@@ -194,16 +193,6 @@ class Recorder:
             **evaluated,
             **self._last,
         }
-
-
-def _open_at_line(path: Path) -> TextIO:
-    """Open to append, behind a last line that a crash may have torn."""
-    before = path.read_bytes() if path.exists() else b""
-    torn = before != b"" and not before.endswith(b"\n")
-    file = path.open("a", encoding="utf-8")
-    if torn:
-        file.write("\n")
-    return file
 
 
 # ---- Seconds of training: from the first experience on, over all processes of a run.

@@ -36,8 +36,8 @@ class Settles(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
-    """What an algorithm keeps from being trimmed at most: payload bytes and entries of the log."""
+class LogShare:
+    """A share of the log: payload bytes and entries."""
 
     size: int = 0
     entries: int = 0
@@ -193,12 +193,12 @@ class Algorithm(ABC):
         """Return the number of the oldest log entry still needed; None: none behind the settled position."""
         return None
 
-    def retains(self, fragment_bytes: int) -> Retained:
-        """Return the most that it will need behind the settled position. fragment_bytes: of a full fragment.
+    def retains(self, fragment_bytes: int) -> LogShare:
+        """Return the most that it will need of what is settled. fragment_bytes: of a full fragment.
 
         Raises ValueError, with the figures, where its memory cannot hold one.
         """
-        return Retained()
+        return LogShare()
 
     def reload(self, batch: Batch) -> None:
         """Take entries back after `load`, from `retain_from` on, oldest first.

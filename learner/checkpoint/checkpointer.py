@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import Answer, Commit, Lease, Renewal
-from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.algorithms.algorithm import Algorithm, LogShare
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore, Damaged
 from penstock.learner.lease import LeaseKeeper
@@ -32,20 +32,12 @@ PRESSURE: Final = 0.6
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """Room of the log beside the budget and what the algorithm retains, in bytes and entries."""
-
-    size: int
-    entries: int
-
-
 @dataclass(eq=False)
 class Checkpointer:
     """Makes the checkpoints of this process, between two updates.
 
-    lineage: commits behind the start, oldest first. retain_from: number of the oldest entry that the
-    algorithm needs, which is in the state of the newest checkpoint of the lineage.
+    lineage: commits before the start, oldest first. room: of the log, beside the budget and what the
+    algorithm retains. retain_from: returns the number of the oldest entry that the algorithm needs.
     """
 
     store: CheckpointStore
@@ -56,7 +48,7 @@ class Checkpointer:
     lineage: InitVar[Sequence[Commit]]
     lineage_path: Path
     interval_s: float
-    room: Room
+    room: LogShare
     retain_from: Callable[[], int | None] = lambda: None
 
     def __post_init__(self, lineage: Sequence[Commit]) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from penstock.protocol.limits import check_id
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
-from penstock.runtime.output_file import sync_folder
+from penstock.runtime.output_file import replace_file, sync_folder
 
 FORMAT: Final = 1
 BEST: Final = "evaluation/best"
@@ -144,7 +144,7 @@ class CheckpointStore:
         return sorted((name for name in names if not name.startswith(_TEMPORARY)), reverse=True)
 
     def name_ignored(self, committed: Sequence[str]) -> None:
-        """Log which directories do not count; remove those that a crash left half-written."""
+        """Log the directories that were never committed; remove those that a crash left half-written."""
         for path in self.directory.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
         for checkpoint_id in self.ids():
@@ -153,9 +153,8 @@ class CheckpointStore:
 
     def name_best(self, checkpoint_id: str) -> None:
         if checkpoint_id != self.best():
-            temporary = self.directory / f"{_POINTER}.tmp"
-            temporary.write_text(json.dumps({"checkpoint": checkpoint_id}) + "\n")
-            temporary.replace(self.directory / _POINTER)
+            pointer = json.dumps({"checkpoint": checkpoint_id}) + "\n"
+            replace_file(self.directory / _POINTER, pointer.encode())
 
     def best(self) -> str:
         """Return the id of the checkpoint of the best evaluation; "" without one, or where power was lost."""
@@ -264,7 +263,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class NameRefused(Exception):
-    """Reports a name that is taken, or that no checkpoint has; the message names the remedy."""
+    """Reports a name that another checkpoint has, or that none has; the message names the remedy."""
 
 
 class NoRoom(Exception):

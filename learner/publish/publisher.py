@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from penstock.broker.log.learner_log import LearnerLog
@@ -176,7 +177,16 @@ class Publisher:
             return
         blob = weights.encode(offer.weights)
         failpoint("publish.before", offer.update)
-        self.latest = self.lease.patiently(lambda: self._send(blob, offer))
+        send = partial(
+            self.learner_log.publish,
+            blob,
+            update=offer.update,
+            settled=offer.settled,
+            scalars=offer.scalars,
+            round=offer.round,
+            pin=offer.evaluate,
+        )
+        self.latest = self.lease.patiently(send)
         self.interval.published(len(blob))
         failpoint("publish.after", offer.update)
         self.count += 1
@@ -190,16 +200,6 @@ class Publisher:
         self.seconds += time.perf_counter() - started
         metrics.UPDATE_SECONDS.labels("publish").observe(time.perf_counter() - started)
         metrics.WEIGHT_VERSION_PUBLISHED.set(self.latest.version)
-
-    def _send(self, blob: bytes, offer: PendingPublication) -> Publication:
-        return self.learner_log.publish(
-            blob,
-            update=offer.update,
-            settled=offer.settled,
-            scalars=offer.scalars,
-            round=offer.round,
-            pin=offer.evaluate,
-        )
 
     def _have_evaluated(self, blob: bytes, offer: PendingPublication) -> None:
         candidate = Candidate(

@@ -28,7 +28,7 @@ from penstock.learner.algorithms.algorithm import (
     ERROR,
     OF_THE_DEVICE,
     AlgorithmState,
-    Retained,
+    LogShare,
     Settles,
     Trained,
     Update,
@@ -442,7 +442,7 @@ class OffPolicy(Trained):
     def retain_from(self) -> int | None:
         return self.replay.retain_from()
 
-    def retains(self, fragment_bytes: int) -> Retained:
+    def retains(self, fragment_bytes: int) -> LogShare:
         """As many entries as steps: each holds at least one."""
         section = self.section
         if fragment_bytes > section.capacity_bytes:
@@ -450,7 +450,7 @@ class OffPolicy(Trained):
                 f"algorithm.capacity_bytes={section.capacity_bytes}: a fragment alone has {fragment_bytes}; "
                 "give at least that, or lower actor.unroll_length or environment.count"
             )
-        return Retained(size=section.capacity_bytes, entries=section.capacity)
+        return LogShare(size=section.capacity_bytes, entries=section.capacity)
 
     def reload(self, batch: Batch) -> None:
         for source, fragment in batch.fragments():

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.config.settings import OnPolicySection
-from penstock.learner.algorithms.algorithm import AlgorithmState
-from penstock.learner.checkpoint.checkpointer import Checkpointer, Room
+from penstock.learner.algorithms.algorithm import AlgorithmState, LogShare
+from penstock.learner.checkpoint.checkpointer import Checkpointer
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import Ledger, Progress
@@ -50,11 +50,11 @@ def test_the_lineage_names_the_version_that_its_checkpoint_knows(redis_url: str,
         lineage=(),
         lineage_path=lineage,
         interval_s=3600,
-        room=Room(size=2**20, entries=1000),
+        room=LogShare(size=2**20, entries=1000),
     )
     assert isinstance(given.algorithm, OnPolicySection)
     algorithm = Overtaken(given.algorithm, lambda: log.publish(b"weights-2", update=1, settled=0, scalars={}))
-    checkpointer.save(algorithm, Progress(run=RUN, sections={}, log=lease.known()))
+    checkpointer.save(algorithm, Progress(run=RUN, sections={}, log=lease.learner_log.snapshot()))
     (line,) = map(json.loads, lineage.read_text().splitlines())
     checkpoint = store.read(line["checkpoint"])
     assert line["version"] == checkpoint.state["log"]["version"] == known
