@@ -26,7 +26,7 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.evaluation import Result, base_json, scores_json
 from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.ledger import Balance, Drop, Ledger, open_at_line
-from penstock.learner.publish.kept_versions import FinalPolicy, last, name_final, write_final
+from penstock.learner.publish.kept_versions import FinalPolicy, name_final, write_final
 from penstock.policy import weights
 from penstock.runtime import metrics
 from penstock.runtime.output_file import replace_file
@@ -118,8 +118,8 @@ class Recorder:
 
     @classmethod
     def of_run(cls, settings: Settings, run_dir: Path, env_steps: int, staleness: Mapping[str, int]) -> Self:
-        place = TrackedRun(settings=settings, run_dir=run_dir, first_step=env_steps)
-        return cls(run_dir, Staleness(staleness), env_steps, make_tracking(place))
+        tracking = make_tracking(settings, run_dir, first_step=env_steps)
+        return cls(run_dir, Staleness(staleness), env_steps, tracking)
 
     def updated(
         self,
@@ -262,15 +262,6 @@ _FLUSH_S: Final = 5
 _NO_VALUES: Final = ("time", "env_steps")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackedRun:
-    """The run for which a tracker is opened. first_step: environment steps at which this learner began."""
-
-    settings: Settings
-    run_dir: Path
-    first_step: int
-
-
 class Tracker(Protocol):
     """An open tracker, used by one thread; its methods may raise any error."""
 
@@ -365,8 +356,10 @@ class _Feed:
             log.warning("a tracker did not take a line; training goes on", extra=words)
 
 
-def make_tracking(place: TrackedRun) -> Tracking:
-    return Tracking({name: partial(_OPENERS[name], place) for name in place.settings.metrics.trackers})
+def make_tracking(settings: Settings, run_dir: Path, *, first_step: int) -> Tracking:
+    """Return the trackers of a run. first_step: environment steps at which this learner began."""
+    names = settings.metrics.trackers
+    return Tracking({name: partial(_OPENERS[name], settings, run_dir, first_step) for name in names})
 
 
 def check_installed(names: Iterable[str]) -> None:
@@ -383,11 +376,11 @@ class _EventFiles:
     Their figures beyond the first step of this learner are not shown.
     """
 
-    def __init__(self, place: TrackedRun) -> None:
+    def __init__(self, _settings: Settings, run_dir: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - takes seconds
 
-        folder, purge_step = str(place.run_dir / "tensorboard"), place.first_step or None
-        self._writer = SummaryWriter(folder, purge_step=purge_step, flush_secs=_FLUSH_S)
+        folder = str(run_dir / "tensorboard")
+        self._writer = SummaryWriter(folder, purge_step=first_step or None, flush_secs=_FLUSH_S)
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -404,18 +397,18 @@ class _WandbRun:
     folder, for `wandb sync` to send later.
     """
 
-    def __init__(self, place: TrackedRun) -> None:
+    def __init__(self, settings: Settings, run_dir: Path, _first_step: int) -> None:
         import wandb  # noqa: PLC0415 - an extra
 
-        section = place.settings.metrics
+        section = settings.metrics
         self._run = wandb.init(
             project=section.wandb_project,
-            name=place.settings.run,
-            id=place.settings.run,
+            name=settings.run,
+            id=settings.run,
             resume="allow",
             mode=section.wandb_mode,
-            dir=str(place.run_dir),
-            config=configuration(place.settings),
+            dir=str(run_dir),
+            config=configuration(settings),
             settings=wandb.Settings(console="off", silent=True),
         )
         # Their own step only rises, and ours goes back when a learner resumes.
@@ -428,7 +421,7 @@ class _WandbRun:
         self._run.finish()
 
 
-_OPENERS: Final[dict[str, Callable[[TrackedRun], Tracker]]] = {
+_OPENERS: Final[dict[str, Callable[[Settings, Path, int], Tracker]]] = {
     "tensorboard": _EventFiles,
     "wandb": _WandbRun,
 }
@@ -486,7 +479,7 @@ def leave_account(learner: "Learner", ending: str, restored: Result | None, *, f
     """
     final = _final(learner, restored)
     write_final(learner.run_dir, final)
-    learner.kept.finish(last(final, learner.evaluation, learner.publisher.latest, ending))
+    learner.kept.finish(final, learner.evaluation, learner.publisher.latest, ending)
     name_final(learner.run_dir)
     balance = _balance(learner)
     if not balance.balanced:

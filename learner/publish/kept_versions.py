@@ -1,13 +1,14 @@
-"""Versions to keep: registered, their bytes on disk and pinned in Redis, off the learner's critical path.
+"""Versions that are kept: registered, with their bytes on disk and pinned in Redis, in a thread of its own.
 
-    best      an evaluation with a higher mean than any before    (offered by the thread of the episodes)
-    periodic  what a run begins with, and every `learner.keep_every_updates` updates  (the publisher's thread)
-    final     the version that the process ends with              (`finish`, in the main thread)
+    best      an evaluation with a higher mean than any before         (offered by the thread of the episodes)
+    periodic  the first version, and one every `learner.keep_every_updates` updates  (the publisher's thread)
+    final     the version that the process ends with                   (`finish`, in the main thread)
 
-A thread writes the file, then registers, then makes Redis and the folder follow the registry, at least every
-POLL_S. A registry that does not answer or a full disk is logged, counted and tried again: learning goes on.
-A refused write to Redis ends the process as everywhere. The first round imports SQLAlchemy, which takes the
-interpreter for half a second: it comes with the first version, unless there is a registry already.
+The thread writes the file, registers the version, and then makes Redis and the folder follow the registry, at
+least every POLL_S. A registry that does not answer, or a full disk, is logged and counted, and the thread
+tries again: learning continues. A write that Redis refuses ends the process. The first round imports
+SQLAlchemy, which blocks the interpreter for half a second: it comes with the first version, or at the start
+where a registry exists already.
 """
 
 import base64
@@ -16,7 +17,7 @@ import logging
 import math
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -129,51 +130,12 @@ BY: Final = "learner"
 log = logging.getLogger(__name__)
 
 
-# ---- A version that is a candidate for registration.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionCandidate:
-    """A publication to register."""
-
-    publication: Publication
-    blob: bytes
-    origin: records.Origin
-    evaluation: records.Evaluation | None = None
-    reason: str = ""
-
-
-def _candidate(
-    of: "Candidate | FinalPolicy", origin: records.Origin, result: "Result | None", reason: str
-) -> VersionCandidate:
-    """result: its evaluation, which is recorded where an environment's returns have a finite mean."""
-    score, evaluation = None if result is None else result.counted, None
-    if score is not None and math.isfinite(score.mean) and math.isfinite(score.std):
-        evaluation = records.Evaluation(**asdict(score))
-    publication = Publication(of.version, of.update, weights.sha256(of.blob), len(of.blob))
-    return VersionCandidate(
-        publication=publication, blob=of.blob, origin=origin, evaluation=evaluation, reason=reason
-    )
-
-
-def last(
-    final: FinalPolicy, evaluation: "CandidateEvaluation", newest: Publication, why: str
-) -> VersionCandidate | None:
-    """Return the candidate that a process ends with; None where it was not published as it is."""
-    results = (evaluation.solved, evaluation.last, evaluation.best)
-    # The best version may have been published again: the same bytes were evaluated under another number.
-    evaluated = next((one for one in results if one and one.candidate.blob == final.blob), None)
-    candidate = _candidate(final, records.Origin.FINAL, evaluated, f"the learner ended: {why}")
-    known = {one.candidate.version for one in results if one}
-    return candidate if candidate.publication == newest or final.version in known else None
-
-
 POLL_S: Final = 2.0
 """Seconds within which changes by operators reach Redis and the folder."""
 _DECISIONS: Final = (records.Action.PROMOTED, records.Action.ROLLED_BACK, records.Action.TRAFFIC)
 MAX_WAITING: Final = 4
-"""Most offers that wait for a registry which does not answer: the newest, and the oldest, which may be what
-the run began with."""
+"""Most versions that wait for a registry which does not answer: the newest and the oldest, with which the run
+may have begun."""
 
 
 class KeptVersions:
@@ -196,7 +158,7 @@ class KeptVersions:
         self._hasten = threading.Event()
         self._changed = threading.Lock()
         self._serial = threading.Lock()
-        self._waiting: list[VersionCandidate] = []
+        self._waiting: list[tuple[records.NewVersion, bytes]] = []
         self._own: list[int] = []
         self._periods: int | None = None
         self._highest = 0
@@ -212,6 +174,7 @@ class KeptVersions:
             self._poll()
 
     def published(self, publication: Publication, blob: bytes) -> None:
+        """Offer a publication with which a period of `learner.keep_every_updates` begins."""
         if self._keep_every is None:
             return
         periods = publication.update // self._keep_every
@@ -220,20 +183,41 @@ class KeptVersions:
         self._periods = periods
         if is_due:
             reason = f"every {self._keep_every} updates"
-            self.offer(
-                VersionCandidate(
-                    publication=publication, blob=blob, origin=records.Origin.PERIODIC, reason=reason
-                )
-            )
+            self._offer(publication, blob, records.Origin.PERIODIC, reason)
 
     def evaluated(self, result: "Result") -> None:
         """Offer the evaluated version; it is registered unless one before was at least as good."""
         reason = f"mean return {result.mean:g} over {result.counted.episodes} episodes"
-        self.offer(_candidate(result.candidate, records.Origin.BEST, result, reason))
+        of = result.candidate
+        self._offer(_publication(of), of.blob, records.Origin.BEST, reason, result)
 
-    def offer(self, candidate: VersionCandidate) -> None:
+    def _offer(
+        self,
+        publication: Publication,
+        blob: bytes,
+        origin: records.Origin,
+        reason: str,
+        result: "Result | None" = None,
+    ) -> None:
+        """result: its evaluation, which is recorded where an environment's returns have a finite mean."""
+        score, evaluation = None if result is None else result.counted, None
+        if score is not None and math.isfinite(score.mean) and math.isfinite(score.std):
+            evaluation = records.Evaluation(**asdict(score))
+        row = records.NewVersion(
+            policy=self._policy,
+            version=publication.version,
+            run=self._run,
+            update=publication.update,
+            sha256=publication.sha256,
+            size_bytes=publication.size,
+            configuration=self._configuration,
+            origin=origin,
+            evaluation=evaluation,
+            reason=reason,
+            place=str(self._run_dir.resolve()) if self._is_shared else "",
+        )
         with self._changed:
-            oldest, *others = [*self._waiting, candidate]
+            oldest, *others = [*self._waiting, (row, blob)]
             self._waiting = [oldest, *others[1 - MAX_WAITING :]]
         self._hasten.set()
 
@@ -249,13 +233,24 @@ class KeptVersions:
             if self._waiting or self._is_there():
                 self._poll()
 
-    def finish(self, candidate: VersionCandidate | None) -> None:
-        """Register the version that the process ends with, and the offers that still wait, in this thread."""
-        if candidate is not None:
-            self.offer(candidate)
+    def finish(
+        self, final: FinalPolicy, evaluation: "CandidateEvaluation", newest: Publication, why: str
+    ) -> None:
+        """Register the final policy and the versions that still wait, in this thread.
+
+        The final policy is left out where these weights were not published under that version. newest:
+        publication. why: reason for which the learner ended.
+        """
+        results = [one for one in (evaluation.solved, evaluation.last, evaluation.best) if one]
+        # The best version may have been published again: the same bytes were evaluated under another number.
+        evaluated = next((one for one in results if one.candidate.blob == final.blob), None)
+        publication = _publication(final)
+        if publication == newest or final.version in {one.candidate.version for one in results}:
+            reason = f"the learner ended: {why}"
+            self._offer(publication, final.blob, records.Origin.FINAL, reason, evaluated)
         self._poll()
         with self._changed:
-            left = [one.publication.version for one in self._waiting]
+            left = [row.version for row, _ in self._waiting]
         if left:
             log.error("versions that are not registered: the registry failed", extra={"versions": left})
         if self._registry is not None:
@@ -292,52 +287,34 @@ class KeptVersions:
             waiting = list(self._waiting)
         if waiting:
             self._lease.confirm()
-        for candidate in waiting:
+        for row, blob in waiting:
             try:
-                self._register(registry, candidate)
+                self._register(registry, row, blob)
             except (records.DifferentBytes, records.TooManyPinned) as error:
                 self._note(error)  # would be refused again
             with self._changed:
-                self._waiting = [one for one in self._waiting if one is not candidate]
+                self._waiting = [one for one in self._waiting if one[0] is not row]
 
-    def _register(self, registry: "Registry", candidate: VersionCandidate) -> None:
-        policy, version = self._policy, candidate.publication.version
+    def _register(self, registry: "Registry", row: records.NewVersion, blob: bytes) -> None:
+        policy, version, found = row.policy, row.version, row.evaluation
         known = {one.version: one for one in registry.list(policy) if one.run == self._run}
         others = [one.evaluation.mean for one in known.values() if one.evaluation and one.version != version]
         is_new = version not in known
-        found = candidate.evaluation
         is_best = found is not None and all(found.mean > other for other in others)
-        if is_new and candidate.origin is records.Origin.BEST and not is_best:
+        if is_new and row.origin is records.Origin.BEST and not is_best:
             return
         if is_new:
+            parents = [before for before in (self._parent, *self._own) if 0 < before < version]
             failpoint("keep.writing", version)
-            weight_files.write_kept(self._run_dir, version, candidate.blob)
+            weight_files.write_kept(self._run_dir, version, blob)
             failpoint("keep.registering", version)
-            registry.register(self._row(candidate), by=BY, make_room=True)
+            registry.register(replace(row, parent=max(parents, default=None)), by=BY, make_room=True)
             self._own.append(version)
-            log.info("version kept", extra={"version": version, "origin": candidate.origin.value})
-        elif candidate.evaluation not in (None, known[version].evaluation):
-            registry.record_evaluation(policy, version, candidate.evaluation, by=BY)
-        if candidate.origin is not records.Origin.PERIODIC and self._activate_first:
-            self._activate(registry, version, is_last=candidate.origin is records.Origin.FINAL)
-
-    def _row(self, candidate: VersionCandidate) -> records.NewVersion:
-        publication = candidate.publication
-        before = [version for version in (self._parent, *self._own) if version < publication.version]
-        return records.NewVersion(
-            policy=self._policy,
-            version=publication.version,
-            run=self._run,
-            update=publication.update,
-            sha256=publication.sha256,
-            size_bytes=publication.size,
-            configuration=self._configuration,
-            origin=candidate.origin,
-            parent=max(before, default=0) or None,
-            evaluation=candidate.evaluation,
-            reason=candidate.reason,
-            place=str(self._run_dir.resolve()) if self._is_shared else "",
-        )
+            log.info("version kept", extra={"version": version, "origin": row.origin.value})
+        elif found is not None and found != known[version].evaluation:
+            registry.record_evaluation(policy, version, found, by=BY)
+        if row.origin is not records.Origin.PERIODIC and self._activate_first:
+            self._activate(registry, version, is_last=row.origin is records.Origin.FINAL)
 
     def _activate(self, registry: "Registry", version: int, *, is_last: bool) -> None:
         """Make the first version active, at the end the best; an operator's earlier decision stays."""
@@ -441,6 +418,10 @@ class KeptVersions:
         if str(error) != self._failure:
             log.error("the registry of versions failed; learning goes on", extra={"error": str(error)})
         self._failure = str(error)
+
+
+def _publication(of: "Candidate | FinalPolicy") -> Publication:
+    return Publication(of.version, of.update, weights.sha256(of.blob), len(of.blob))
 
 
 def _failures() -> tuple[type[Exception], ...]:

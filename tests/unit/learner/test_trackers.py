@@ -11,7 +11,6 @@ from penstock.learner.recorder import (
     QUEUE_LINES,
     Recorder,
     Staleness,
-    TrackedRun,
     Tracking,
     check_installed,
     configuration,
@@ -55,8 +54,8 @@ def failures(name: str) -> float:
     return float(metrics.TRACKER_FAILURES.labels(name)._value.get())
 
 
-def place(run_dir: Path, *trackers: str, first_step: int = 0) -> TrackedRun:
-    """A run that is tracked offline."""
+def tracking_of(run_dir: Path, *trackers: str, first_step: int = 0) -> Tracking:
+    """The trackers of a run, offline."""
     section = {"trackers": trackers, "wandb_mode": "offline"}
     settings = load(
         [
@@ -68,7 +67,7 @@ def place(run_dir: Path, *trackers: str, first_step: int = 0) -> TrackedRun:
             }
         ]
     )
-    return TrackedRun(settings=settings, run_dir=run_dir, first_step=first_step)
+    return make_tracking(settings, run_dir, first_step=first_step)
 
 
 def scalars(run_dir: Path, name: str) -> list[tuple[int, float]]:
@@ -116,7 +115,7 @@ def test_a_tracker_that_hangs_holds_up_no_update() -> None:
 def test_a_tracker_that_cannot_be_opened_costs_its_lines_only(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     before = failures("tensorboard")
-    tracking = make_tracking(place(tmp_path, "tensorboard"))
+    tracking = tracking_of(tmp_path, "tensorboard")
     for row in ROWS:
         tracking.offer(row)
     tracking.close()
@@ -127,12 +126,12 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_only(tmp_path: Path) ->
 
 
 def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
-    first = make_tracking(place(tmp_path, "tensorboard"))
+    first = tracking_of(tmp_path, "tensorboard")
     for row in ROWS:
         first.offer(row)
     first.close()
     assert scalars(tmp_path, "mean_return") == [(64, 1.0), (128, 2.0), (192, 3.0)]
-    again = make_tracking(place(tmp_path, "tensorboard", first_step=128))
+    again = tracking_of(tmp_path, "tensorboard", first_step=128)
     again.offer({"time": 2000.0, "env_steps": 160, "mean_return": 7.0})
     again.close()
     assert scalars(tmp_path, "mean_return") == [(64, 1.0), (160, 7.0)]
@@ -146,7 +145,7 @@ def test_wandb_reads_back_what_was_written_offline(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
     before = failures("wandb")
-    tracking = make_tracking(place(tmp_path, "wandb"))
+    tracking = tracking_of(tmp_path, "wandb")
     for row in ROWS:
         tracking.offer(row)
     tracking._feeds[0].end()
