@@ -38,6 +38,16 @@ GoBack = Callable[[], None]
 """Puts back what it was made from, as it was then; any number of times."""
 
 
+def backup_of(*tensors: Tensor) -> GoBack:
+    copies = [tensor.clone() for tensor in tensors]
+
+    def go_back() -> None:
+        for tensor, copy in zip(tensors, copies, strict=True):
+            tensor.copy_(copy)
+
+    return go_back
+
+
 def flatten(module: nn.Module | Mapping[str, nn.Parameter]) -> Tensor:
     """Move all parameters of a module, or these, into one flat tensor [P] that they become views of."""
     parameters = list(module.parameters() if isinstance(module, nn.Module) else module.values())
@@ -145,12 +155,10 @@ class FlatAdam:
 
     def backup(self) -> GoBack:
         """Copy parameters, moments and the count of steps."""
-        flats, steps = (self.parameters, self.first, self.second), self.steps
-        copies = [flat.clone() for flat in flats]
+        tensors_back, steps = backup_of(self.parameters, self.first, self.second), self.steps
 
         def go_back() -> None:
-            for flat, copy in zip(flats, copies, strict=True):
-                flat.copy_(copy)
+            tensors_back()
             self.steps = steps
 
         return go_back

@@ -12,7 +12,7 @@ are drawn on the CPU, so that one seed gives one order everywhere. Used by one t
 import itertools
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -61,9 +61,9 @@ class Transitions:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """M transitions of one fragment, by time and then by column, over its F frames.
+    """M transitions over F frames: those of one fragment, by time and then by column, or those of the ring.
 
-    frames: observations and action masks by path, raw, [F, *shape], each once.
+    frames: observations and action masks by path, raw, [F, *shape], each once; {} in the ring (`FrameRing`).
     before, after: int64 [M, k], the frames of the stack of `observation` and of `following`, oldest first.
     action, reward, discount: see `Transitions`.
     """
@@ -78,11 +78,9 @@ class Steps:
     def __len__(self) -> int:
         return len(self.reward)
 
-    def read(self, stack: FrameStack) -> Transitions:
-        before, after = (
-            {path: frames[rows] for path, frames in self.frames.items()} for rows in (self.before, self.after)
-        )
-        return Transitions(stack.row(before), self.action, self.reward, self.discount, stack.row(after))
+    def columns(self) -> list[Tensor]:
+        """Return everything that has M rows."""
+        return [self.reward, self.discount, self.before, self.after, *self.action.values()]
 
 
 def transitions(fragment: Batch, stack: FrameStack, *, discount: float, steps: int) -> Steps:
@@ -322,7 +320,7 @@ class Replay:
         self._frames: FrameRing | None = None
         self._spans: dict[int, tuple[int, int]] = {}
         """Frames of each entry, oldest first: the number of the first and of the one behind the last."""
-        self._rows: _Rows | None = None
+        self._rows: Steps | None = None
         self._entries: deque[Entry] = deque()
         self._awaited: deque[tuple[Entry, Tensor | None]] = deque()
         self._lost = 0
@@ -384,10 +382,7 @@ class Replay:
         del self._entries[at]
         for first in range(start, self.size - entry.rows, _MOVED_AT_ONCE):
             self._move(first, entry.rows, min(_MOVED_AT_ONCE, self.size - entry.rows - first))
-        self.size -= entry.rows
-        self._bytes -= entry.size
-        self._clear(self._ring(self.size, entry.rows))
-        self._forget_frames(number)
+        self._forget(entry, self.size)
         return True
 
     def _move(self, first: int, by: int, count: int) -> None:
@@ -399,12 +394,9 @@ class Replay:
             self._tree.set(into, self._tree.get(out))
 
     def withdraw(self, number: int) -> None:
+        """Remove an entry if it is the newest."""
         if self._entries and self._entries[-1].number == number:
-            entry = self._entries.pop()
-            self._bytes -= entry.size
-            self.size -= entry.rows
-            self._clear(self._ring(self.size, entry.rows))
-            self._forget_frames(number)
+            self._forget(self._entries.pop(), self.size)
 
     def _append(self, entry: Entry, new: Steps) -> Tensor:
         if self._rows is None or self._frames is None:
@@ -413,7 +405,7 @@ class Replay:
         start = self._frames.append(new.frames)
         self._spans[entry.number] = (start, self._frames.end)
         index = self._ring(self.size, entry.rows)
-        written = _Rows(new.action, new.reward, new.discount, new.before + start, new.after + start)
+        written = replace(new, before=new.before + start, after=new.after + start)
         for kept, rows in zip(self._rows.columns(), written.columns(), strict=True):
             kept[index] = rows.to(self.device)
         self._entries.append(entry)
@@ -423,22 +415,23 @@ class Replay:
 
     def _evict(self) -> None:
         entry = self._entries.popleft()
-        self._clear(self._ring(0, entry.rows))
+        self._forget(entry, entry.rows)
         self._first = (self._first + entry.rows) % self.capacity
+
+    def _forget(self, entry: Entry, end: int) -> None:
+        """Forget an entry whose rows lie before row `end` of the ring.
+
+        The frames of an entry in the middle stay until those of the entries before it are gone.
+        """
+        assert self._frames is not None, "there is an entry"
+        if self._tree is not None:
+            index = self._ring(end - entry.rows, entry.rows)
+            self._tree.set(index, torch.zeros(entry.rows, dtype=torch.float64, device=self.device))
         self.size -= entry.rows
         self._bytes -= entry.size
-        self._forget_frames(entry.number)
-
-    def _forget_frames(self, number: int) -> None:
-        """Forget those of an entry; of one in the middle they stay until the entries before it are gone."""
-        assert self._frames is not None, "there is an entry"
-        del self._spans[number]
+        del self._spans[entry.number]
         held = list(self._spans.values())
         self._frames.keep(held[0][0], held[-1][1]) if held else self._frames.keep(0, 0)
-
-    def _clear(self, index: Tensor) -> None:
-        if self._tree is not None:
-            self._tree.set(index, torch.zeros(len(index), dtype=torch.float64, device=self.device))
 
     def _ring(self, start: int, count: int) -> Tensor:
         """Return the places of `count` rows from the one that is `start` behind the oldest."""
@@ -595,30 +588,17 @@ class Replay:
         return lost
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Columns of the ring. before, after: int64 [n, k], numbers of frames."""
-
-    action: dict[str, Tensor]
-    reward: Tensor
-    discount: Tensor
-    before: Tensor
-    after: Tensor
-
-    def columns(self) -> list[Tensor]:
-        return [self.reward, self.discount, self.before, self.after, *self.action.values()]
-
-
-def _room(like: Steps, capacity: int, device: torch.device) -> _Rows:
-    """Return uninitialised rows for `capacity` transitions; the system provides pages as they are written."""
+def _room(like: Steps, capacity: int, device: torch.device) -> Steps:
+    """Return columns for `capacity` transitions, not initialised: pages are provided as they are written."""
 
     def empty(rows: Tensor) -> Tensor:
         return torch.empty((capacity, *rows.shape[1:]), dtype=rows.dtype, device=device)
 
-    return _Rows(
+    return Steps(
+        frames={},
+        before=empty(like.before),
+        after=empty(like.after),
         action={path: empty(rows) for path, rows in like.action.items()},
         reward=empty(like.reward),
         discount=empty(like.discount),
-        before=empty(like.before),
-        after=empty(like.after),
     )

@@ -37,7 +37,7 @@ from penstock.learner.algorithms.algorithm import (
     under,
     verdict,
 )
-from penstock.learner.algorithms.gradient import FlatAdam, GoBack, flatten
+from penstock.learner.algorithms.gradient import FlatAdam, GoBack, backup_of, flatten
 from penstock.learner.algorithms.losses import factor
 from penstock.learner.algorithms.off_policy.memory import (
     Replay,
@@ -179,12 +179,7 @@ class Target(Generic[M]):
             self._flat.lerp_(self.online.parameters, self.rate)
 
     def backup(self) -> GoBack:
-        copy = self._flat.clone()
-
-        def go_back() -> None:
-            self._flat.copy_(copy)
-
-        return go_back
+        return backup_of(self._flat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from penstock.protocol.spaces import MultiDiscrete
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import ACTION, ACTIONS, OBSERVATION, Actor, entry_of
 from tests.support.experience.replay_worlds import STATES, corridor, corridor_values, q_policy
+from tests.support.experience.steps import read
 
 DISCOUNT = 0.9
 SMALL: dict[str, Any] = {
@@ -225,7 +226,7 @@ def test_what_a_mask_forbids_is_no_next_action() -> None:
     for given in (free, bound):
         ((_, fragment),) = given.fragments()
         stack = algorithm.policy.memory.frames
-        rows = transitions(fragment, stack, discount=DISCOUNT, steps=1).read(stack)
+        rows = read(transitions(fragment, stack, discount=DISCOUNT, steps=1), stack)
         targets.append(algorithm._targets(rows) - rows.reward)
         values = algorithm.policy.outputs(
             algorithm.policy.read({"observation": rows.following["observation"]})

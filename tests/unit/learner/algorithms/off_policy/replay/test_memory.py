@@ -14,6 +14,7 @@ from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering
 from tests.support.experience.replay_fragments import batch, fragment
+from tests.support.experience.steps import read
 
 CPU = torch.device("cpu")
 PRIORITISED = 0.6
@@ -311,7 +312,7 @@ def test_stacks_stay_what_they_were_while_entries_come_and_go(data: st.DataObjec
         if memory.entries and data.draw(st.integers(0, 3)) == 0:
             memory.remove(data.draw(st.sampled_from(memory.entries)).number)
         if memory.size:
-            held = [known[entry.number].read(stack) for entry in memory.entries]
+            held = [read(known[entry.number], stack) for entry in memory.entries]
             expected = {
                 f"{kind}/{path}": [
                     number for row in held for number in getattr(row, field)[path].flatten().tolist()

@@ -13,6 +13,7 @@ from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering
 from tests.support.experience.replay_fragments import Ends, batch, fragment
+from tests.support.experience.steps import read
 
 DISCOUNT = 0.5
 STACK = FrameStack(box(1), 1)
@@ -55,7 +56,7 @@ def walked(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], .
 def built(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], ...], n: int) -> list[Row]:
     """By the code under test."""
     (one,) = batch(fragment(steps, slots, ends=ends, invalid=invalid)).fragments()
-    made = transitions(one[1], STACK, discount=DISCOUNT, steps=n).read(STACK)
+    made = read(transitions(one[1], STACK, discount=DISCOUNT, steps=n), STACK)
     columns = (made.observation["observation"], made.reward, made.discount, made.following["observation"])
     return [Row(*values) for values in zip(*(column.flatten().tolist() for column in columns), strict=True)]
 
@@ -100,7 +101,7 @@ def test_ragged_fragments_are_taken_apart_without_their_padding() -> None:
     for part, (_, one) in zip(parts, together, strict=True):
         (alone,) = batch(part).fragments()
         first, second = (
-            transitions(of, STACK, discount=DISCOUNT, steps=3).read(STACK) for of in (one, alone[1])
+            read(transitions(of, STACK, discount=DISCOUNT, steps=3), STACK) for of in (one, alone[1])
         )
         torch.testing.assert_close(asdict(first), asdict(second), rtol=0, atol=0)
         assert first.observation["observation"].shape == (part[0].charge, 1)
@@ -117,7 +118,7 @@ def test_a_truncated_step_is_followed_by_what_was_allowed_before_it() -> None:
     one = batch(fragment(3, 1, ends={(1, 0): "truncated"}))
     mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
     ((_, part),) = replace(one, observation=one.observation | {"mask/action": mask}).fragments()
-    following = transitions(part, STACK, discount=0.9, steps=1).read(STACK).following["mask/action"]
+    following = read(transitions(part, STACK, discount=0.9, steps=1), STACK).following["mask/action"]
     assert following.tolist() == [[False, True], [False, True], [True, False]]
 
 
@@ -128,7 +129,7 @@ def test_a_truncated_step_is_followed_by_what_its_last_observation_allows() -> N
     final = {"mask/action": torch.tensor([[True, False]])}
     known = replace(one, observation=one.observation | {"mask/action": mask}, final_mask=final)
     ((_, part),) = known.fragments()
-    following = transitions(part, STACK, discount=0.9, steps=1).read(STACK).following["mask/action"]
+    following = read(transitions(part, STACK, discount=0.9, steps=1), STACK).following["mask/action"]
     assert following.tolist() == [[False, True], [True, False], [True, False]]
 
 
@@ -143,7 +144,7 @@ def test_stacks_are_those_that_the_policy_acts_on(*, masked: bool) -> None:
         ((_, one),) = made.fragments()
         found = transitions(one, stack, discount=0.9, steps=1)
         assert len(found.frames["observation"]) == 2 * (steps + 1) + len(made.final_slot) + 2 * 2
-        rows = found.read(stack)
+        rows = read(found, stack)
         seen = policy.read(rows.observation)
         torch.testing.assert_close(seen.vector, look.inputs.vector[: valid.numel()][valid])
         after = look.inputs.vector.reshape(steps + 1, 2, -1)[1:].clone()
