@@ -31,7 +31,7 @@ from benchmarks.stand import PREFIX, Cell, Options, Table, known_median
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.gradient import Hardware
 from penstock.learner.algorithms.ppo import PPO
-from penstock.learner.batch import Batch, Fragments, Staged, Upload, assemble, check_meaning
+from penstock.learner.batch import Batch, Fragments, Upload, assemble, check_meaning
 from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.ledger import Ledger, Origin
 from penstock.learner.recorder import Recorder, Staleness
@@ -302,9 +302,9 @@ def _fed_rate(
     algorithm = PPO(network.build(device), PPOSection(), seed=0, hardware=Hardware(bfloat16=bfloat16))
     waited_s = 0.0
 
-    def update(staged: Staged) -> None:
-        staged.arrive()
-        _applied(algorithm, staged.batch)
+    def update(batch: Batch) -> None:
+        batch.arrive()
+        _applied(algorithm, batch)
 
     with _feeding(Upload(device), fragments) as batches:
         for _ in range(WARM):
@@ -335,16 +335,16 @@ def _running(loop: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _feeding(upload: Upload, fragments: Fragments) -> Iterator["queue.Queue[Staged]"]:
+def _feeding(upload: Upload, fragments: Fragments) -> Iterator["queue.Queue[Batch]"]:
     """Yield a queue of batches from a thread of their own, two ahead."""
-    batches: queue.Queue[Staged] = queue.Queue(2)
+    batches: queue.Queue[Batch] = queue.Queue(2)
 
     def feed(over: threading.Event) -> None:
         while not over.is_set():
-            staged = upload.stage(partial(assemble, fragments, upload.device))
+            batch = upload.stage(partial(assemble, fragments, upload.device))
             while not over.is_set():
                 try:
-                    batches.put(staged, timeout=0.2)
+                    batches.put(batch, timeout=0.2)
                 except queue.Full:
                     continue
                 break

@@ -1,7 +1,10 @@
-"""Fragments side by side as one batch of tensors [T, B]; ragged ones are padded with `valid` False."""
+"""Fragments side by side as one batch of tensors [T, B]; ragged ones are padded with `valid` False.
+
+By section: the batch, its copy to the device, and the check of what a fragment is trained on.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +22,10 @@ Loaded = tuple[FragmentHeader, Mapping[str, Array]]
 Fragments = Sequence[Loaded]
 
 _FINAL = "final/"
+
+
+def _is_there() -> None:
+    """Wait for nothing: the batch is where it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class Batch:
     slots: (session, slot id) of each column, to follow an environment across batches.
     sources: the fragments, in the order of their columns.
     is_flushed: an operator's flush took it: its minibatches have the steps of any other batch's.
+    arrive: waits for copies to the device; call it before use, in the thread that uses the batch.
     """
 
     observation: dict[str, Tensor]
@@ -69,6 +77,7 @@ class Batch:
     state: dict[str, Tensor] = field(default_factory=dict)
     begins: Tensor | None = None
     is_flushed: bool = False
+    arrive: Callable[[], None] = _is_there
 
     def part(
         self, columns: Tensor | slice, final_slot: Tensor, steps: int, of: Sequence[int] = ()
@@ -256,14 +265,6 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 # ---- How batches reach the device: on a CPU they are there; to a GPU they are copied while it computes.
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A batch that may still be on its way. arrive: call it in the thread that uses the batch, before."""
-
-    batch: Batch
-    arrive: Callable[[], None]
-
-
 class Upload:
     """How batches get to a device: on a CPU they are there; to a GPU they are copied while it computes.
 
@@ -274,11 +275,11 @@ class Upload:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def stage(self, assemble: Callable[[], Batch]) -> Staged:
+    def stage(self, assemble: Callable[[], Batch]) -> Batch:
         """Have a batch assembled, for a GPU in pinned memory and with its copies to the device under way."""
         stream = self._stream
         if stream is None:
-            return Staged(assemble(), in_place)
+            return assemble()
         with torch.cuda.stream(stream):
             batch = assemble()
             copied = stream.record_event()
@@ -289,7 +290,7 @@ class Upload:
             for tensor in tensors(batch):
                 tensor.record_stream(current)
 
-        return Staged(batch, arrive)
+        return replace(batch, arrive=arrive)
 
 
 def tensors(batch: Batch) -> Iterator[Tensor]:
@@ -299,10 +300,6 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, Mapping):
             yield from value.values()
-
-
-def in_place() -> None:
-    """What is there need not arrive."""
 
 
 # ---- Whether a fragment can be trained on: what its numbers mean together, and each tensor's range.

@@ -74,8 +74,7 @@ def main(
         make = partial(make_model, group=None if meeting is None else meeting.group, device=device)
     if meeting is not None and place.rank:
         return follow(lifecycle, settings, meeting, make(settings), health, connect)
-    ranks = Ranks(meeting, lifecycle.drain)
-    with _others_ended(ranks):
+    with Ranks(meeting, lifecycle.drain) as ranks:
         model = make(settings)
         with held_folder(run_dir, lifecycle.draining) as is_held:
             learner = Learner(
@@ -119,13 +118,3 @@ def held_folder(run_dir: Path, draining: threading.Event) -> Iterator[bool]:
     finally:
         if file is not None:
             file.close()
-
-
-@contextmanager
-def _others_ended(ranks: Ranks) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        ranks.end(failed=True)
-        raise
-    ranks.end(failed=False)

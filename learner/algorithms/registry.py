@@ -74,7 +74,7 @@ class HardwareMaker(Protocol):
 # What takes `hardware` belongs to ON_HARDWARE, what does not to ALONE, whatever its section says it can.
 ON_HARDWARE: Final[Mapping[str, HardwareMaker]] = {"ppo": PPO, "impala": Impala, "reinforce": Reinforce}
 ALONE: Final[Mapping[str, Maker]] = {"clone": Clone, "dqn": DQN, "random": RandomActions, "sac": SAC}
-ALGORITHMS: Final[Mapping[str, Maker]] = {**ALONE, "ppo": PPO, "impala": Impala, "reinforce": Reinforce}
+ALGORITHMS: Final[Mapping[str, Maker]] = {**ALONE, **ON_HARDWARE}
 """All that learn single steps, in float32 on one rank."""
 
 

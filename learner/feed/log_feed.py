@@ -27,11 +27,9 @@ from penstock.learner.algorithms.algorithm import Algorithm
 from penstock.learner.batch import (
     Batch,
     Loaded,
-    Staged,
     Upload,
     assemble,
     check_meaning,
-    in_place,
     nothing,
     reward_of,
 )
@@ -62,7 +60,7 @@ class LogBatch:
     origins: number → who sent it, of trained and dropped. reward: sum over the batch's steps. fragments: of
     the batch as they came, where the learner records. recorded: batches of a recording up to this one, which
     the next checkpoint notes; 0 from the log. event: of a recording, in place of a batch. flush: number of
-    the command whose flush it is; 0: none. arrive: see `Staged`.
+    the command whose flush it is; 0: none.
     """
 
     last: int = 0
@@ -82,7 +80,6 @@ class LogBatch:
     recorded: int = 0
     event: RecordedEvent | None = None
     flush: int = 0
-    arrive: Callable[[], None] = in_place
 
     @property
     def sessions(self) -> set[int]:
@@ -301,8 +298,8 @@ class LogFeed(Feed):
 
     def take(self, timeout_s: float) -> LogBatch | None:
         log_batch = self._ahead.take(timeout_s)
-        if log_batch is not None:
-            log_batch.arrive()
+        if log_batch is not None and log_batch.batch is not None:
+            log_batch.batch.arrive()
         return log_batch
 
     def drop_before(self, version: int) -> None:
@@ -453,7 +450,6 @@ class LogFeed(Feed):
         started = time.perf_counter()
         last = self._last(chosen)
         numbers = range(self._delivered + 1, last + 1)
-        staged = self._payloads.batch(chosen) if chosen else None
         headers = [_header(entry) for entry in chosen]
         found = [self._found[entry.number] for entry in chosen]
         dropped = {number: self._dropped.pop(number) for number in sorted(self._dropped) if number <= last}
@@ -464,8 +460,7 @@ class LogFeed(Feed):
             steps=sum(one.steps for one in found),
             updates=tuple(header.oldest_update for header in headers),
             versions=tuple(header.oldest_version for header in headers),
-            batch=None if staged is None else staged.batch,
-            arrive=in_place if staged is None else staged.arrive,
+            batch=self._payloads.batch(chosen) if chosen else None,
             round=self._round if self._algorithm.lock_step else None,
             size=sum(self._undelivered[number].held_bytes for number in numbers),
             created_us=min((header.created_us for header in headers), default=0),
@@ -547,7 +542,7 @@ class Payloads(Protocol):
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]: ...
 
-    def batch(self, entries: Sequence[LogEntry]) -> Staged:
+    def batch(self, entries: Sequence[LogEntry]) -> Batch:
         """Good entries as this rank's batch, in this order; everything else that was kept is forgotten."""
         ...
 
@@ -570,7 +565,7 @@ class OwnPayloads:
             for entry, payload in zip(entries, payloads, strict=True)
         ]
 
-    def batch(self, entries: Sequence[LogEntry]) -> Staged:
+    def batch(self, entries: Sequence[LogEntry]) -> Batch:
         """Assemble the entries as `Payloads` says; a batch without columns for no entries.
 
         It fetches what was not checked here. Raises Fatal where the payload of an entry that was good is not

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from safetensors.torch import load, save
@@ -44,7 +44,7 @@ from penstock.broker.log.replies import LogEntry
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.algorithms.algorithm import Algorithm, AlgorithmState, Update
 from penstock.learner.algorithms.rows import RankGroup, add_up, lost
-from penstock.learner.batch import Staged
+from penstock.learner.batch import Batch
 from penstock.learner.failures import UPDATE
 from penstock.learner.feed.log_feed import Found, OwnPayloads, Payloads, ReadAhead, State
 from penstock.learner.ledger import DIGEST_BYTES, configuration_hash
@@ -309,10 +309,13 @@ class Ranks:
         if self.meeting is not None and self.meeting.agree(algorithm, update, draining=False):
             self.drain("another rank was asked to end")
 
-    def end(self, *, failed: bool) -> None:
-        """Let the other ranks end, with a failure or without; ranks that are gone already are skipped."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Let the other ranks end, with a failure where this one fails; ranks that are gone are skipped."""
         try:
-            self._say({"what": "end", "failed": failed})
+            self._say({"what": "end", "failed": kind is not None})
         except Fatal as error:
             log.warning("the other ranks were not told of the end", extra={"why": str(error)})
 
@@ -339,7 +342,7 @@ class SharedPayloads:
             row.copy_(_numbers(found))
         return [_found(*row) for row in self.connection.add_up(numbers).tolist()]
 
-    def batch(self, entries: Sequence[LogEntry]) -> Staged:
+    def batch(self, entries: Sequence[LogEntry]) -> Batch:
         """Assign the entries, and return rank 0's own part."""
         return self.own.batch(entries[self._divided("batch", entries)[0]])
 
@@ -393,7 +396,7 @@ def follow(
     model.algorithm.load(AlgorithmState(tensors=load(data), numbers=words["numbers"]))
     threads, learner_log = ThreadGroup(), connect()
     own = OwnPayloads(learner_log, settings, model)
-    ahead = ReadAhead[Staged](settings.learner.prefetch_batches, threads.stop)
+    ahead = ReadAhead[Batch](settings.learner.prefetch_batches, threads.stop)
     feed = FollowingFeed(learner_log, own, meeting.feed, ahead, threads.stop)
     threads.start("feed", feed.run)
     health.watch(UPDATE, settings.learner.stall_timeout_s)
@@ -413,18 +416,18 @@ def follow(
         health.suspend(UPDATE)
 
 
-def _do(words: dict[str, Any], data: bytes, model: Model, ahead: ReadAhead[Staged]) -> Update | None:
+def _do(words: dict[str, Any], data: bytes, model: Model, ahead: ReadAhead[Batch]) -> Update | None:
     """Do this rank's part of what rank 0 does; returns what all ranks compare, if anything."""
     if words["what"] == "restore":
         model.algorithm.restore(AlgorithmState(tensors=load(data), numbers=words["numbers"]))
         return RESTORED
     # The batch is ready or on its way, because rank 0 has it.
-    while (staged := ahead.take(_TAKE_S)) is None:
+    while (batch := ahead.take(_TAKE_S)) is None:
         pass
-    staged.arrive()
+    batch.arrive()
     if words["what"] == "skip":
         return None
-    batch = replace(staged.batch, is_flushed=words["is_flushed"])
+    batch = replace(batch, is_flushed=words["is_flushed"])
     update = model.algorithm.update(batch, progress=words["progress"])
     metrics.RANK_UPDATES.inc()
     return update
@@ -447,7 +450,7 @@ class FollowingFeed:
     learner_log: LearnerLog
     own: Payloads
     connection: RankConnection
-    ahead: ReadAhead[Staged]
+    ahead: ReadAhead[Batch]
     stop: threading.Event
 
     def run(self) -> None:

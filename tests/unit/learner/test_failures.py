@@ -19,7 +19,6 @@ def _log_batch(last: int) -> LogBatch:
         updates=(1,),
         versions=(1,),
         batch=None,
-        arrive=lambda: None,
         round=None,
         size=1,
         created_us=0,

@@ -25,9 +25,9 @@ def same(one: Batch, other: Batch) -> bool:
 
 def test_on_a_cpu_a_batch_is_there_at_once() -> None:
     parts = fragments()
-    staged = Upload(CPU).stage(partial(assemble, parts, CPU))
-    staged.arrive()
-    assert same(staged.batch, assemble(parts, CPU))
+    batch = Upload(CPU).stage(partial(assemble, parts, CPU))
+    batch.arrive()
+    assert same(batch, assemble(parts, CPU))
 
 
 def test_every_tensor_of_a_batch_is_named() -> None:
@@ -44,6 +44,6 @@ def test_a_batch_that_was_copied_beside_other_work_is_whole() -> None:
     busy = torch.randn((4096, 4096), device=gpu)
     for _ in range(20):
         busy = busy @ busy
-        staged = upload.stage(partial(assemble, parts, gpu))
-        staged.arrive()
-        assert same(staged.batch, assemble(parts, CPU))
+        batch = upload.stage(partial(assemble, parts, gpu))
+        batch.arrive()
+        assert same(batch, assemble(parts, CPU))
