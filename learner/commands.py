@@ -20,7 +20,7 @@ from penstock.broker.log.replies import Answer, Command, CommandRefusal
 from penstock.learner.algorithms.algorithm import AlgorithmState
 from penstock.learner.checkpoint.store import Checkpoint, Damaged, NameRefused, NoRoom
 from penstock.learner.feed.log_feed import Flush, LogBatch
-from penstock.learner.feed.recording import RecordedEvent
+from penstock.learner.feed.recording import RecordedAction
 from penstock.learner.ledger import check_network
 from penstock.runtime.exit import RunFailed
 from penstock.runtime.failpoint import failpoint
@@ -159,7 +159,7 @@ class CommandFollower:
             raise RunFailed(
                 f"the recording cannot be repeated: {event.action} {event.name!r}: {error}"
             ) from error
-        self._note(event)
+        self._record("restore" if event.action == "restore" else "checkpoint", event.name, event.command)
         self._learner.position.advance(log_batch)
         self._learner.checkpoints.consumed(0)
 
@@ -261,12 +261,12 @@ class CommandFollower:
         if not name:
             return _answer(command, "the run as it is")
         self._learner.name_checkpoint(name, command.request_id)
-        self._note(RecordedEvent("checkpoint", name, command.number))
+        self._record("checkpoint", name, command.number)
         return _answer(command, f"kept as {name}")
 
     def _restore(self, command: Command) -> Answer:
         version = self._go_back(command.argument)
-        self._note(RecordedEvent("restore", command.argument, command.number))
+        self._record("restore", command.argument, command.number)
         return _answer(command, f"published as version {version}", version=version)
 
     def _go_back(self, name: str) -> int:
@@ -298,10 +298,11 @@ class CommandFollower:
             raise _Refused(CommandRefusal.UNSUPPORTED, str(error)) from error
         learner.ranks.restore(learner.algorithm, state)
 
-    def _note(self, event: RecordedEvent) -> None:
+    def _record(self, action: RecordedAction, name: str, command: int) -> None:
         learner = self._learner
         if learner.recording is not None:
-            learner.recording.event(event, learner.ledger.position, learner.algorithm.updates)
+            position, update = learner.ledger.position, learner.algorithm.updates
+            learner.recording.event(action, name, command, position=position, update=update)
 
     def _answer(self, answer: Answer) -> None:
         self._learner.lease.patiently(lambda: self._learner.learner_log.answer(answer))

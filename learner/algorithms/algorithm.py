@@ -370,10 +370,15 @@ def culprits(trial: Callable[[Sequence[int]], str], suspects: Sequence[int]) -> 
 def _tried(attempt: Attempt, batch: Batch, *, is_rehearsal: bool) -> Update:
     try:
         return attempt(batch, is_rehearsal=is_rehearsal)
-    except OF_THE_DEVICE:
-        raise
     except ATTRIBUTABLE as error:
-        return Update(applied=False, reason=ERROR, error=error)
+        return failed(error)
+
+
+def failed(error: Exception) -> Update:
+    """Return the update that raised an error; raises it again where the device is the cause."""
+    if isinstance(error, OF_THE_DEVICE):
+        raise error
+    return Update(applied=False, reason=ERROR, error=error)
 
 
 def _or_raised(update: Update) -> Update:

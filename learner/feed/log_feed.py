@@ -33,7 +33,7 @@ from penstock.learner.batch import (
     nothing,
     reward_of,
 )
-from penstock.learner.feed.recording import RecordedEvent
+from penstock.learner.feed.recording import FrameEntry
 from penstock.learner.lease import LeaseKeeper
 from penstock.learner.ledger import DIGEST_BYTES, Drop, Origin
 from penstock.protocol import fragment as wire
@@ -78,7 +78,7 @@ class LogBatch:
     reward: float = 0.0
     fragments: tuple[wire.Fragment, ...] = ()
     recorded: int = 0
-    event: RecordedEvent | None = None
+    event: FrameEntry | None = None
     flush: int = 0
 
     @property

@@ -34,7 +34,6 @@ from penstock.learner.feed.recording import (
     FORMAT,
     FrameEntry,
     Kind,
-    RecordedEvent,
     Torn,
     find_entries,
     frames_file,
@@ -87,15 +86,18 @@ class Recording:
         return tuple(entry for entry in self._entries if entry.kind == Kind.FRAGMENT)
 
     @cached_property
-    def entries(self) -> tuple["RecordedBatch | RecordedEvent", ...]:
-        """In the order in which a learner met them."""
-        found: list[RecordedBatch | RecordedEvent] = []
+    def entries(self) -> tuple[RecordedBatch | FrameEntry, ...]:
+        """Batches, and entries of events, in the order in which a learner met them."""
+        found: list[RecordedBatch | FrameEntry] = []
         since: list[FrameEntry] = []
         for entry in self._entries:
             if entry.kind == Kind.FRAGMENT:
                 since.append(entry)
             elif entry.kind == Kind.EVENT:
-                found.append(_event(entry))
+                if entry.action not in ("checkpoint", "restore"):
+                    place = f"{entry.offset} of file {entry.file}"
+                    raise Fatal(f"the event at {place} is {entry.action!r}, which is unknown")
+                found.append(entry)
             else:
                 found.append(RecordedBatch(entry, tuple(since)))
                 since = []
@@ -141,14 +143,11 @@ class Recording:
         return fragment.header, arrays
 
 
-def _event(entry: FrameEntry) -> RecordedEvent:
-    if entry.action not in ("checkpoint", "restore"):
-        raise Fatal(f"the event at {entry.offset} of file {entry.file} is {entry.action!r}, which is unknown")
-    return RecordedEvent("restore" if entry.action == "restore" else "checkpoint", entry.name, entry.command)
+_Planned = tuple[FrameEntry | None, tuple[FrameEntry, ...]]
+"""The frame of an event, or of a batch that is repeated as it was consumed, and the fragments of that batch.
 
-
-_Planned = tuple[FrameEntry | None, tuple[FrameEntry, ...], RecordedEvent | None]
-"""The frame of a batch that is replayed as it was consumed, its fragments, or an event in its place."""
+None: the batch is formed anew.
+"""
 
 
 @dataclass(eq=False)
@@ -222,11 +221,11 @@ class RecordedFeed(Feed):
         if isinstance(self.algorithm, Imitator):
             yield from self._passes(self.algorithm.passes)
         elif self.recording.batches:
-            for batch in self.recording.entries:
-                if isinstance(batch, RecordedEvent):
-                    yield None, (), batch
-                elif batch.fragments:
-                    yield batch.entry, batch.fragments, None
+            for one in self.recording.entries:
+                if isinstance(one, FrameEntry):
+                    yield one, ()
+                elif one.fragments:
+                    yield one.entry, one.fragments
         else:
             yield from self._formed(self.recording.fragments)
 
@@ -243,15 +242,17 @@ class RecordedFeed(Feed):
             waiting.append(entry)
             charge += entry.charge
             if self.algorithm.makes_batch(len(waiting), charge):
-                yield None, tuple(waiting), None
+                yield None, tuple(waiting)
                 waiting, charge = [], 0
         if waiting:
-            yield None, tuple(waiting), None
+            yield None, tuple(waiting)
 
     def _deliver(self, planned: _Planned, count: int) -> LogBatch:
         """count: of the recording, up to this one."""
         started = time.perf_counter()
-        replayed, fragments, event = planned
+        frame, fragments = planned
+        event = frame if frame is not None and not fragments else None
+        replayed = frame if fragments else None
         loaded = self.recording.load(fragments)
         headers = [header for header, _ in loaded]
         log_batch = LogBatch(

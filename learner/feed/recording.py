@@ -28,20 +28,10 @@ from penstock.runtime import metrics
 from penstock.runtime.output_file import replace_file
 
 Maker = Literal["learner", "policy"]
+RecordedAction = Literal["checkpoint", "restore"]
+"""An operator's command that a learner followed between two batches."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedEvent:
-    """A named checkpoint that a learner made or restored between two batches.
-
-    command: number of the operator's command.
-    """
-
-    action: Literal["checkpoint", "restore"]
-    name: str
-    command: int
 
 
 # ---- A frame: one record of a recording's file.
@@ -62,7 +52,7 @@ class Kind(IntEnum):
     BATCH = 2
     """The fragments since the last one were consumed as one batch."""
     EVENT = 3
-    """An operator had the learner do something between two batches."""
+    """A named checkpoint that the learner made or restored between two batches, as an operator asked."""
 
 
 class Torn(ValueError):
@@ -126,8 +116,8 @@ class FrameEntry:
 
     file, offset, size: where it lies, in bytes.   charge: T·N of a fragment.
     position: last log entry that a batch consumed; update: updates made before it; round: of lock-step;
-    fragments: how many. command, action, name: of an event, see `RecordedEvent`.
-    flush: number of the command that a batch is a flush of; 0: none.
+    fragments: how many; flush: number of the command that it is a flush of, 0: none.
+    command, action, name: of an event: number of the command, "checkpoint" or "restore", of which checkpoint.
     """
 
     kind: int
@@ -325,8 +315,9 @@ class RecordingWriter:
         frames.append(Frame(Kind.BATCH, json.dumps(head).encode()))
         self._write(frames)
 
-    def event(self, event: RecordedEvent, position: int, update: int) -> None:
-        head = {**asdict(event), "position": position, "update": update}
+    def event(self, action: RecordedAction, name: str, command: int, *, position: int, update: int) -> None:
+        """Append an event, see `FrameEntry`."""
+        head = {"action": action, "name": name, "command": command, "position": position, "update": update}
         self._write([Frame(Kind.EVENT, json.dumps(head).encode())])
 
     def fragment(self, fragment: Fragment) -> bool:

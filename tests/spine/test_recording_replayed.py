@@ -11,7 +11,7 @@ import torch
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.learner.checkpoint.store import BEST
 from penstock.learner.feed.recorded_feed import Recording
-from penstock.learner.feed.recording import RecordedEvent
+from penstock.learner.feed.recording import FrameEntry
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from tests.processes.learner.test_learner_resume import checkpoint_now, newest
 from tests.spine.test_lock_step import lock_step, restart_empty, weights_of
@@ -138,7 +138,7 @@ def test_what_an_operator_did_is_replayed(redis_server: RedisServer, tmp_path: P
             original = learner.finish()
         assert not producer.answer("restore", "good").refusal
         audited(first, redis_server.url)
-    events = [one for one in Recording(folder).entries if isinstance(one, RecordedEvent)]
+    events = [one for one in Recording(folder).entries if isinstance(one, FrameEntry)]
     assert [(one.action, one.name) for one in events] == [("checkpoint", "good"), ("restore", "good")]
     again = replay(redis_server, second, replayed(short(), folder))
     assert_equal_learning(first, second)

@@ -25,14 +25,13 @@ from penstock.config.settings import ConfigurationError, ReplaySection
 from penstock.learner.algorithms.algorithm import (
     ATTRIBUTABLE,
     EMPTY,
-    ERROR,
-    OF_THE_DEVICE,
     AlgorithmState,
     LogShare,
     Settles,
     Trained,
     Update,
     culprits,
+    failed,
     taken_over,
     under,
     verdict,
@@ -198,17 +197,6 @@ class OffPolicyValues:
     importance_exponent: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """Gradient steps of an update. reason: why they cannot be kept, or "". error: what was raised."""
-
-    steps: list[Stepped]
-    observed: Moments | None
-    reason: str
-    metrics: dict[str, float]
-    error: Exception | None = None
-
-
 class OffPolicy(Trained):
     """An `Algorithm` that learns from replay; a subclass adds the gradient step.
 
@@ -276,9 +264,9 @@ class OffPolicy(Trained):
             section.learning_rate * factor(section.learning_rate_schedule, progress),
             section.importance_exponent + (1.0 - section.importance_exponent) * progress,
         )
-        taken = self._take_steps(batch, scheduled)
+        taken, observed = self._take_steps(batch, scheduled)
         while taken.reason and self._evict_culprits(go_back, batch, scheduled):
-            taken = self._take_steps(batch, scheduled)
+            taken, observed = self._take_steps(batch, scheduled)
         metrics = taken.metrics
         if taken.reason:
             go_back()
@@ -287,37 +275,34 @@ class OffPolicy(Trained):
             for source in reversed(batch.sources):
                 self.replay.withdraw(source.number)
         else:
-            if taken.observed is not None and self.policy.normaliser is not None:
-                self.policy.normaliser.merge(taken.observed)
+            if observed is not None and self.policy.normaliser is not None:
+                self.policy.normaliser.merge(observed)
             self._updates += 1
-            self._unpublished += len(taken.steps)
-        if taken.steps:
+            self._unpublished += taken.gradient_steps
+        if taken.gradient_steps:
             metrics |= {
                 "learning_rate": scheduled.learning_rate,
                 "replay_steps": float(self.replay.size),
             } | self.scalars(progress)
-        return Update(
-            applied=not taken.reason,
-            reason=taken.reason,
+        return replace(
+            taken,
             steps=steps,
-            gradient_steps=len(taken.steps),
             metrics={} if taken.reason else metrics,
-            publish=not taken.reason and self._is_due(),
-            error=taken.error,
+            publish=taken.applied and self._is_due(),
             collects=self.replay.size < self.limiter.minimum,
         )
 
-    def _take_steps(self, batch: Batch, scheduled: OffPolicyValues) -> _Taken:
+    def _take_steps(self, batch: Batch, scheduled: OffPolicyValues) -> tuple[Update, Moments | None]:
+        """Take the gradient steps of an update; return what they did, and moments of the observations."""
         try:
             made = self._learn(scheduled)
             with torch.no_grad():
                 observed = self._observed(batch)
                 reason, metrics = self._measure(made, observed)
-        except OF_THE_DEVICE:
-            raise
         except ATTRIBUTABLE as error:
-            return _Taken([], None, ERROR, {}, error)
-        return _Taken(made, observed, reason, metrics)
+            return failed(error), None
+        made_update = Update(applied=not reason, reason=reason, gradient_steps=len(made), metrics=metrics)
+        return made_update, observed
 
     def _learn(self, scheduled: OffPolicyValues) -> list[Stepped]:
         made = []
@@ -377,10 +362,8 @@ class OffPolicy(Trained):
         """Return why it fails, or ""."""
         try:
             return self._measure([self._step(sample, scheduled)], None)[0]
-        except OF_THE_DEVICE:
-            raise
-        except ATTRIBUTABLE:
-            return ERROR
+        except ATTRIBUTABLE as error:
+            return failed(error).reason
 
     def _is_due(self) -> bool:
         due = self._unpublished >= self.section.publish_period
