@@ -1,8 +1,8 @@
-"""What a learner learns by: one object, so that no other code asks which algorithm it is.
+"""The interface of an algorithm: one object, so that no other code depends on which algorithm it is.
 
-The feed asks `makes_batch` whether the oldest fragments of the log are enough, the loop gives `update` the
-assembled batch, publishes `published_modules` and stores `state`. An algorithm knows nothing of
-Redis, gRPC, files or threads; it is called by one thread.
+The feed calls `makes_batch` to know whether the oldest fragments of the log are enough, the loop passes the
+assembled batch to `update`, publishes `published_modules` and stores `state`. An algorithm knows nothing of
+Redis, gRPC, files or threads; one thread calls it.
 """
 
 import logging
@@ -93,15 +93,15 @@ class Algorithm(ABC):
     staleness: float = math.inf
     """Updates that experience may lag behind when it is begun (S); ∞ where experience is remembered."""
     lock_step: bool = False
-    """True when rounds replace the budget (staleness 0); `makes_batch` is then not asked."""
+    """True when rounds replace the budget (staleness 0); `makes_batch` is then not called."""
     stale_after: int | None = None
     """Fragments older than this many updates at their turn are dropped as `stale`; None: never."""
     flush_below: int | None = None
     """Steps of a batch, of which a flush takes what there is; None where that has no meaning."""
     keeps_restored: bool = False
-    """True where experience that was begun before a restore is learned from all the same, as from replay."""
+    """True where experience that was begun before a restore is still learned from, as with replay."""
     rejection: str = "rejected"
-    """What a run that ends by `has_rejected` is said to have ended by, in one word."""
+    """The reason in the summary of a run that ends by `has_rejected`, one word."""
     settles: Settles = Settles.ON_PUBLISH
     """When the settled position moves past experience that was used."""
     _updates: int = 0
@@ -128,9 +128,8 @@ class Algorithm(ABC):
     def makes_batch(self, fragments: int, charge: int) -> bool:
         """Return whether so many fragments make a batch.
 
-        charge: the sum of their charges (T·N each), in steps.
-
-        It is asked after each fragment that joins, so a batch is the fewest of which this is true.
+        charge: the sum of their charges (T·N each), in steps. The feed calls this after each fragment, so a
+        batch is the smallest number of fragments for which it is true.
         """
 
     # ---- learning
@@ -150,20 +149,20 @@ class Algorithm(ABC):
         """Return the numbers sent to actors with every version. progress: as of `update`."""
         return {}
 
-    # ---- its own judgement of what it learns
+    # ---- its own validation
 
     @property
     def has_rejected(self) -> bool:
-        """Return whether a validation of its own says that what is learned is worth nothing: learning ends.
+        """Return whether the algorithm's own validation rejects the policy, which ends learning.
 
-        The version of the best evaluation is then the newest again.
+        The version of the best evaluation is then published again.
         """
         return False
 
     def findings(self) -> dict[str, Any]:
-        """Return what the summary of a run says of what was learned, by key, as JSON values.
+        """Return facts about the policy for the summary of a run, by key, as JSON values.
 
-        Lines under `remarks` are also shown where people read the summary.
+        Lines under `remarks` are also shown to readers of the summary.
         """
         return {}
 
@@ -175,72 +174,68 @@ class Algorithm(ABC):
 
     @abstractmethod
     def load(self, state: AlgorithmState) -> None:
-        """Become what `state` was taken from; raises ValueError that names a missing or misshapen part."""
+        """Restore all that `state` returned; raises ValueError that names a missing or misshapen part."""
 
     def restore(self, state: AlgorithmState) -> None:
-        """Take over model, optimiser and normalisers, and nothing that counts or is drawn; all or nothing.
+        """Restore model, optimiser and normalisers of a checkpoint of this run, all or nothing.
 
-        Updates, schedules, limiters, replay and generators go on. state: of a checkpoint of this run.
-
-        Raises ValueError that names a missing or misshapen part, NotImplementedError where the algorithm
-        cannot go back.
+        The count of updates, schedules, limiters, replay and generators stay as they are. Raises ValueError
+        that names a missing or misshapen part, NotImplementedError where the algorithm cannot go back.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot go back to the weights of a checkpoint")
 
     # ---- the log as storage, for an algorithm that needs entries behind the settled position
 
     def retain_from(self) -> int | None:
-        """Return the number of the oldest log entry still needed; None: none behind the settled position."""
+        """Return the number of the oldest log entry still needed; None: no settled entry is."""
         return None
 
     def retains(self, fragment_bytes: int) -> LogShare:
-        """Return the most that it will need of what is settled. fragment_bytes: of a full fragment.
+        """Return the most that it will need of the settled log. fragment_bytes: of a full fragment.
 
         Raises ValueError, with the figures, where its memory cannot hold one.
         """
         return LogShare()
 
     def reload(self, batch: Batch) -> None:
-        """Take entries back after `load`, from `retain_from` on, oldest first.
+        """Take entries back after `load`, from `retain_from` on, oldest first; skip those not needed.
 
-        Entries that are not needed are passed over.
-
-        Called only where `retain_from` names an entry. Raises ValueError for an entry that is not what it
-        was, and NotImplementedError in an algorithm that retains entries and does not define this.
+        Called only where `retain_from` names an entry. Raises ValueError for an entry that has changed, and
+        NotImplementedError in an algorithm that retains entries and does not define this.
         """
         raise NotImplementedError(f"{type(self).__name__} retains log entries and cannot take them back")
 
     def end_reload(self) -> int:
-        """End the recall: the log holds no more. Returns how many entries that were needed did not come."""
+        """End the reload: the log holds no more. Returns how many needed entries were absent."""
         return 0
 
 
 @runtime_checkable
 class Imitator(Protocol):
-    """What an algorithm is, beside an `Algorithm`, that learns from recorded actions alone, in any order."""
+    """What an `Algorithm` has in addition that learns from recorded actions alone, in any order."""
 
     passes: int
-    """How often it reads a recording."""
+    """Passes over a recording."""
     validation: float
-    """Share of the fragments that it never trains on, 0..1."""
+    """Share of the fragments that are held out of training, 0..1."""
 
     def validate_on(self, batch: Batch) -> None:
-        """Measure on these from now on; called once, before the first update."""
+        """Set the batch to validate on; called once, before the first update."""
 
 
-Own = TypeVar("Own", bound=OnPolicySection)
+Section = TypeVar("Section", bound=OnPolicySection)
 
 
-class LearnsOnce(Algorithm, Generic[Own]):
+class LearnsOnce(Algorithm, Generic[Section]):
     """The base of algorithms that learn from each batch once and forget it: batch size, budget, staleness.
 
     Staleness is bounded twice. The `budget` of outstanding steps is (S+1) batches, S being
     `algorithm.staleness`: the broker gives credit within it (`has_room` in `broker/log/scripts/_turns.lua`),
-    so that what an actor begins now is trained at most S updates later. What is older than `stale_after`
-    updates all the same is dropped by the feed (`learner/feed/log_feed.py`).
+    so that a fragment which an actor begins now is trained at most S updates later. The feed drops fragments
+    that are older than `stale_after` updates nevertheless (`learner/feed/log_feed.py`).
     """
 
-    def __init__(self, section: Own) -> None:
+    def __init__(self, section: Section) -> None:
         self.section = section
         self.staleness = section.staleness
         self.lock_step = section.lock_step
@@ -268,15 +263,15 @@ class LearnsOnce(Algorithm, Generic[Own]):
         return charge >= self.section.batch_steps
 
 
-# ---- An update that fails is brought home to the fragments that cause it, and made without them.
+# ---- An update that fails is attributed to the fragments that cause it, and made without them.
 #
 #     attempt on the whole batch → applied: done
 #                                → not: try halves without leaving a trace, halves of the bad ones, …
 #                                       → culprits by fragment → attempt on the rest
 #
 # A failure is an exception, a number that is not finite, or one that no honest actor sends. Fragments that
-# are good alone and bad together have no culprit: the update fails as a whole, as it would have without
-# this. An exception of every fragment is no fragment's fault: it is raised.
+# fail only together have no culprit: the update fails as a whole. An exception that every fragment causes is
+# raised.
 
 EMPTY: Final = "empty"
 NAN: Final = "nan"
@@ -284,23 +279,23 @@ IMPLAUSIBLE: Final = "implausible"
 ERROR: Final = "error"
 
 ATTRIBUTABLE: Final = (RuntimeError, ValueError, LookupError, ArithmeticError)
-"""What a fragment may make arithmetic raise."""
+"""Errors that the numbers of a fragment can cause."""
 OF_THE_DEVICE: Final = (torch.OutOfMemoryError, torch.AcceleratorError)
-"""These say nothing of a fragment: too little memory, or a device that has lost its state."""
+"""Errors that no fragment causes: too little memory, or a device that has lost its state."""
 
 log = logging.getLogger(__name__)
 
 
 class Attempt(Protocol):
-    """Makes the update of a batch, and leaves everything as it was where it fails or is a rehearsal."""
+    """Makes the update of a batch; changes nothing where it fails or is a rehearsal."""
 
     def __call__(self, batch: Batch, *, is_rehearsal: bool) -> Update: ...
 
 
 def verdict(judged: Sequence[float], max_log_ratio: float = math.inf) -> str:
-    """Why an update is not kept, or "".
+    """Return the reason for which an update is not kept, or "".
 
-    judged: what must be finite; the last is the largest |log π/μ|, where it is bounded.
+    judged: numbers that must be finite; the last is the largest |log π/μ|, where it is bounded.
     """
     if max_log_ratio < judged[-1] < math.inf:
         return IMPLAUSIBLE
@@ -310,11 +305,11 @@ def verdict(judged: Sequence[float], max_log_ratio: float = math.inf) -> str:
 def contained(attempt: Attempt, batch: Batch, group: RankGroup | None = None) -> Update:
     """Return the update of a batch, or that of its fragments which do not make it fail.
 
-    group: the ranks that make it together, each with fragments of its own; None: one rank. All of them find
-    the same culprits, because whether an attempt fails is judged on what they have computed together.
+    group: the ranks that make it together, each with its own fragments; None: one rank. All of them find the
+    same culprits, because an attempt is judged by numbers that they have computed together.
 
-    Raises what `attempt` raises where no single fragment is the cause, and with several ranks at once: the
-    others wait inside of the same attempt.
+    Raises what `attempt` raises where no single fragment is the cause. With several ranks it is raised at
+    once, since the others wait inside of the same attempt.
     """
     group = group or RankGroup()
     tried = partial(_tried, attempt) if group.size == 1 else attempt
@@ -350,8 +345,8 @@ def contained(attempt: Attempt, batch: Batch, group: RankGroup | None = None) ->
 def culprits(trial: Callable[[Sequence[int]], str], suspects: Sequence[int]) -> dict[int, str] | None:
     """Return the suspects that fail alone, with the reason; None: some fail together only.
 
-    trial: why some of them fail together, or "". Suspects that fail are halved until one is left, so that k
-    culprits among n cost about 2 k log n trials.
+    trial: returns the reason for which some of them fail together, or "". Suspects that fail are halved until
+    one is left, so that k culprits among n cost about 2 k log n trials.
     """
     if len(suspects) == 1:
         why = trial(suspects)
@@ -392,7 +387,7 @@ def _or_raised(update: Update) -> Update:
 
 @dataclass(slots=True)
 class Trial:
-    """The gradient steps of a batch. is_kept: whether they shall stay."""
+    """The gradient steps of a batch. is_kept: whether they are kept at the end of the block."""
 
     is_kept: bool = False
 
@@ -417,7 +412,7 @@ class Trained(Algorithm):
 
     @contextmanager
     def undoing(self) -> Iterator[Trial]:
-        """Let weights, moments and generators go back at the end of the block, unless its trial is kept."""
+        """Undo weights, moments and generators at the end of the block, unless its trial is kept."""
         go_back, trial = self._backup(), Trial()
         try:
             yield trial
@@ -500,11 +495,11 @@ def load_copies(module: nn.Module, part: str, tensors: Mapping[str, Tensor]) -> 
 
 
 def taken_over(own: AlgorithmState, found: AlgorithmState, *, going_on: Collection[str]) -> AlgorithmState:
-    """Return `own` with what a restore takes from `found`: tensors, and the optimisers' counts of steps.
+    """Return `own` with the tensors and the optimisers' counts of steps that a restore takes from `found`.
 
     Args:
-        own: of the algorithm as it is.
-        found: of a checkpoint.
+        own: the current state of the algorithm.
+        found: the state in a checkpoint.
         going_on: prefixes of the tensors that stay as they are, such as generators.
 
     Raises:

@@ -31,11 +31,10 @@ from penstock.protocol.tensor import Array
 _BETA_1 = 0.9
 _BETA_2 = 0.999
 _SMALL = 32_768
-"""Up to so many parameters on the CPU numpy takes the step: torch's calls are a part of the time."""
-
+"""Up to this many parameters on the CPU the step is in numpy, where a call costs less than in torch."""
 
 GoBack = Callable[[], None]
-"""Puts back what it was made from, as it was then; any number of times."""
+"""Restores the state from which it was made; may be called repeatedly."""
 
 
 def backup_of(*tensors: Tensor) -> GoBack:
@@ -129,7 +128,7 @@ class FlatAdam:
     def _array_step(
         self, gradient: Tensor, norm: Tensor, max_norm: float, rate: float, epsilon: float
     ) -> None:
-        """`_step` in numpy: more passes over the vector, and cheaper calls."""
+        """Do as `_step` in numpy: more passes over the vector, and cheaper calls."""
         assert self._arrays is not None
         parameters, first, second, change = self._arrays
         slope = gradient.numpy()
@@ -210,8 +209,8 @@ def hardware_of(section: LearnerSection, group: RankGroup) -> Hardware:
 class Network:
     """Computes the outputs of a policy and, by autograd, the gradient of a loss of them.
 
-    In mixed precision (autocast) matrix products and convolutions are in bfloat16; weights, what comes out
-    here and gradients keep their dtype. Neither this nor compilation is for a policy with a recurrent core
+    In mixed precision (autocast) matrix products and convolutions are in bfloat16; weights, outputs and
+    gradients keep their dtype. Neither this nor compilation is for a policy with a recurrent core
     (`registry.check_hardware` refuses them at start).
     """
 
@@ -224,7 +223,7 @@ class Network:
         self._forward = torch.compile(self._unmasked) if hardware.compiled else self._unmasked
 
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Return the outputs of M rows, to build a loss on; valid until the next call."""
+        """Return the outputs of M rows for a loss; valid until the next call."""
         if self._is_plain:
             return self.policy.outputs(inputs)
         assert inputs.time is None, "a recurrent core is neither compiled nor in mixed precision"
@@ -234,7 +233,7 @@ class Network:
         return Outputs(masked(parameters.to(dtype), inputs.forbidden), value.to(dtype))
 
     def _unmasked(self, vector: Tensor, images: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Tensors in and out, as the compiler wants them."""
+        """Compute with tensors in and out, as the compiler requires."""
         outputs = self.policy.outputs(Inputs(vector, images))
         return outputs.parameters, outputs.value
 
@@ -248,7 +247,7 @@ class Network:
 
 
 def network_of(policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = None) -> Network:
-    """Return the fastest that can handle the policy where it lies, in the way that was asked for."""
+    """Return the fastest network that can compute the policy on its device with this hardware."""
     hardware = hardware or Hardware()
     bodies = [body for body in (policy.actor_body, policy.critic_body) if body is not None]
     chains = [body.chain for body in bodies]
@@ -256,15 +255,15 @@ def network_of(policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = 
         chain is not None and all(isinstance(layer, nn.Linear | nn.Tanh | nn.ReLU) for layer in chain)
         for chain in chains
     )
-    asked_for = hardware.bfloat16 or hardware.compiled
-    by_hand = dense and not asked_for and not policy.memory.is_recurrent and not policy.combines_heads
+    is_plain = not (hardware.bfloat16 or hardware.compiled)
+    by_hand = dense and is_plain and not policy.memory.is_recurrent and not policy.combines_heads
     if by_hand and optimiser.parameters.device.type == "cpu":
         return DenseNetwork(policy, optimiser)
     return Network(policy, optimiser, hardware)
 
 
-class Made(NamedTuple):
-    """What a gradient step needs of a minibatch, and the figures that it reports.
+class MinibatchGradient(NamedTuple):
+    """The gradient of a minibatch, and figures of it.
 
     log_prob: log π_θ of its rows, [m].   gradient: flat.   losses: [2], of policy and value.
     """
@@ -312,9 +311,9 @@ class DenseNetwork(Network):
         with np.errstate(all="ignore"):
             return torch.from_numpy(closed_form(self.policy, parameters.numpy(), action).log_prob)
 
-    def gradient_of(self, rows: Rows, objective: Objective) -> Made:
+    def gradient_of(self, rows: Rows, objective: Objective) -> MinibatchGradient:
         """Return what `OnPolicy.gradient_of` computes by autograd, in closed form."""
-        # What is not finite is found at the end of the update.
+        # Numbers that are not finite are found at the end of the update.
         with np.errstate(all="ignore"):
             self._run(rows.inputs)
             parameters, value, forbidden = self._pass.parameters, self._pass.value, rows.inputs.forbidden
@@ -330,10 +329,10 @@ class DenseNetwork(Network):
             if forbidden is not None:
                 np.copyto(self._pass.by_parameters, 0.0, where=forbidden.numpy())
             losses = torch.from_numpy(np.array((policy_loss, value_loss)))
-            return Made(torch.from_numpy(form.log_prob), self._back(by_heads), losses)
+            return MinibatchGradient(torch.from_numpy(form.log_prob), self._back(by_heads), losses)
 
     def _back(self, by_heads: Sequence[Array]) -> Tensor:
-        """Go back from the slopes that are in the pass, with those by the heads' own parameters."""
+        """Run the backward pass from its slopes. by_heads: gradients of the heads' own parameters."""
         for view, piece in zip(self._head_views, by_heads, strict=True):
             view.numpy()[...] = piece
         self._pass.backward()
@@ -348,7 +347,7 @@ class DenseNetwork(Network):
         self._pass.forward()
 
     def _new_pass(self, count: int) -> "DensePass":
-        """All sizes lie in the memory of the largest."""
+        """Make a pass in the memory that passes of all sizes share."""
         if count > self._capacity or len(self._passes) == _REMEMBERED_SIZES:
             self._passes.clear()
         if count > self._capacity:
@@ -374,7 +373,7 @@ def _dense_of(policy: Policy, optimiser: FlatAdam) -> "Dense":
     return Dense(hidden, heads[0], heads[1], len(bodies), policy.reader.width)
 
 
-# ---- Losses and distributions with their slopes: those of `losses` and `penstock.policy.distributions`.
+# ---- The losses of `losses` and the distributions of `penstock.policy`, with their slopes.
 
 
 def _policy_slope(
@@ -382,7 +381,7 @@ def _policy_slope(
 ) -> tuple[Reals, Reals]:
     """Return `policy_gradient` or `policy_loss`, and its slope by log π_θ, [n].
 
-    ∂(r A)/∂log π_θ = r A where the first is the smaller; where it is not, the clipped one is constant.
+    ∂(r A)/∂log π_θ = r A where the unclipped term is the smaller; elsewhere the clipped one is constant.
     """
     clip, dual_clip = objective.clip_range, objective.dual_clip
     if clip is None:
@@ -403,7 +402,7 @@ def _policy_slope(
 def _value_slope(
     value: Reals, target: Reals, old_value: Reals, clip: float | None, total: int
 ) -> tuple[Reals, Reals]:
-    """`value_loss`, and its slope by the value, [n]."""
+    """Return `value_loss`, and its slope by the value, [n]."""
     difference = value - target
     error = difference * difference
     slope = difference * (1.0 / total)
@@ -411,7 +410,7 @@ def _value_slope(
         moved = value - old_value
         held = old_value + moved.clip(-clip, clip) - target
         held_error = held * held
-        # Within ± clip both errors are one, but for rounding, which must not decide.
+        # Within ± clip both errors are equal up to rounding, which must not decide.
         slope *= (error >= held_error) | (abs(moved) <= clip)
         error = np.maximum(error, held_error)
     return error.sum() * (0.5 / total), slope
@@ -429,7 +428,7 @@ class ClosedForm(NamedTuple):
 
 
 def has_slopes(policy: Policy) -> bool:
-    """Return whether `closed_form` knows all distributions of a policy, which joins them as usual."""
+    """Return whether `closed_form` has all distributions of a policy that joins them in the usual way."""
     kind = type(policy)
     is_usual = (
         kind.joint_log_prob is ActorCritic.joint_log_prob and kind.joint_entropy is ActorCritic.joint_entropy
@@ -448,7 +447,7 @@ def closed_form(policy: Policy, parameters: Reals, action: Mapping[str, Tensor])
 
 
 def _joint(forms: Sequence[ClosedForm]) -> ClosedForm:
-    """Return the closed form of independent parts, whose parameters stand behind one another."""
+    """Return the closed form of independent parts, whose parameters are concatenated."""
     if len(forms) == 1:
         return forms[0]
 
@@ -462,13 +461,13 @@ def _joint(forms: Sequence[ClosedForm]) -> ClosedForm:
 def _categorical(head: ActionHead, parameters: Reals, action: Array) -> ClosedForm:
     """∂log π(a)/∂z = 1[a] − p and ∂H/∂z = −p (log p + H).
 
-    Raises IndexError for an action that is none of the choices.
+    Raises IndexError for an action outside the choices.
     """
     log_p = parameters - np.maximum.reduce(parameters, -1)[:, None]
     log_p -= np.log(np.add.reduce(np.exp(log_p), -1))[:, None]
     # Choice by choice in memory, as a dense network's outputs are.
     taken = (np.arange(head.size)[:, None] == action).T
-    # The sum would be 0, an action that is certain.
+    # Its log-probability would be 0, that of a certain action.
     if np.count_nonzero(taken.T) != len(action):
         raise IndexError(f"an action is none of {head.size} choices")
     probability = np.exp(log_p)
@@ -513,22 +512,19 @@ _FORMS: dict[type[ActionHead], Callable[[Any, Reals, Array], ClosedForm]] = {
 
 # ---- Forward and backward over M rows.
 #
-# The bodies of actor and critic are of one shape, so their layers are stacked: K = 2 of them take one
-# product, one activation and one sum; a shared trunk is K = 1. A call on a few hundred rows is over in
-# microseconds, of which finding its operands and viewing them would be a good part, so every view is made
-# beforehand.
+# The bodies of actor and critic have one shape, so their layers are stacked: K = 2 of them take one product,
+# one activation and one sum; a shared trunk is K = 1. A call on a few hundred rows takes microseconds. Finding
+# and viewing its operands would take as long, so every view is made beforehand.
 #
 #     rows [M, D] → K layers' worth of [K, M, F] → parameters [M, P] by the first of K, value [M] by the last
 #
-# Outputs and their slopes lie output by output, so that numpy walks over many rows and not over few outputs.
+# Outputs and their slopes are stored output by output, so that numpy loops over many rows, not few outputs.
 
 Call = Callable[[], object]
 
 _NARROW = 16
-"""Gradients by weights of fewer inputs are computed the other way round.
-
-A product with so few columns takes torch three to eight times as long as one with so few rows.
-"""
+"""Gradients of weights with fewer inputs are computed transposed: a product with so few columns takes torch
+three to eight times as long as one with so few rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -666,7 +662,7 @@ def _head_backward(head: Linear, features: Tensor, slopes: Tensor) -> list[Call]
 def _bodies_backward(
     dense: Dense, features: Sequence[Tensor], slopes: tuple[Tensor, Tensor], memory: Sequence[Tensor]
 ) -> list[Call]:
-    """From ∂loss/∂outputs, [P, M] and [1, M], on. memory: two places in which ∂loss/∂features lie in turn."""
+    """Go back from ∂loss/∂outputs, [P, M] and [1, M]. memory: two places for ∂loss/∂features in turn."""
     delta, other = (_part(flat, features[-1].shape) for flat in memory)
     # A trunk that both heads read gets the sum of their slopes.
     critic = other if dense.bodies == 1 else delta

@@ -28,14 +28,20 @@ from penstock.learner.algorithms.algorithm import (
     EMPTY,
     AlgorithmState,
     LearnsOnce,
-    Own,
+    Section,
     Trained,
     Update,
     contained,
     under,
     verdict,
 )
-from penstock.learner.algorithms.gradient import DenseNetwork, FlatAdam, Hardware, Made, network_of
+from penstock.learner.algorithms.gradient import (
+    DenseNetwork,
+    FlatAdam,
+    Hardware,
+    MinibatchGradient,
+    network_of,
+)
 from penstock.learner.algorithms.losses import Advantages, Objective, Surrogate, Unrolls
 from penstock.learner.algorithms.rows import (
     RankGroup,
@@ -60,8 +66,8 @@ from penstock.policy.policy import Policy
 #    prepare (values, log π, advantages, surrogate) → epochs of gradient steps → measure → finite?
 #                                          commit: merge the statistics  ←  yes ┘   └ no: everything back
 #
-# An update reads the device once, at its end. Whatever is defined over the whole batch or minibatch goes
-# through `RankGroup`, so that several ranks make the update that one would make.
+# An update reads the device once, at its end. Everything that is defined over the whole batch or minibatch
+# goes through `RankGroup`, so that several ranks make the update that one would make.
 
 SHARED_METRICS: Final = (
     "policy_loss", "value_loss", "entropy", "gradient_norm", "kl_behaviour", "effective_sample_size",
@@ -72,22 +78,23 @@ epoch, `entropy` (nats) and `explained_variance` of the batch's start, losses an
 over gradient steps. All of them are of the rows of all ranks."""
 
 _JUDGED: Final = ("policy_loss", "value_loss", "entropy", "gradient_norm")
-"""Metrics that must be finite for an update to be kept, beside parameters, moments and statistics."""
+"""Metrics that must be finite for an update to be kept, as parameters, moments and statistics must be."""
 _SUMMED: Final = ("policy_loss", "value_loss", "entropy", "optimiser")
-"""Of which every rank holds a share. The last is no metric: not finite on one rank, it is so on all."""
+"""Numbers of which every rank holds a share. The last is no metric: its sum is finite if all shares are."""
 _RANK_STRIDE: Final = 0x9E3779B1
-"""Between the seeds of ranks: no gradient step of one has the seed of another's, also in 32 bits, to which a
-generator on the CPU cuts them."""
+"""Distance between the seeds of ranks: no two gradient steps share a seed, not even in the 32 bits that a
+generator on the CPU uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What an update prepares before its epochs, and which none of them changes.
+    """What an update computes before its epochs, none of which changes it.
 
-    rows: those of this rank that are trained.   steps: of all ranks.
-    rank_rows: of what an epoch permutes, `rows`.
-    index: int64, which of all T·B steps they are, or of B columns those of `Sequences`; None: all.
-    entropy: scalar, their share of the mean of π_prox.   observed: by all ranks, for the normaliser, if any.
+    rows: this rank's rows that are trained.   steps: of all ranks.
+    rank_rows: division of `rows`, which an epoch permutes, among the ranks.
+    index: int64, their place among T·B steps, or that of the columns of `Sequences` among B; None: all.
+    entropy: scalar, their share of the mean entropy of π_prox.
+    observed: moments of the observations of all ranks, where there is a normaliser.
     """
 
     rows: Rows | Sequences
@@ -98,18 +105,18 @@ class Prepared:
     observed: Moments | None
 
     def each(self, of_columns: Tensor, steps: int) -> Tensor:
-        """A number of every column, [B], as one of everything that an epoch permutes."""
+        """Return a number of each column, [B], for each element that an epoch permutes."""
         every = of_columns if isinstance(self.rows, Sequences) else of_columns.repeat(steps)
         return every if self.index is None else every[self.index]
 
 
 @dataclass(slots=True)
 class GradientRecord:
-    """What the gradient steps leave behind, on the device.
+    """Results of the gradient steps of an update, on the device.
 
     rows, rank_rows: of the last epoch, as permuted.   log_prob: of these, minibatch by minibatch.
-    losses: this rank's shares of the means over all ranks, [2] each.   used: steps of all ranks that gradient
-    steps were of.   numbers: more metrics.
+    losses: this rank's shares of the means over all ranks, [2] each.   used: steps of all ranks, counted once
+    for each gradient step.   numbers: more metrics.
     """
 
     rows: Rows | Sequences
@@ -121,13 +128,13 @@ class GradientRecord:
     numbers: dict[str, float] = field(default_factory=dict)
 
 
-class OnPolicy(Trained, LearnsOnce[Own]):
+class OnPolicy(Trained, LearnsOnce[Section]):
     """An `Algorithm` that makes its gradient steps on each batch while it is fresh.
 
-    A subclass says how advantages are estimated (`_advantages`), what they weigh (`_surrogate`), what
-    gradient steps descend (`_schedule`) and which are made (`_train`).
+    A subclass defines the advantages (`_advantages`), their weights (`_surrogate`), the objective of gradient
+    steps (`_schedule`) and the gradient steps (`_train`).
 
-    Owns the policy's weights from now on: do not convert or move the policy.
+    It owns the policy's weights: do not convert or move the policy afterwards.
 
     Args:
         policy: what is trained, on its device.
@@ -138,7 +145,9 @@ class OnPolicy(Trained, LearnsOnce[Own]):
 
     policy: Policy
 
-    def __init__(self, policy: Policy, section: Own, *, seed: int, hardware: Hardware | None = None) -> None:
+    def __init__(
+        self, policy: Policy, section: Section, *, seed: int, hardware: Hardware | None = None
+    ) -> None:
         hardware = hardware or Hardware()
         LearnsOnce.__init__(self, section)
         self.policy = policy
@@ -151,15 +160,15 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         self.generators = {"permutations": self._permutations}
         self._reward_scale = RewardScale(section.discount, self._group) if section.scale_rewards else None
 
-    # ---- what an algorithm says of itself
+    # ---- what a subclass defines
 
     @abstractmethod
     def _advantages(self, unrolls: Unrolls, log_ratios: Tensor) -> Advantages:
-        """Once per batch. log_ratios: log π/μ with the policy at the start of the batch, [T, B]."""
+        """Estimate once per batch. log_ratios: log π/μ with π at the start of the batch, [T, B]."""
 
     @abstractmethod
     def _surrogate(self, behaviour: Tensor, proximal: Tensor, advantage: Tensor) -> Surrogate:
-        """Once per batch. log μ, log π at the start of the batch, advantages: [n]."""
+        """Weigh once per batch. log μ, log π at the start of the batch, advantages: [n]."""
 
     def _train(self, batch: Batch, prepared: Prepared, objective: Objective) -> GradientRecord:
         """Make one gradient step on the whole batch."""
@@ -173,7 +182,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         return batch.valid
 
     def _schedule(self, progress: float) -> Objective:
-        """The plain policy gradient, where no subclass says more."""
+        """Return the objective of this update: the plain policy gradient, unless a subclass extends it."""
         section, updates = self.section, self._updates
         share = losses.factor(section.learning_rate_schedule, progress)
         return Objective(
@@ -185,7 +194,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         )
 
     def _watch(self, batch: Batch, rows: Steps, log_prob: Tensor, objective: Objective) -> dict[str, Tensor]:
-        """More metrics of the last epoch. batch: this rank's; rows, log_prob: of all ranks."""
+        """Return more metrics of the last epoch. batch: this rank's; rows, log_prob: of all ranks."""
         return {}
 
     # ---- an update
@@ -227,8 +236,8 @@ class OnPolicy(Trained, LearnsOnce[Own]):
     def prepare(self, batch: Batch, rewards: Tensor, rank_rows: RankRows) -> Prepared:
         """Compute what the epochs of a rank's share of a batch have in common; call it without gradients.
 
-        rewards: [T, B], scaled where that is asked for. rank_rows: of the steps that are trained, at least
-        one. There are no rows where none of them lies behind the burn-in.
+        rewards: [T, B], scaled if so set. rank_rows: of the steps that are trained, at least one. There are
+        no rows where all of these lie in the burn-in.
         """
         policy, trained, (steps, columns) = self.policy, rank_rows.steps, batch.valid.shape
         count = steps * columns
@@ -263,7 +272,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         look: SeenTrajectory,
         of_rows: tuple[dict[str, Tensor], Tensor, Tensor, Moments | None],
     ) -> Prepared:
-        """Columns that have a trained step behind the burn-in; of a group of one rank."""
+        """Prepare the columns with a trained step after the burn-in; the group has one rank."""
         action, flat, entropy, observed = of_rows
         sequences, index = sequences_of(
             self.policy, trained, look, action, lambda index: self._columns(flat[:, index])
@@ -279,7 +288,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         )
 
     def _columns(self, flat: Tensor) -> Tensor:
-        """Return those of `Steps`, of log μ, log π_prox, advantage, target and value, [5, n]."""
+        """Return the columns of `Steps`. flat: [5, n], log μ, log π_prox, advantage, target, value."""
         behaviour, proximal, advantage, target, value = flat.unbind(0)
         if self.section.normalise_advantages:
             advantage = losses.standardise(advantage)
@@ -293,7 +302,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
     def _gradient_steps(
         self, sizes: Sequence[tuple[int, int]], objective: Objective, record: GradientRecord
     ) -> None:
-        """Make one on each minibatch of `record.rows` in turn; sizes: as of `RankRows.split`."""
+        """Make one gradient step on each minibatch of `record.rows`. sizes: of `RankRows.split`."""
         record.log_prob, max_norm = [], self.section.max_gradient_norm
         for rows in record.rows.cut(sizes):
             made = self.gradient_of(rows, objective)
@@ -303,8 +312,8 @@ class OnPolicy(Trained, LearnsOnce[Own]):
             record.used += rows.total
             record.log_prob.append(made.log_prob)
 
-    def gradient_of(self, rows: Rows, objective: Objective) -> Made:
-        """This rank's share of a minibatch's gradient, in closed form where the network has one."""
+    def gradient_of(self, rows: Rows, objective: Objective) -> MinibatchGradient:
+        """Return this rank's share of a minibatch's gradient, in closed form where the network has one."""
         network = self._network
         if isinstance(network, DenseNetwork) and network.is_closed:
             return network.gradient_of(rows, objective)
@@ -314,7 +323,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
             with self._thinned(rows.inputs):
                 outputs = network.outputs(rows.inputs)
             log_prob = network.log_prob(outputs.parameters, rows.action)
-            # The ratio is that of the policy which acts; only its slope goes through the thinned network.
+            # The ratio is that of the acting policy; only its gradient passes through the dropout.
             log_prob = log_prob + (whole - log_prob).detach()
         if objective.clip_range is None:
             surrogate = losses.policy_gradient(log_prob, rows.weighted_advantage, rows.total)
@@ -335,13 +344,13 @@ class OnPolicy(Trained, LearnsOnce[Own]):
             entropy = self.policy.joint_entropy(outputs.parameters).sum() / rows.total
             loss = loss - objective.entropy_coefficient * entropy
         parts = torch.stack([surrogate, error]).detach()
-        return Made(log_prob.detach(), network.gradient(loss), parts)
+        return MinibatchGradient(log_prob.detach(), network.gradient(loss), parts)
 
     def _thinned(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Drop features in the forward passes inside the block.
 
-        Which ones follows from the count of gradient steps, so a resume repeats them, and from the rank: rows
-        of several ranks would otherwise lose the same features.
+        The seed is made of the count of gradient steps, so that a resume drops the same, and of the rank, so
+        that ranks drop different ones.
         """
         seed = self._seed + self._optimiser.steps + self._group.rank * _RANK_STRIDE
         return thinned(self.policy.dropouts, seed, inputs.vector.device)
@@ -356,9 +365,9 @@ class OnPolicy(Trained, LearnsOnce[Own]):
         record: GradientRecord,
         objective: Objective,
     ) -> tuple[str, dict[str, float]]:
-        """Return why the update is not kept, on any rank, or "", and the metrics that are finite.
+        """Return the reason for which no rank keeps the update, or "", and the metrics that are finite.
 
-        It is the one read of the device. statistics: of layers, under the new weights.
+        This is the one read of the device. statistics: of layers, under the new weights.
         """
         rows = Steps(record.rank_rows.gather(record.rows.columns))
         log_prob = record.rank_rows.gather(torch.cat(record.log_prob))
@@ -395,7 +404,7 @@ class OnPolicy(Trained, LearnsOnce[Own]):
     # ---- a checkpoint
 
     going_on = ("generator/", "rewards/slots", "rewards/returns")
-    """The environments' returns so far go on, their scale is taken over."""
+    """A restore leaves the environments' returns so far as they are, and restores their scale."""
 
     def state(self) -> AlgorithmState:
         state = super().state()
@@ -416,9 +425,8 @@ METRICS = (
     *SHARED_METRICS,
     "kl_proximal", "clip_fraction", "clip_range", "epochs", "sample_reuse", "masked_fraction",
 )  # fmt: skip
-"""Beside those of every `OnPolicy`: `kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of
-the last epoch. `sample_reuse`: passes over a step, on average over the batch. `masked_fraction`: share of the
-valid steps that were too old."""
+"""Of PPO only: `kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of the last
+epoch. `sample_reuse`: mean passes over a step. `masked_fraction`: share of the valid steps that were too old."""
 
 _KL_TOLERANCE = 1.5
 
@@ -465,7 +473,7 @@ class PPO(OnPolicy[PPOSection]):
         return record
 
     def _moved_far(self, record: GradientRecord) -> bool:
-        """KL(π_prox‖π_θ) over the epoch just made exceeds its target; reads the device."""
+        """Return whether KL(π_prox‖π_θ) over the last epoch exceeds its target; reads the device."""
         target = self.section.target_kl
         if target is None:
             return False
@@ -475,7 +483,7 @@ class PPO(OnPolicy[PPOSection]):
     # ---- steps that lag behind
 
     def _trained(self, batch: Batch) -> Tensor:
-        """Valid steps but those that are too old; these still carry traces and bootstrap."""
+        """Return the valid steps that are not too old; the others still carry traces and bootstrap."""
         limit = self.section.mask_after
         return batch.valid if limit is None else batch.valid & (self._staleness(batch) <= limit)
 
@@ -486,10 +494,10 @@ class PPO(OnPolicy[PPOSection]):
         return rows, self._group.rows_of(steps & fresh.to(steps.device))
 
     def _staleness(self, batch: Batch) -> Tensor:
-        """Updates that each column is behind, [B]."""
+        """Return how many updates each column lags behind, [B]."""
         return (self._updates - batch.update).abs()
 
-    # ---- what is scheduled and watched
+    # ---- schedules and metrics
 
     def _schedule(self, progress: float) -> Objective:
         section, objective = self.section, super()._schedule(progress)
@@ -567,7 +575,7 @@ def _vtrace(section: PPOSection | ImpalaSection, unrolls: Unrolls, log_ratios: T
     )
 
 
-# ---- Rewards of one size.
+# ---- Scaled rewards.
 
 CLIP = 10.0
 """Scaled rewards are clipped to ± this."""
@@ -579,7 +587,7 @@ SlotKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """rewards: [T, B].   returns, moments: the state after this batch, for `commit`."""
+    """Scaled rewards, [T, B], and the state after this batch, for `commit`."""
 
     rewards: Tensor
     returns: dict[SlotKey, float]
@@ -590,8 +598,8 @@ class RewardScale:
     """Divides rewards by the running standard deviation of the discounted return; stays in the learner.
 
     State: the moments of discounted returns, and the return so far of each environment (session, slot), which
-    goes on from one batch to the next. It is the same on every rank: an environment's next columns may come
-    to another one. Nothing changes until `commit`, so that an update that is undone leaves no trace here.
+    continues from one batch to the next. It is the same on every rank, because the next columns of an
+    environment may come to another rank. Only `commit` changes it, so that an update can be undone.
     """
 
     def __init__(self, discount: float, group: RankGroup | None = None) -> None:
@@ -602,7 +610,7 @@ class RewardScale:
         self._moments = Moments(torch.zeros((), dtype=torch.float64), zero, zero)
 
     def scale(self, batch: Batch) -> Scaled:
-        """The batch's rewards by the deviation of all returns including its own."""
+        """Divide a batch's rewards by the deviation of all returns, its own included."""
         rewards = self._group.columns(batch.reward.double()).numpy()
         ended = self._group.columns(batch.terminated | batch.truncated).numpy()
         valid = self._group.columns(batch.valid).numpy()
@@ -643,7 +651,7 @@ class RewardScale:
     def _follow(
         self, rewards: NDArray[np.float64], ended: NDArray[np.bool_], slots: tuple[SlotKey, ...]
     ) -> tuple[NDArray[np.float64], dict[SlotKey, float]]:
-        """The return after each step, [T, B], and each environment's at the end."""
+        """Return the discounted return after each step, [T, B], and that of each environment at the end."""
         history = np.zeros_like(rewards)
         after: dict[SlotKey, float] = {}
         for columns in _waves(slots):
@@ -658,7 +666,7 @@ class RewardScale:
 
 
 def _waves(slots: tuple[SlotKey, ...]) -> list[list[int]]:
-    """Columns in groups without a repeated environment; later columns of one come in later groups."""
+    """Return groups of columns without a repeated environment; its later columns come in later groups."""
     groups: list[list[int]] = []
     met: dict[SlotKey, int] = {}
     for column, key in enumerate(slots):

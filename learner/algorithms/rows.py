@@ -36,9 +36,9 @@ class _Column:
 class Steps:
     """n valid steps as losses read them. columns: [6, n], by the names of the properties.
 
-    anchor: log-probability that the ratio is taken to. weighted_advantage: advantage times behaviour weight.
-    target: value that the critic is drawn to. old_value: V at the start of the batch. behaviour, proximal:
-    log μ(a|s) and log π_prox(a|s).
+    anchor: denominator of the ratio, as log-probability. weighted_advantage: advantage times behaviour
+    weight. target: of the critic. old_value: V at the start of the batch. behaviour, proximal: log μ(a|s)
+    and log π_prox(a|s).
     """
 
     columns: Tensor
@@ -56,10 +56,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Rows(Steps):
-    """Steps that stand alone, or of one minibatch.
+    """Steps without order, or those of one minibatch.
 
-    inputs: they give [n] outputs.   action: by path, [n, *shape].
-    whole: rows of all ranks in the minibatch, where these may be one rank's share.
+    inputs: of the network, for [n] outputs.   action: by path, [n, *shape].
+    whole: rows of all ranks in the minibatch, of which these are one rank's share; None: these.
     """
 
     inputs: Inputs
@@ -74,7 +74,7 @@ class Rows(Steps):
         return self.steps
 
     def alone(self) -> Inputs:
-        """Inputs of the steps, [n]."""
+        """Return the inputs of the steps, [n]."""
         return self.inputs
 
     def select(self, index: Tensor) -> "Rows":
@@ -98,12 +98,12 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences(Steps):
-    """B columns of T steps, n of them with loss, those of a column behind one another in order of time.
+    """B columns of T steps, n of them with loss, ordered by column and then by time.
 
     inputs: [T·B, ...], step by step; only `forbidden` is [n, P].
     action: by path, [n, *shape].   columns: [6, n].
-    starts: bool [T, B], the row goes on from no other.   state: by path, [B, H], before row 0.
-    step: int64 [n], its row t.   counts: int64 [B], steps of each column.   burn_in: rows without loss.
+    starts: bool [T, B], where a sequence begins.   state: by path, [B, H], before row 0.
+    step: int64 [n], row t of each.   counts: int64 [B], steps of each column.   burn_in: rows without loss.
     """
 
     inputs: Inputs
@@ -115,11 +115,11 @@ class Sequences(Steps):
     burn_in: int
 
     def __len__(self) -> int:
-        """What an epoch permutes: columns (B)."""
+        """Return the number of columns, which an epoch permutes."""
         return len(self.counts)
 
     def alone(self) -> Inputs:
-        """Inputs of the steps with loss, [n], as if none followed another."""
+        """Return the inputs of the steps with loss, [n], without their order."""
         index = torch.from_numpy(_place(self.step, self.counts)).to(self.columns.device)
         images = tuple(image.index_select(0, index) for image in self.inputs.images)
         return Inputs(self.inputs.vector.index_select(0, index), images)
@@ -173,7 +173,7 @@ class Sequences(Steps):
         )
 
     def _by_time(self, flat: Tensor) -> Tensor:
-        """[T·B, ...] as [T, B, ...]."""
+        """View [T·B, ...] as [T, B, ...]."""
         return flat.view(*self.starts.shape, *flat.shape[1:])
 
     def _columns_of(self, flat: Tensor, order: Tensor) -> Tensor:
@@ -181,13 +181,13 @@ class Sequences(Steps):
 
 
 def _place(step: Index, counts: Index) -> Index:
-    """Rows of steps [n] among all, step by step: of as many columns as have `counts`."""
+    """Return the index of steps [n] among all rows [T·B]."""
     place: Index = step * len(counts) + np.repeat(np.arange(len(counts)), counts)
     return place
 
 
 def in_columns(kept: Tensor) -> tuple[Tensor, Index, Index]:
-    """Return flat index and row [n] of where kept [T, B] is True, column by column, and each one's count."""
+    """Return flat index and row, [n], of the True elements of kept [T, B] by column, and their counts."""
     column, step = kept.t().cpu().numpy().nonzero()
     index = torch.from_numpy(step * kept.shape[1] + column).to(kept.device)
     return index, step, np.bincount(column, minlength=kept.shape[1])
@@ -197,7 +197,7 @@ def in_columns(kept: Tensor) -> tuple[Tensor, Index, Index]:
 
 
 def see(policy: Policy, batch: Batch) -> SeenTrajectory:
-    """Inputs of every observation of a batch, each with what the policy remembers before it."""
+    """Return the inputs of every observation of a batch, with the policy's memory before each."""
     if batch.begins is None:
         lasts = policy.read(batch.final_observation) if len(batch.final_slot) else None
         return SeenTrajectory(batch.observation, policy.read(batch.observation), lasts)
@@ -220,7 +220,7 @@ def trajectory_of(batch: Batch) -> Trajectory:
 def values_of(
     policy: Policy, look: SeenTrajectory, value: Tensor, shape: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """V of every observation, [T+1, B], and of the last ones, [K]. value: of `look.inputs`. shape: (T, B)."""
+    """Return V of every observation, [T+1, B], and of the final ones, [K]. value: of `look.inputs`."""
     steps, columns = shape
     behind = (steps + 1) * columns
     finals = value[behind:] if look.lasts is None else policy.value_of(look.lasts)
@@ -234,10 +234,10 @@ def sequences_of(
     action: Mapping[str, Tensor],
     columns: Callable[[Tensor], Tensor],
 ) -> tuple[Sequences, Tensor]:
-    """Return all columns of a recurrent policy's batch, and which of its T·B steps carry loss, int64 [n].
+    """Return all columns of a recurrent policy's batch, and the index of its steps with loss, int64 [n].
 
-    trained: bool [T, B]; of these the steps behind the burn-in carry loss. action: by path, [T·B, *shape].
-    columns: given that index, those of `Steps`, [6, n].
+    trained: bool [T, B]; those of them after the burn-in carry loss. action: by path, [T·B, *shape].
+    columns: given that index, returns those of `Steps`, [6, n].
     """
     assert look.starts is not None
     assert look.inputs.time is not None
@@ -261,7 +261,7 @@ def sequences_of(
 
 
 def unrolls_of(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) -> Unrolls:
-    """Return what estimators take. rewards: [T, B]. values: [T+1, B]. finals: [K]."""
+    """Return the input of the estimators. rewards: [T, B]. values: [T+1, B]. finals: [K]."""
     following = next_values(values, batch.terminated, batch.final_slot, batch.final_step, finals)
     carried = carries(batch.terminated, batch.truncated, batch.valid)
     return Unrolls(rewards, values[:-1], following, carried, batch.valid)
@@ -269,13 +269,13 @@ def unrolls_of(batch: Batch, rewards: Tensor, values: Tensor, finals: Tensor) ->
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What an update adds to those of a policy. observed: of observations. activations: of layers."""
+    """Statistics that an update adds to a policy's. observed: of observations. activations: of layers."""
 
     observed: Moments | None
     activations: Measured | None
 
     def checks(self) -> list[Tensor]:
-        """Scalars, float64, that are finite exactly when all statistics are."""
+        """Return scalars, float64, that are finite exactly when all statistics are."""
         return [one.checksum().double() for one in (self.observed, self.activations) if one is not None]
 
     def merge(self, policy: Policy) -> None:
@@ -286,7 +286,7 @@ class Statistics:
 
 
 def observed_by(policy: Policy, look: SeenTrajectory, batch: Batch, group: "RankGroup") -> Moments | None:
-    """Moments of the observations of valid steps, of all ranks; None for a policy without a normaliser."""
+    """Return the moments of all ranks' observations of valid steps; None without a normaliser."""
     if policy.normaliser is None:
         return None
     reals = policy.reader.raw_reals(look.observation, torch.float64)
@@ -320,7 +320,7 @@ class RankGroup:
             return add_up(tensor, self._group)
 
     def rows_of(self, steps: Tensor) -> "RankRows":
-        """Choose rows of a batch: bool [T, B] of this rank's columns, behind those of the rank before."""
+        """Return the rows of a batch that are chosen by bool [T, B] of this rank's columns."""
         if self._group is None:
             return RankRows(self, steps, int(steps.sum()))
         whole, first = self._side_by_side(steps)
@@ -334,7 +334,7 @@ class RankGroup:
         return values.cpu() if self._group is None else self._side_by_side(values)[0]
 
     def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:
-        """Return the numbers of all ranks, one rank's behind another's, and where this one's begin."""
+        """Return the numbers of all ranks, rank by rank, and the index of this one's first."""
         if self._group is None:
             return list(numbers), 0
         whole, first = self._side_by_side(torch.tensor([numbers], dtype=torch.int64))
@@ -368,9 +368,9 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class RankRows:
-    """Which rows (steps that were chosen) of one batch are this rank's: n of N.
+    """The rows (chosen steps) of one batch that are this rank's: n of N.
 
-    steps: those that were chosen of this rank's columns, bool [T, B].   total: N.
+    steps: the chosen steps of this rank's columns, bool [T, B].   total: N.
     numbers: of its rows, rising int64 [n] on the CPU; None: all.
     """
 
@@ -382,8 +382,8 @@ class RankRows:
     def split(self, order: Tensor, pieces: int) -> tuple[Tensor, list[tuple[int, int]]]:
         """Cut an epoch's `order`, a permutation int64 [N], into nearly equal minibatches.
 
-        Returns this rank's rows, int64 [n] on the CPU, minibatch by minibatch, and of each minibatch the rows
-        of this rank and those of all ranks. There are fewer minibatches when N is smaller.
+        Returns this rank's rows, int64 [n] on the CPU, minibatch by minibatch, and for each minibatch the
+        number of rows of this rank and of all ranks. There are fewer minibatches when N is smaller.
         """
         cuts = torch.tensor(edges(self.total, pieces))
         sizes = cuts.diff().tolist()
@@ -409,13 +409,13 @@ class RankRows:
 
 
 def edges(rows: int, pieces: int) -> list[int]:
-    """Return where nearly equal parts begin and end; fewer parts when there are fewer rows."""
+    """Return the edges of nearly equal parts; there are fewer parts when there are fewer rows."""
     pieces = min(pieces, rows)
     return [rows * i // pieces for i in range(pieces + 1)]
 
 
 def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Add up over a group in place; raises Fatal when one of it is gone."""
+    """Add up over a group in place; raises Fatal when a process of it is gone."""
     try:
         dist.all_reduce(tensor, group=group)
     except RuntimeError as error:

@@ -10,7 +10,7 @@ import torch
 from penstock.config.settings import PPOSection
 from penstock.learner.algorithms import ppo as module
 from penstock.learner.algorithms.algorithm import Algorithm
-from penstock.learner.algorithms.gradient import Made
+from penstock.learner.algorithms.gradient import MinibatchGradient
 from penstock.learner.algorithms.losses import Objective
 from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.algorithms.rows import Rows
@@ -147,7 +147,7 @@ def uses(ppo: PPO, batch: Batch) -> list[int]:
     seen: list[Any] = []
     gradient_of = ppo.gradient_of
 
-    def note(rows: Rows, objective: Objective) -> Made:
+    def note(rows: Rows, objective: Objective) -> MinibatchGradient:
         seen.append(rows.inputs.vector.clone())
         return gradient_of(rows, objective)
 
