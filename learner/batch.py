@@ -30,10 +30,7 @@ def _is_there() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A fragment of a batch.
-
-    It has the number of its log entry, bytes of its payload, and the steps and columns in it.
-    """
+    """A fragment of a batch: number of its log entry, bytes of its payload, its steps and columns."""
 
     number: int
     size: int
@@ -45,18 +42,18 @@ class Source:
 class Batch:
     """T: longest unroll in it. B: slots of all its fragments, in order. K: ended episodes.
 
-    observation: by path, [T+1, B, *shape], raw; action masks too, as `mask/action`, bool.
+    observation: by path, [T+1, B, *shape], raw, with action masks as `mask/action`, bool.
     action: by path, [T, B, *shape], as drawn.
     reward, log_prob: float32 [T, B], 0 where not valid.   terminated, truncated, valid: bool [T, B].
     final_observation: by path, [K, *shape]: the true last observation of the episode that ended in
         column final_slot[k] (int64, of this batch) with step final_step[k] (int64).
-    final_mask: what these allowed, by path, bool [K, n]; {} where the run has no masks.
-    state: the policy's before row 0, by path, [B, ...].
-    begins: bool [T+1, B], the row is the first of an episode; both empty where the policy remembers nothing.
+    final_mask: action masks there, by path, bool [K, n]; {} where the run has no masks.
+    state: the policy's before row 0, by path, [B, ...]; {} for a policy without state.
+    begins: bool [T+1, B], the row is the first of an episode; None for a policy without state.
     update: int64 [B], update count of the oldest weights of the column.
     slots: (session, slot id) of each column, to follow an environment across batches.
     sources: the fragments, in the order of their columns.
-    is_flushed: an operator's flush took it: its minibatches have the steps of any other batch's.
+    is_flushed: an operator's flush took it, so it may be small; minibatches keep their number of steps.
     arrive: waits for copies to the device; call it before use, in the thread that uses the batch.
     """
 
@@ -82,9 +79,9 @@ class Batch:
     def part(
         self, columns: Tensor | slice, final_slot: Tensor, steps: int, of: Sequence[int] = ()
     ) -> "Batch":
-        """Return columns of it, up to a step: copied where an index says which, else as views.
+        """Return columns up to a step: copies where an index selects them, else views.
 
-        final_slot: int64 [K], where the column of each ended episode lies in the part; -1: not in it.
+        final_slot: int64 [K], index in the part of the column of each ended episode; -1: it has none.
         of: fragments of the part, by their place in `sources`.
         """
         kept = (final_slot >= 0).nonzero().squeeze(1)
@@ -130,7 +127,7 @@ class Batch:
         none = np.arange(0)
         columns = np.concatenate([none, *(np.arange(starts[at], starts[at + 1]) for at in places)])
         index = torch.from_numpy(columns).to(self.valid.device)
-        # Where each column of this batch lies in the other; -1: not in it.
+        # The index of each column in the part; -1: it has none.
         moved = torch.full((len(self.slots),), -1, device=self.valid.device)
         moved[index] = torch.arange(len(index), device=self.valid.device)
         return self.part(index, moved[self.final_slot], len(self.valid), places)
@@ -141,10 +138,9 @@ def assemble(
 ) -> Batch:
     """Return one batch of checked fragments (`penstock.protocol.fragment.check`), on `device`.
 
-    entries: number and payload bytes of each one's log entry; None: they have none. For a GPU they are put
-    together in pinned memory and copied on the current stream without waiting
-    (`Upload`). Raises ValueError for no fragments. Call `check_meaning` on each
-    fragment first.
+    entries: number and payload bytes of each one's log entry; None: they have none. For a GPU tensors are
+    assembled in pinned memory and copied on the current stream without waiting (`Upload`). Raises ValueError
+    for no fragments. Call `check_meaning` on each fragment first.
     """
     if not fragments:
         raise ValueError("a batch of no fragments; wait until the algorithm takes at least one")
@@ -178,7 +174,7 @@ def assemble(
 
 
 def nothing(schema: FragmentSchema) -> tuple[FragmentHeader, dict[str, Array]]:
-    """Return a fragment without slots, for a rank that gets no other: its batch has no columns."""
+    """Return a fragment without slots, for a rank that gets no entry: its batch has no columns."""
     header = FragmentHeader(
         run="",
         session=0,
@@ -197,7 +193,7 @@ def nothing(schema: FragmentSchema) -> tuple[FragmentHeader, dict[str, Array]]:
 
 
 class _Columns:
-    """The same tensor of every fragment, put together."""
+    """Joins the tensor of one name of all fragments."""
 
     def __init__(self, fragments: Fragments, device: torch.device) -> None:
         self._fragments = fragments
@@ -256,7 +252,7 @@ class _Columns:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Send a CPU tensor without waiting for the copy; what follows on the current stream sees it."""
+    """Send a CPU tensor without waiting for the copy; later work on the current stream sees it."""
     if device.type != "cuda":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -313,17 +309,17 @@ _ROUNDING: Final = 1e-3
 def check_meaning(
     header: FragmentHeader, arrays: Mapping[str, Array], ranges: Ranges = UNKNOWN
 ) -> Mapping[str, Array]:
-    """Return what a well-formed fragment is trained on; raise ValueError that says why it cannot be.
+    """Return the tensors of a fragment to train on; raise ValueError if its numbers contradict one another.
 
     arrays: by name, in the shape and dtype of the run's schema.
 
-    It cannot with a truncated step without its final observation, a final row that points outside or at a
-    step that did not end, a `reward` or `log_prob` that is not finite where valid, the log-probability of a
-    choice above 0, a mask that allows nothing or forbids what was taken where a step is valid, or any other
-    number outside its range. The caller books `invalid`.
+    It raises for a truncated step without its final observation, a final row that points outside or at a step
+    that did not end, a `reward` or `log_prob` that is not finite where valid, the log-probability of a choice
+    above 0, a mask that allows nothing or forbids the action where a step is valid, and any other number
+    outside its range. The caller books the fragment as `invalid`.
 
-    The observation that a terminated step ended with has no value: where it lies outside its range it is
-    replaced by the one before it and counted, since environments may end in states of no space.
+    Nothing is learned from the final observation of a terminated step. Where it lies outside its range it is
+    replaced by the one before it and counted, since environments may end in states outside their space.
     """
     valid = arrays["valid"].astype(bool)
     _check_finals(header, arrays, valid)
@@ -346,12 +342,12 @@ def check_meaning(
 def _without_terminal(
     arrays: Mapping[str, Array], valid: NDArray[np.bool_], ranges: Ranges
 ) -> Mapping[str, Array]:
-    """The tensors with observations of no space replaced, where nothing is learned from them."""
+    """Replace final observations of terminated steps that lie outside their range."""
     terminated = arrays["terminated"].astype(bool) & valid
     if not terminated.any():
         return arrays
     slot, step = arrays["final/slot"].astype(np.int64), arrays["final/step"].astype(np.int64)
-    # The row behind the last step; nothing acted on it, and its value counts for nothing either.
+    # The row after the last step; no action follows it, and its value is not used.
     last = terminated[-1].nonzero()[0]
     found = dict(arrays)
     for name, known in ranges.of.items():
@@ -365,7 +361,7 @@ def _without_terminal(
 
 
 def _replaced(rows: Array, before: Array, which: NDArray[np.bool_], known: Range) -> Array:
-    """Rows [n, ...] with those of before where `which` [n] and the range is broken."""
+    """Return rows [n, ...] with those of `before` where `which` [n] is True and the row is out of range."""
     broken = which & ~known.inside(rows).reshape(len(rows), -1).all(1)
     metrics.TERMINAL_OBSERVATIONS_REPLACED.inc(int(broken.sum()))
     result = rows.copy()
@@ -401,7 +397,7 @@ def _check_masks(arrays: Mapping[str, Array], valid: NDArray[np.bool_], ranges: 
                 f"{name}: allows nothing after {_first(barred)}; a step that follows needs an allowed action"
             )
         if action.size != valid.size * len(sizes):
-            continue  # Of spaces that are not known, so it is not known which of the choices is whose.
+            continue  # The spaces are not known, nor to which of them a choice belongs.
         taken = action.reshape(*valid.shape, len(sizes)).astype(np.intp)
         index = starts + np.clip(taken, 0, np.asarray(sizes) - 1)
         barred = valid & ~np.take_along_axis(mask[:-1], index, -1).all(-1)
@@ -410,9 +406,9 @@ def _check_masks(arrays: Mapping[str, Array], valid: NDArray[np.bool_], ranges: 
 
 
 def _with_final_masks(arrays: Mapping[str, Array], ranges: Ranges) -> Mapping[str, Array]:
-    """With what each last observation allows; where that is not known, what was allowed before it stands in.
+    """Add the mask of each final observation; where it is not known, the mask before it.
 
-    It is not known where a client of a policy server acted, and of a row in which a choice allows nothing.
+    It is not known where a client of a policy server acted, nor where the mask of a choice allows nothing.
     """
     masks = [name for name in arrays if name.startswith("mask/")]
     if not masks:

@@ -5,9 +5,10 @@
     step    take a batch → update → book → publish or settle; a checkpoint and commands when they are due
     close   evaluate the last weights, or restore the best → checkpoint → final policy and account
 
-The main thread waits for the feed, never for Redis on the usual path: other threads read the log, publish,
-renew the lease, read reports and register versions. In lock-step it publishes itself, and every round ends
-with a publication. A crash loses the updates since the last commit alone: the next process makes them again.
+The main thread waits for the feed and, on the usual path, never for Redis: other threads read the log,
+publish, renew the lease, read reports and register versions. In lock-step the main thread publishes, and
+every round ends with a publication. A crash loses only the updates since the last commit, which the next
+process makes again.
 """
 
 import logging
@@ -76,25 +77,25 @@ class Ending(StrEnum):
     DRAINED = "drained"
     STALLED = "stalled"
     REJECTED = "rejected"
-    """The algorithm's own validation rejects what was learned."""
+    """The algorithm's own validation rejects the policy."""
     RECORDING = "recording"
-    """The recording that was learned from is at its end."""
+    """The recording is at its end."""
 
     @property
     def finished(self) -> bool:
-        """Whether the run is done, and not only this process."""
+        """Return whether the run has ended, and not only this process."""
         return self not in {Ending.STOPPED, Ending.DRAINED, Ending.STALLED}
 
 
 _LAST_COUNTS: Final = {Ending.STEPS, Ending.UPDATES, Ending.EPISODES, Ending.SECONDS, Ending.RECORDING}
-"""The last weights are evaluated where learning ends by one of these."""
+"""Endings after which the last weights are evaluated."""
 
 
 class Learner:
-    """Rank 0 of the learner of a run: `open` it, then call `run` once, in the same thread.
+    """Rank 0 of the learner of a run: call `open`, then `run` once, in the same thread.
 
-    model: `open` restores it in place. run_dir: with the checkpoints. ranks: those that compute with it.
-    health: turns red when the run makes no progress. draining: set when the process is asked to end.
+    model: `open` restores it in place. run_dir: with the checkpoints. ranks: the other ranks.
+    health: turns red when the run makes no progress. draining: set when the process shall end.
     """
 
     def __init__(
@@ -123,9 +124,10 @@ class Learner:
         """Take the lease, restore the algorithm and open the log; waits for Redis and for the lease.
 
         A crash in between leaves nothing, or a lease that the next process takes over. connect: called once.
-        resumption: from where to go on. is_held: whether this process holds the folder. Raises Interrupted
-        where the process is asked to end, ConfigurationError where another learner has the run in hand or a
-        checkpoint does not fit, Fatal where there is nothing to begin from or another has taken over.
+        resumption: the checkpoint to resume from. is_held: whether this process holds the run's folder.
+
+        Raises Interrupted when the process shall end, ConfigurationError where another learner holds the run
+        or a checkpoint does not fit, Fatal where there is nothing to begin from or another has taken over.
         """
         settings, model = self.settings, self.model
         self.learner_log = connect()
@@ -171,7 +173,7 @@ class Learner:
         failpoint("log.opened", position)
 
     def _make_parts(self, beginning: Beginning, store: CheckpointStore) -> None:
-        """None of their threads runs yet."""
+        """Make the parts of the learner; none of their threads runs yet."""
         settings, model, learner_log, run_dir = self.settings, self.model, self.learner_log, self.run_dir
         progress = beginning.progress or Progress(run="", sections={})
         self.ledger = beginning.ledger
@@ -271,7 +273,7 @@ class Learner:
     def run(self) -> None:
         """Learn until the end; leaves a committed checkpoint, the final policy and `learner.json`.
 
-        Raises RunFailed, after all that, when no update was made for `learner.stall_timeout_s`.
+        Raises RunFailed at the very end if no update was made for `learner.stall_timeout_s`.
         """
         try:
             self._start()
@@ -279,7 +281,7 @@ class Learner:
                 pass
             self.close(ending)
         except Interrupted:
-            # Another thread has failed while this one waited: its error is the cause.
+            # An error of another thread, if there is one, is the cause.
             self._threads.check()
             raise
         finally:
@@ -307,7 +309,7 @@ class Learner:
         self.health.set_ready(True)
 
     def step(self) -> Ending | None:
-        """Do what is due, then learn one batch if there is one soon; returns why learning ends."""
+        """Do what is due, then train one batch if there is one soon; returns why learning ends, if so."""
         self._threads.check()
         show_ledger(self.ledger, self.lease.renewal)
         ending = self._ending()
@@ -315,7 +317,7 @@ class Learner:
             return ending
         self._publish_again()
         self.commands.follow()
-        # Also where the best checkpoint may be one of this update.
+        # The weights that were sent to be evaluated may become the best: a checkpoint must hold them.
         lacks_best = self.settings.learner.keep_best and self.evaluation.lacks_checkpoint(
             self.algorithm.updates
         )
@@ -377,7 +379,7 @@ class Learner:
             self.commands.repeat(log_batch)
             return
         if self.position.is_before_restore(log_batch):
-            # Read ahead before the restore; every rank has its part of it.
+            # It was read ahead before the restore, and every rank has its part of it.
             self.ranks.skip()
             self.feed.skipped()
             log_batch = log_batch.as_dropped(Drop.RESTORED)
@@ -405,7 +407,7 @@ class Learner:
             return None
         failpoint("update.before", log_batch.last)
         if self.algorithm.settles is Settles.ON_INSERT:
-            # Actors go on while gradient steps are made; a crash sets the settled position back.
+            # Actors generate while gradient steps are made; a crash sets the settled position back.
             self._settle(log_batch.last)
         progress = self.ledger.fraction_of(self.settings.learner.total_steps)
         batch = replace(log_batch.batch, is_flushed=bool(log_batch.flush))
@@ -455,8 +457,8 @@ class Learner:
     def _publish_first(self) -> None:
         """Publish the weights that this process begins with, as a new version, which opens the first round.
 
-        Not while the log holds experience of newer weights: an actor that still has credit would act with old
-        weights and be stale at its turn, behind all that. The restored weights then catch up first.
+        Where the log holds experience of newer weights, the restored weights first catch up with it: what an
+        actor generated with the old ones would be stale at its turn, after all that.
         """
         if self._is_catching_up():
             log.info("catching up before publishing", extra={"through": self._catch_up_through})
@@ -465,13 +467,12 @@ class Learner:
             self._publish()
 
     def _publish_after(self, update: Update | None) -> None:
-        """Publish or settle as an update calls for; None: all of the batch was dropped."""
+        """Publish the weights, or settle the position, after an update; None: the batch was dropped."""
         if self._is_catching_up():
             self._settle(self.ledger.position)
             return
         section = self.settings.learner
         applied = update is not None and update.applied and update.publish
-        # Even where all there was is stale: actors with the weights of before would only send more of it.
         evaluate = applied and self.evaluation.wanted(
             self.episodes.recent(),
             update=self.algorithm.updates,
@@ -480,11 +481,12 @@ class Learner:
             length=self.episodes.means()[1],
         )
         is_due = self.ledger.env_steps - self._offered_steps >= section.publish_interval_steps
+        # The first version is due after stale fragments, too: actors would send more of them with old weights.
         publishes = self._owes_first or (applied and (evaluate or is_due))
         self._owes_first = False
         self._holds_back = not publishes and (self._holds_back or (update is not None and update.applied))
         if self.algorithm.lock_step or (evaluate and section.keep_best):
-            # Here and now: what is evaluated must be what the checkpoint will hold.
+            # In this thread: the evaluated weights must be those that the checkpoint will hold.
             self._publish(evaluate=evaluate)
         elif publishes:
             self.publisher.offer(self._offer(evaluate=evaluate))
@@ -497,7 +499,7 @@ class Learner:
         return self.publisher.latest.version
 
     def _publish_again(self) -> None:
-        """Publish once more where Redis came back: it may have lost weights, and what is being evaluated."""
+        """Publish again after a restart of Redis, which may have lost weights and their evaluation."""
         if self._reopened.is_set():
             self._reopened.clear()
             self._publish(evaluate=self.evaluation.pending)
@@ -506,7 +508,7 @@ class Learner:
         self.publisher.publish(self._offer(evaluate=evaluate))
 
     def _settle(self, position: int) -> None:
-        """Let actors generate as much as was consumed up to this log entry, without new weights."""
+        """Give actors credit for what was consumed up to a log entry, without new weights."""
         self.publisher.offer(PendingPublication(settled=position))
 
     def _is_catching_up(self) -> bool:
@@ -540,20 +542,20 @@ class Learner:
         record.committed(self.checkpoints.last_id)
         if self.settings.learner.keep_best:
             self.evaluation.kept_as(self.checkpoints.last_id, self.algorithm.updates)
-            # This one may be the best by now, and there may be none after it.
+            # This checkpoint may be of the best evaluation by now, and it may be the last one.
             self.checkpoints.spare(*self.evaluation.checkpoints())
 
     def name_checkpoint(self, name: str, command: str) -> None:
-        """Keep the run as it is now under a name; the newest checkpoint is not moved by it.
+        """Keep the current state of the run under a name, apart from the checkpoints to resume from.
 
-        command: id of what asks for it. Raises as `NamedCheckpoints.keep` does.
+        command: id of the operator's command. Raises as `NamedCheckpoints.keep` does.
         """
         progress, _ = self._progress()
         state = self.algorithm.state()
         self.named.keep(name, command, state.tensors, progress.to_json() | {"numbers": state.numbers})
 
     def _progress(self) -> tuple[Progress, bytes]:
-        # First: every report up to its position is in the evaluation's state, which is taken after it.
+        # First, so that the evaluation's state, taken later, contains all reports up to this position.
         episodes = self.episodes.state()
         evaluation, best = self.evaluation.state()
         progress = Progress(
@@ -581,7 +583,7 @@ class Learner:
     def close(self, ending: Ending) -> None:
         """End learning: leaves a committed checkpoint, the final policy, its version and `learner.json`.
 
-        A drain or a stop ends the waiting for evaluations.
+        A drain or a stop ends the wait for evaluations.
         """
         self.clock.stop()
         word = self.algorithm.rejection if ending is Ending.REJECTED else ending.value
@@ -592,7 +594,7 @@ class Learner:
         self.publisher.flush()
         if ending in _LAST_COUNTS:
             self._evaluate_last()
-        # What came later would be told of as the run's result, and the final policy would be another one.
+        # A later result would be reported for the run, while the final policy is another one.
         self.evaluation.abandon()
         keeps_best = self.settings.evaluation.patience is not None or ending is Ending.REJECTED
         restored = None
@@ -603,7 +605,7 @@ class Learner:
         leave_account(self, word, restored, finished=ending.finished)
 
     def _evaluate_last(self) -> None:
-        """Wait for what is under way, then for the last weights where they were not evaluated yet."""
+        """Wait for the pending evaluation, then for that of the last weights if they had none."""
         self._await_evaluation()
         if not self._is_ending_early() and self.evaluation.ask(self.algorithm.updates):
             self._publish(evaluate=True)
@@ -635,8 +637,8 @@ class Learner:
     def _restore_best(self) -> Result | None:
         """Publish the weights of the best evaluation again, as a new version, unless they are the newest.
 
-        The policy takes them over. Optimiser and counters stay where they are, so that a run that is resumed
-        goes on from these weights.
+        The policy gets these weights, and a run that is resumed continues from them. Optimiser and counters
+        stay as they are.
         """
         best = self.evaluation.best
         if best is None or best.candidate.version == self.publisher.latest.version:

@@ -513,8 +513,8 @@ _FORMS: dict[type[ActionHead], Callable[[Any, Reals, Array], ClosedForm]] = {
 # ---- Forward and backward over M rows.
 #
 # The bodies of actor and critic have one shape, so their layers are stacked: K = 2 of them take one product,
-# one activation and one sum; a shared trunk is K = 1. A call on a few hundred rows takes microseconds. Finding
-# and viewing its operands would take as long, so every view is made beforehand.
+# one activation and one sum; a shared trunk is K = 1. A call on a few hundred rows takes microseconds, and
+# finding its operands would take as long, so every view is made beforehand.
 #
 #     rows [M, D] → K layers' worth of [K, M, F] → parameters [M, P] by the first of K, value [M] by the last
 #

@@ -425,8 +425,8 @@ METRICS = (
     *SHARED_METRICS,
     "kl_proximal", "clip_fraction", "clip_range", "epochs", "sample_reuse", "masked_fraction",
 )  # fmt: skip
-"""Of PPO only: `kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of the last
-epoch. `sample_reuse`: mean passes over a step. `masked_fraction`: share of the valid steps that were too old."""
+"""`kl_proximal` is KL(π_prox‖π_θ) in nats; it and `clip_fraction` are of the last epoch. `sample_reuse`: mean
+passes over a step. `masked_fraction`: share of the valid steps that were too old."""
 
 _KL_TOLERANCE = 1.5
 

@@ -1,10 +1,12 @@
-"""From the log to batches: reads ahead in its own thread, oldest first, by position.
+"""From the log to batches, read ahead in a thread, oldest entry first.
 
-Every entry is decided in order: dropped under a named reason, or made part of one batch. Staleness is judged
-for the update that will consume the batch: the learner's count now plus the batches read ahead, so reading
-ahead changes no verdict and a resumed learner decides as the first one did. Nothing is written here. In
-lock-step a batch is one round: everything stamped with it once every session of its roster has appended, by
-actor id.
+Each entry is either dropped under a named reason or made part of one batch, in order. Staleness is judged for
+the update that will consume the batch: the learner's count plus the batches read ahead. So reading ahead
+changes no verdict, and a resumed learner decides as the first one did. The feed writes nothing. In lock-step
+a batch is one round: all entries of that round in order of actor ids, once every session of its roster has
+appended.
+
+    read headers → judge each → fetch and check the chosen payloads → assemble → queue of the learner's loop
 """
 
 import hashlib
@@ -46,21 +48,21 @@ if TYPE_CHECKING:
     from penstock.learner.learner import Learner
     from penstock.learner.model import Model
 
-# ---- What the feed hands to the loop: a stretch of the log in which every entry is decided.
+# ---- What the feed gives to the loop: consecutive entries of the log, each in the batch or dropped.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBatch:
-    """Entries up to `last`, all of them decided.
+    """The entries up to `last`, each trained or dropped.
 
-    trained: numbers in `batch`, in its order; with several ranks the batch of this one is a part of it.
+    trained: numbers of the entries in `batch`, in its order; with several ranks `batch` has a part of them.
     dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment.
-    batch: None when everything was dropped. round: of lock-step. size: bytes that the log holds of them.
-    created_us: oldest creation time, 0 without a fragment. assemble_s: seconds that putting it together took.
-    origins: number → who sent it, of trained and dropped. reward: sum over the batch's steps. fragments: of
-    the batch as they came, where the learner records. recorded: batches of a recording up to this one, which
-    the next checkpoint notes; 0 from the log. event: of a recording, in place of a batch. flush: number of
-    the command whose flush it is; 0: none.
+    batch: None when everything was dropped. round: of lock-step. size: bytes of the entries in the log.
+    created_us: oldest creation time, 0 without a fragment. assemble_s: seconds of assembly.
+    origins: number → sender, of trained and dropped. reward: sum over the batch's steps. fragments: of the
+    batch as they were received, where the learner records. recorded: batches of a recording up to this one;
+    0 from the log. event: of a recording, in place of a batch. flush: number of the operator's command that
+    took this batch; 0: none.
     """
 
     last: int = 0
@@ -83,19 +85,19 @@ class LogBatch:
 
     @property
     def sessions(self) -> set[int]:
-        """Return who sent what the batch is of; nothing of a recording, whose senders are not known."""
+        """Return the sessions that sent the batch; none for a recording, which does not hold them."""
         found = (self.origins.get(number) for number in self.trained)
         return {origin.session for origin in found if origin is not None}
 
     def as_dropped(self, reason: Drop) -> Self:
-        """Return the same entries without a batch: all that was to be trained is dropped."""
+        """Return the same entries with all of them dropped."""
         dropped = {**self.dropped, **dict.fromkeys(self.trained, reason)}
         return replace(self, trained=(), dropped=dropped, steps=0, batch=None, fragments=(), reward=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flush:
-    """What is pending up to an entry, as one batch. number: of the command. least: fewest steps."""
+    """A command to train the pending entries up to `through` as one batch of at least so many steps."""
 
     number: int
     least: int
@@ -103,13 +105,13 @@ class Flush:
 
 
 class FeedEnded(Exception):
-    """Everything that a feed holds was taken; raised by `Feed.take`."""
+    """Raised by `Feed.take` when everything that a feed holds was taken."""
 
 
 class Feed(ABC):
-    """Batches in the one order in which they are learned. `run` fills a bounded queue, `take` empties it.
+    """Batches in the order in which they are trained. `run` fills a bounded queue, `take` empties it.
 
-    What is not abstract fits a source in which nothing is pending.
+    The methods that are not abstract suit a source in which nothing is pending.
     """
 
     @abstractmethod
@@ -118,32 +120,32 @@ class Feed(ABC):
 
     @abstractmethod
     def take(self, timeout_s: float) -> LogBatch | None:
-        """Return the next batch, None when there is none soon; raises FeedEnded at the source's end."""
+        """Return the next batch, None after `timeout_s`; raises FeedEnded at the end of the source."""
 
-    def drop_before(self, version: int) -> None:  # noqa: B027 - of what is not pending nothing is dropped
-        """Drop experience that was begun with an older version, as `restored`, where it is not taken yet."""
+    def drop_before(self, version: int) -> None:  # noqa: B027 - nothing is pending
+        """Drop experience that was begun with an older version, unless it was taken, as `restored`."""
 
     @abstractmethod
     def flush(self, flush: Flush) -> None:
-        """Take what is pending up to an entry as the batch behind the whole ones there; see `too_few`.
+        """Take the pending entries up to one as a batch, after the full batches there; see `too_few`.
 
         Raises NotImplementedError where there is no log.
         """
 
     def too_few(self, number: int) -> int | None:
-        """Steps that were pending where a flush asks for more; None: it is taken, or will be."""
+        """Return the pending steps where they are fewer than a flush requires; None: it can be taken."""
         return None
 
-    def skipped(self) -> None:  # noqa: B027 - there is no later turn to judge by
-        """The batch taken last made no update: those behind it have their turn one update earlier."""
+    def skipped(self) -> None:  # noqa: B027 - staleness is not judged
+        """Note that the last batch made no update: later ones are consumed one update earlier."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FeedPosition:
-    """How far the loop has consumed its feed, beside the ledger's log entries.
+    """How far the loop has consumed its feed, apart from the ledger's position in the log.
 
     round: next of lock-step. recorded: batches and events of a recording consumed so far.
-    restored_from: oldest version whose experience is learned from; 0: any.
+    restored_from: experience of older versions is dropped; 0: none is.
     """
 
     round: int = 0
@@ -160,10 +162,10 @@ class FeedPosition:
 
 
 class Pending:
-    """Entries that are read and not yet decided, oldest first; choosing a batch looks at each once.
+    """Entries that are read and not yet trained or dropped, oldest first; each is judged once.
 
-    kept: what the next batch is made of. charge: the sum of their charges.
-    judge: drops an entry under a reason of its own and returns False, or returns True.
+    kept: entries of the next batch. charge: the sum of their charges.
+    judge: returns whether to keep an entry; drops it otherwise.
     circumstances: what verdicts depend on; where it has changed, `choose` judges the kept entries again.
     """
 
@@ -181,8 +183,8 @@ class Pending:
     def choose(self, makes_batch: Callable[[int, int], bool], through: int | None = None) -> bool:
         """Keep entries until they make a batch; returns whether they do.
 
-        makes_batch: given the count of the kept ones and the sum of their charges. through: no entry behind
-        this one; None: any.
+        makes_batch: given the count of the kept ones and the sum of their charges. through: last entry that
+        may be chosen; None: any.
         """
         self._judge_again()
         if through is not None:
@@ -194,7 +196,7 @@ class Pending:
         return self._is_enough(makes_batch)
 
     def choose_round(self, number: int) -> list[LogEntry]:
-        """Return all entries of lock-step rounds up to `number` that are kept, in order of the log."""
+        """Return the kept entries of lock-step rounds up to `number`, in order of the log."""
         self._judge_again()
         later: deque[LogEntry] = deque()
         for entry in self._unseen:
@@ -218,7 +220,7 @@ class Pending:
         return bool(self._unseen) and (through is None or self._unseen[0].number <= through)
 
     def _put_back(self, through: int) -> None:
-        """Have the kept ones behind an entry decided later."""
+        """Have the kept entries after `through` judged later."""
         behind = [entry for entry in self.kept if entry.number > through]
         self.discard({entry.number for entry in behind})
         self._unseen.extendleft(reversed(behind))
@@ -249,14 +251,14 @@ T = TypeVar("T")
 
 
 class ReadAhead(Generic[T]):
-    """What a thread has read ahead, at most so much, for another to take."""
+    """A bounded queue from a thread that reads ahead to the thread that consumes."""
 
     def __init__(self, most: int, stop: threading.Event) -> None:
         self._items: queue.Queue[T] = queue.Queue(most)
         self._stop = stop
 
     def put(self, item: T) -> bool:
-        """Add an item once there is room; False where `stop` is set first."""
+        """Add an item once there is room; returns False if `stop` is set first."""
         while not self._stop.is_set():
             try:
                 self._items.put(item, timeout=_PUT_WAIT_S)
@@ -273,7 +275,7 @@ class ReadAhead(Generic[T]):
 
 
 class LogFeed(Feed):
-    """The `Feed` of a learner with actors, behind what it has consumed."""
+    """The `Feed` of a learner with actors; it begins after the ledger's position."""
 
     def __init__(self, learner: "Learner", payloads: "Payloads") -> None:
         self._log, self._lease, self._algorithm = learner.learner_log, learner.lease, learner.algorithm
@@ -350,10 +352,10 @@ class LogFeed(Feed):
             chosen = self._choose_round() if self._algorithm.lock_step else self._choose()
         return None if chosen is None else self._deliver(chosen)
 
-    # ---- which entries
+    # ---- the choice of entries
 
     def _choose(self) -> list[LogEntry] | None:
-        """Entries of the next batch; [] when all that is there was dropped; None: not enough yet."""
+        """Return the entries of the next batch; [] when all there are were dropped; None: not enough yet."""
         flush = self._flush
         if flush is not None and self._read >= flush.through:
             return self._choose_flush(flush)
@@ -361,13 +363,13 @@ class LogFeed(Feed):
             return self._pending.kept
         if not self._pending.kept:
             return [] if self._dropped else None
-        # What was dropped in between is settled only together with what is kept: where both fill the
-        # budget no session has credit to send the rest of a batch, so a smaller one must do.
+        # Dropped entries are settled only together with kept ones. Where both fill the budget no session has
+        # credit to send the rest of a batch, so a smaller one is trained.
         is_filled = self._steps_read - (self._steps_delivered or 0) >= self._budget
         return self._pending.kept if is_filled else None
 
     def _choose_flush(self, flush: Flush) -> list[LogEntry] | None:
-        """The same up to the flush's last entry: whole batches first, then what is left, if it is enough."""
+        """Choose up to the flush's last entry: full batches first, then the rest, if it is enough."""
         if self._pending.choose(self._algorithm.makes_batch, flush.through):
             return self._pending.kept
         if self._pending.kept and self._pending.charge >= flush.least:
@@ -381,7 +383,7 @@ class LogFeed(Feed):
     def _choose_round(self) -> list[LogEntry] | None:
         if not self._lease.patiently(lambda: self._log.round_complete(self._round)):
             return None
-        # The round is closed by now, so everything it holds is behind us or read here.
+        # The round is closed by now: all of its entries were read before or are read here.
         while more := self._lease.patiently(lambda: self._log.read(self._read, _READ, 0)):
             for entry in more:
                 self._note(entry)
@@ -424,10 +426,10 @@ class LogFeed(Feed):
             case MissingReason.TRIMMED:
                 raise Fatal(f"log entry {number} was trimmed before it was consumed: a programming error")
 
-    # ---- their content
+    # ---- their payloads
 
     def _load(self, chosen: Sequence[LogEntry]) -> bool:
-        """Fetch and check; False when something had to be dropped and the choice must be made again."""
+        """Fetch and check the payloads; False if one had to be dropped, and the choice must be repeated."""
         wanted = [entry for entry in chosen if entry.number not in self._found]
         bad = set()
         for entry, found in zip(wanted, self._payloads.check(wanted) if wanted else (), strict=True):
@@ -484,7 +486,7 @@ class LogFeed(Feed):
         return Origin(header.session, header.sequence, b"" if found is None else found.digest)
 
     def _last(self, chosen: Sequence[LogEntry]) -> int:
-        """Everything up to here is decided: the batch's newest entry, and drops that follow it directly."""
+        """Return the newest entry of the batch, or the last of the dropped ones that follow it directly."""
         last = max((entry.number for entry in chosen), default=self._delivered)
         while last + 1 in self._dropped:
             last += 1
@@ -504,17 +506,17 @@ class LogFeed(Feed):
 
 
 def _header(entry: LogEntry) -> FragmentHeader:
-    assert entry.header is not None  # entries without one never become pending
+    assert entry.header is not None, "entries without a header never become pending"
     return entry.header
 
 
-# ---- What lies in the log under the chosen entries: fetched, checked, made into a batch.
+# ---- The payloads of the chosen entries: fetched, checked, made into a batch.
 #
-# With several ranks each does it for its own entries (`penstock.learner.ranks.roles`).
+# With several ranks each does so for its own entries (`penstock.learner.ranks.roles`).
 
 
 class State(IntEnum):
-    """Of a payload."""
+    """The state of a payload."""
 
     GOOD = 1
     MISSING = 2
@@ -523,11 +525,10 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of a payload.
+    """The result of the check of a payload.
 
-    steps: valid ones of a good one. reward: sum over these. digest: first DIGEST_BYTES of its SHA-256, where
-    that is taken. fragment: it and its header, where it was found in this process and is kept for the
-    recording.
+    steps: valid ones of a good payload. reward: sum over these. digest: first DIGEST_BYTES of its SHA-256, if
+    that is taken. fragment: payload and header, if this process read it and the learner records.
     """
 
     state: State
@@ -538,17 +539,17 @@ class Found:
 
 
 class Payloads(Protocol):
-    """Used by the feed's thread."""
+    """Where the feed's thread gets payloads from."""
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]: ...
 
     def batch(self, entries: Sequence[LogEntry]) -> Batch:
-        """Good entries as this rank's batch, in this order; everything else that was kept is forgotten."""
+        """Return this rank's batch of good entries, in this order; other payloads are forgotten."""
         ...
 
 
 class OwnPayloads:
-    """`Payloads` of one process, on their way to the model's device."""
+    """`Payloads` that this process fetches, and puts on the model's device."""
 
     def __init__(self, learner_log: LearnerLog, settings: Settings, model: "Model") -> None:
         self._log, self._run_name = learner_log, settings.run
@@ -566,10 +567,9 @@ class OwnPayloads:
         ]
 
     def batch(self, entries: Sequence[LogEntry]) -> Batch:
-        """Assemble the entries as `Payloads` says; a batch without columns for no entries.
+        """Assemble the entries; the batch of no entries has no columns.
 
-        It fetches what was not checked here. Raises Fatal where the payload of an entry that was good is not
-        good now.
+        Payloads that were not checked here are fetched. Raises Fatal where one was good and is not now.
         """
         lacking = [entry for entry in entries if entry.number not in self._loaded]
         for entry, found in zip(lacking, self.check(lacking), strict=True):
@@ -590,7 +590,7 @@ class OwnPayloads:
             loaded = self._checked(header, payload)
         except ValueError as error:
             words = {"number": entry.number, "why": str(error)}
-            log.error("fragment dropped as invalid", extra=words)  # noqa: TRY400 - the text says it all
+            log.error("fragment dropped as invalid", extra=words)  # noqa: TRY400 - the text is enough
             return Found(State.INVALID)
         self._loaded[entry.number] = loaded
         arrays = loaded[1]
@@ -607,12 +607,12 @@ class OwnPayloads:
         wire.check(fragment, self._schema, self._run_name)
         return header, check_meaning(header, fragment.arrays(), self._ranges)
 
-    # ---- entries that an algorithm retained, read again when a learner resumes
+    # ---- entries that an algorithm retains, read again by a learner that resumes
 
     def reload(self, lease: LeaseKeeper, algorithm: Algorithm, position: int) -> None:
-        """Give an algorithm back what it retains of the log, from `retain_from` up to `position`.
+        """Reload the entries that an algorithm retains, from `retain_from` up to `position`.
 
-        Raises ValueError where an entry is not what it was when it entered.
+        Raises ValueError where an entry has changed since it was first read.
         """
         first = algorithm.retain_from()
         if first is None:
@@ -625,7 +625,7 @@ class OwnPayloads:
             if not entries:
                 break
             after = entries[-1].number
-            self._give(algorithm, entries)
+            self._reload_part(algorithm, entries)
         lost = algorithm.end_reload()
         words = {"first": first, "position": position, "lost": lost}
         if lost:
@@ -633,7 +633,7 @@ class OwnPayloads:
         else:
             log.info("replay was read again", extra=words)
 
-    def _give(self, algorithm: Algorithm, entries: Sequence[LogEntry]) -> None:
+    def _reload_part(self, algorithm: Algorithm, entries: Sequence[LogEntry]) -> None:
         loaded, places = [], []
         for entry, payload in zip(entries, self._fetch(entries), strict=True):
             if entry.header is None or payload is None:
@@ -641,7 +641,7 @@ class OwnPayloads:
             try:
                 loaded.append(self._checked(entry.header, payload))
             except ValueError:
-                continue  # Booked `invalid` when it was read the first time: it is not in replay.
+                continue  # It was booked `invalid` when it was first read, so it is not in replay.
             places.append((entry.number, entry.size))
         if loaded:
             algorithm.reload(assemble(loaded, self._upload.device, places))
