@@ -1,11 +1,11 @@
-"""The commands of operators, followed one after the other between two updates.
+"""The commands of operators, executed one after the other between two updates.
 
-    flush: ask servers ─► all have answered, or FLUSH_WAIT_S is over: its last entry is decided, in Redis
-                       ─► the feed takes what is pending up to there ─► booked: done ─► commit
-    Redis: pending ─► refused: answered at once
-                   └► done: noted in the record ─► the next commit answers it, with the checkpoint's id
+    flush: request servers to send ─► all have sent, or FLUSH_WAIT_S is over: Redis fixes its last entry
+           ─► the feed takes the pending entries up to it ─► trained and booked: done ─► commit
+    state in Redis: pending ─► refused: answered at once
+                            └► done: noted in the record ─► answered by the next commit, with its id
 
-A crash before the commit leaves the command pending, and the learner that resumes follows it again.
+A crash before the commit leaves the command pending, and the learner that resumes executes it again.
 """
 
 import logging
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from penstock.learner.learner import Learner
 
 FLUSH_WAIT_S: Final = 30.0
-"""Longest wait for policy servers: one that hangs holds a flush up no longer."""
+"""Longest wait for policy servers in a flush, in seconds."""
 _REMEMBERED: Final = 16
-"""Answers by request id: as many as may wait, so that one asked again after Redis forgot it is known."""
+"""Answers that are kept by request id, as many as commands may wait: Redis may have lost an answer."""
 
 log = logging.getLogger(__name__)
 
 
 class _Refused(Exception):
-    """Carries why a command is not done."""
+    """Raised for a command that is not executed."""
 
     def __init__(self, refusal: CommandRefusal, detail: str, *, steps: int = 0) -> None:
         super().__init__(detail)
@@ -55,9 +55,9 @@ _REFUSALS: Final = (_Refused, NameRefused, NoRoom, Damaged)
 
 @dataclass(slots=True)
 class CommandRecord:
-    """The commands that were done, as checkpoints hold them: none is done twice, and none is forgotten.
+    """The executed commands, as checkpoints hold them, so that each is executed once.
 
-    newest: number of the newest command that was done.
+    newest: number of the newest executed command.
     """
 
     newest: int = 0
@@ -74,14 +74,14 @@ class CommandRecord:
         return {"newest": self.newest, "answers": [asdict(answer) for answer in self._answers.values()]}
 
     def is_wanted(self, command: Command) -> bool:
-        """Return whether to follow it: again, too, where the checkpoint that contains it was lost."""
+        """Return whether to execute a command; also again, where the checkpoint that contains it was lost."""
         if command.request_id in self._answers:
             return False
         answer = command.answer
         return answer is None or (not answer.refusal and command.number > self.newest)
 
     def known(self, command: Command) -> Answer | None:
-        """Return the answer of a command that was done and of which Redis has lost the answer, or None."""
+        """Return the answer of an executed command whose answer Redis has lost, or None."""
         answer = self._answers.get(command.request_id)
         if answer is None or command.answer is not None or command.request_id in self._uncommitted:
             return None
@@ -107,7 +107,7 @@ def _within(answer: Answer, checkpoint_id: str) -> Answer:
 
 
 class CommandFollower:
-    """Follows the commands for a learner, in its thread."""
+    """Executes the commands for a learner, in its thread."""
 
     def __init__(self, learner: "Learner", record: CommandRecord) -> None:
         self._learner, self.record = learner, record
@@ -119,13 +119,13 @@ class CommandFollower:
         self._waiting: deque[Command] = deque()
 
     def begin(self, *, went_back: bool) -> None:
-        """Look at what is asked for; what was done since is not done again where a run `went_back`."""
+        """Read the pending commands. went_back: to an older checkpoint; later commands are not repeated."""
         if went_back:
             done = [one.number for one in self._commands() if one.answer is not None]
             self.record.newest = max([self.record.newest, *done])
         self._look()
         if self._waiting and self._waiting[0].action == "flush":
-            # A flush that is decided is the same batch again: the feed must know before it reads on.
+            # A flush with a last entry is the same batch again: the feed must know before it reads.
             with suppress(_Refused):
                 self._flush_decided(self._waiting[0])
 
@@ -138,7 +138,7 @@ class CommandFollower:
             self._waiting.popleft()
 
     def booked(self, log_batch: LogBatch) -> None:
-        """A batch was consumed. What was a flush is done with the next checkpoint, made for any reason."""
+        """Note that a batch was consumed; that of a flush is answered with the next checkpoint."""
         if self._flush is None or log_batch.flush != self._flush.number:
             return
         silent = f"; {self._silent} policy servers had not answered" if self._silent else ""
@@ -147,9 +147,9 @@ class CommandFollower:
         self.record.note_done(self._flushed)
 
     def repeat(self, log_batch: LogBatch) -> None:
-        """Do what the learner of a recording did between two batches; raises RunFailed if it cannot."""
+        """Repeat what the recorded learner did between two batches; raises RunFailed if it cannot."""
         event = log_batch.event
-        assert event is not None, "the learner asks for events alone"
+        assert event is not None, "the learner calls this for events only"
         try:
             if event.action == "restore":
                 self._go_back(event.name)
@@ -176,7 +176,7 @@ class CommandFollower:
         return self._learner.lease.patiently(self._learner.learner_log.commands)
 
     def _do(self, command: Command) -> bool:
-        """Return whether the command is done or refused."""
+        """Execute a command; returns whether it is done or refused."""
         failpoint("command.before", command.number)
         follow = {"checkpoint": self._checkpoint, "restore": self._restore, "flush": self._follow_flush}
         try:
@@ -188,7 +188,7 @@ class CommandFollower:
             return False
         self.record.note_done(answer)
         self._learner.checkpoint()
-        self._learner.lease.wake()  # who asked reads next what the learner says of itself
+        self._learner.lease.wake()  # the operator reads the learner's description next
         self._end_flush()
         failpoint("command.after", command.number)
         return True
@@ -204,7 +204,7 @@ class CommandFollower:
     # ---- a flush
 
     def _follow_flush(self, command: Command) -> Answer | None:
-        """Return the answer once its batch was learned, None until then."""
+        """Return the answer once the flushed batch was trained, None until then."""
         if self._flushed is not None:
             return self._flushed
         if self._flush is None:
@@ -270,7 +270,7 @@ class CommandFollower:
         return _answer(command, f"published as version {version}", version=version)
 
     def _go_back(self, name: str) -> int:
-        """Go back to the model of a named checkpoint; returns the version under which it was published."""
+        """Restore the model of a named checkpoint; returns the version under which it was published."""
         learner = self._learner
         checkpoint = learner.named.read(name)
         failpoint("restore.read")
@@ -278,7 +278,7 @@ class CommandFollower:
         self._take_over(checkpoint)
         failpoint("restore.applied")
         if not learner.algorithm.keeps_restored:
-            # Versions rise, and no other thread publishes: whatever was published before is below this.
+            # Versions rise, and no other thread publishes: all published versions are below this.
             learner.position.restored_from = learner.learner_log.snapshot().version + 1
             learner.feed.drop_before(learner.position.restored_from)
         version = learner.publish_restored()

@@ -22,21 +22,21 @@ from penstock.runtime import metrics
 
 log = logging.getLogger(__name__)
 
-# ---- An evaluated version beside the base, the policy that training began with, on the same episodes.
+# ---- An evaluated version compared with the base, the initial policy, on the same episodes.
 
 LEAST_STARTS: Final = 6
-"""Fewer say nothing at 95%, even where all of them agree: 2 · 0.5⁵ = 0.06."""
+"""Fewer starts are not significant at 95% even where all of them agree: 2 · 0.5⁵ = 0.06."""
 BETTER: Final = "better"
 WORSE: Final = "worse"
 CHANCE: Final = "chance"
 
 Key = tuple[int, int]
-"""Start of an episode, and its number among those with that start."""
+"""The start of an episode, and its number among those with that start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseComparison:
-    """A version's episodes beside the base's, of which there are as many.
+    """The episodes of a version compared with as many of the base.
 
     mean, std, length: of the base: undiscounted returns, their deviation over episodes, steps.
     version_length: mean steps of the version's episodes. difference: mean return of the version less the
@@ -69,7 +69,7 @@ class BaseComparison:
 
 
 def check_base(section: EvaluationSection, workload: Workload) -> None:
-    """Raise ConfigurationError where an evaluation actor cannot play what training begins with."""
+    """Raise ConfigurationError where an evaluation actor cannot play the initial policy."""
     if section.base and workload.acting:
         raise ConfigurationError(
             f"evaluation.base=true: policies of workload {workload.name!r} act once they have weights; leave "
@@ -78,7 +78,7 @@ def check_base(section: EvaluationSection, workload: Workload) -> None:
 
 
 def compare(version: Mapping[Key, Episode], base: Mapping[Key, Episode]) -> BaseComparison | None:
-    """Return how the episodes of a version compare with the base's; None where none is a pair."""
+    """Compare the episodes of a version with the base's; None where no two have the same key."""
     pairs = [(version[key], base[key]) for key in sorted(version.keys() & base.keys())]
     if not pairs:
         return None
@@ -127,7 +127,7 @@ def _quantile(degrees: int) -> float:
 
 
 class Patience:
-    """Told the mean return of every evaluation, in order.
+    """Counts the evaluations in a row without improvement.
 
     An evaluation is an improvement when its mean exceeds the best one's by more than
     `evaluation.min_improvement`; the first is one. `evaluation.patience` of the others in a row exhaust it.
@@ -141,7 +141,7 @@ class Patience:
         """Evaluations since the last improvement."""
 
     def judge(self, mean: float) -> None:
-        """One without a finite mean is no improvement."""
+        """Count the next evaluation; one without a finite mean is no improvement."""
         improved = math.isfinite(mean) and (self.best is None or mean > self.best + self._least)
         self.without = 0 if improved else self.without + 1
         if improved:
@@ -167,18 +167,18 @@ def check_patience(section: EvaluationSection) -> None:
 
 
 RECENT_EPISODES = 20
-"""Training episodes whose mean must reach the target before an evaluation is worth its time."""
+"""An evaluation is requested when the mean of this many training episodes reaches the target."""
 MISSED_EPISODES = 500
-"""Mean lengths of an episode, in steps, in which none ends: an evaluation must say what the curve does not.
+"""An evaluation is requested when no episode ends within the steps of this many mean episodes.
 
-So it is where actors do not live as long as a good episode. Most runs have fewer slots than that, and slots
-that begin together end together.
+That happens where actors do not live as long as a good episode. It is more than most runs have slots, and
+slots that begin together end together.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Published weights that were sent to be evaluated.
+    """Published weights that evaluation actors play.
 
     at_s: seconds of training when they were made. checkpoint: made at that update; "" without one.
     """
@@ -208,8 +208,8 @@ class Score:
 class Result:
     """The result of one evaluation of a version.
 
-    scores: by the `way` that it was played. deterministic: the way that counts. base: how that compares with
-    the policy that training began with; None where that was not played.
+    scores: by the `way` that it was played. deterministic: the way that counts. base: comparison with the
+    initial policy; None where that was not played.
     """
 
     candidate: Candidate
@@ -228,12 +228,12 @@ class Result:
 
 
 def way(*, deterministic: bool) -> str:
-    """Return how a way to play is named in metrics, `metrics.jsonl` and the summary."""
+    """Return the name of a way to play in metrics, `metrics.jsonl` and the summary."""
     return "deterministic" if deterministic else "sampled"
 
 
 class Evaluation:
-    """Asked and told from several threads."""
+    """Decides which weights are evaluated, and collects the results; safe to use from several threads."""
 
     def __init__(self, section: EvaluationSection, target: float | None, *, stop_at_target: bool) -> None:
         self._section = section
@@ -250,7 +250,7 @@ class Evaluation:
         self._last_update = -1
         self._ended = self._ended_steps = 0
         self._settled = (0, -1)
-        """Steps and update of the last one that was answered."""
+        """Steps and update of the last one that has a result."""
         self.last: Result | None = None
         self.best: Result | None = None
 
@@ -267,8 +267,8 @@ class Evaluation:
 
         ended: training episodes so far. length: their mean length lately, in steps; None before the first.
 
-        True at most once until the result is there, and not once patience is exhausted. Tell `requested`
-        next.
+        It is True at most once until there is a result, and never when patience is exhausted. Publish the
+        weights and call `requested` next.
         """
         with self._lock:
             is_busy = self._asked or self._pending is not None or update <= self._last_update
@@ -280,7 +280,7 @@ class Evaluation:
             return self._asked
 
     def ask(self, update: int) -> bool:
-        """Ask for `update` whatever the curve says; False when it is under way, done or never to be."""
+        """Request an evaluation of `update`; returns False if one is pending, made or switched off."""
         with self._lock:
             if not self._section.episodes or self._pending is not None or update <= self._last_update:
                 return False
@@ -288,7 +288,7 @@ class Evaluation:
             return True
 
     def requested(self, candidate: Candidate) -> Candidate | None:
-        """The weights were published and offered to the evaluation actors; the candidate they replace."""
+        """Note that evaluation actors get these weights; returns the candidate that they replace."""
         with self._lock:
             replaced = self._pending
             self._asked, self._pending = False, candidate
@@ -297,17 +297,14 @@ class Evaluation:
             return replaced
 
     def lacks_checkpoint(self, update: int) -> bool:
-        """Return whether the weights of `update` are in evaluation, or the best, and have no checkpoint."""
+        """Return whether the weights of `update` are being evaluated or the best, and have no checkpoint."""
         with self._lock:
             best = None if self.best is None else self.best.candidate
             candidates = [one for one in (self._pending, best) if one is not None]
             return any(one.update == update and not one.checkpoint for one in candidates)
 
     def kept_as(self, checkpoint: str, update: int) -> None:
-        """Note that a checkpoint holds `update`, which may become the best one if it is being evaluated.
-
-        It may have become that already: an evaluation can be faster than a checkpoint.
-        """
+        """Note the checkpoint that holds `update`, which is being evaluated or may be the best already."""
         with self._lock:
             if self._pending is not None and self._pending.update == update:
                 self._pending = replace(self._pending, checkpoint=checkpoint)
@@ -346,9 +343,9 @@ class Evaluation:
 
     @property
     def solved(self) -> Result | None:
-        """The result that reached the target: the last one where it did, else the best one.
+        """Return the result that reached the target: the last one if it did, else the best one.
 
-        Of a checkpoint's last result the weights are not there any more, unless it was the best one.
+        A learner that resumes has the weights of the best result only.
         """
         with self._lock:
             found = [r for r in (self.last, self.best) if r is not None and r.candidate.blob]
@@ -362,7 +359,7 @@ class Evaluation:
             return self._patience.without
 
     @property
-    def hopeless(self) -> bool:
+    def is_out_of_patience(self) -> bool:
         with self._lock:
             return self._patience.exhausted
 
@@ -381,8 +378,8 @@ class Evaluation:
     def state(self) -> tuple[dict[str, Any], bytes]:
         """Return a JSON object for a checkpoint and the best weights, b"" before the first result.
 
-        An evaluation that is under way is not part of it: a learner that is restored asks for another. The
-        base's episodes are: what has played them does not play them again.
+        A pending evaluation is left out: a resumed learner requests another. The base's episodes are part of
+        it, because they are not played again.
         """
         with self._lock:
             steps, update = self._settled
@@ -399,17 +396,16 @@ class Evaluation:
             return state | {"best": _to_json(self.best)}, self.best.candidate.blob
 
     def restore(self, state: dict[str, Any], best: bytes, there: Container[str] | None = None) -> None:
-        """Become what `state` was taken from.
+        """Restore what `state` returned.
 
-        there: checkpoints that are on disk; None: all are. A run that goes back may have removed that of the
-        best result.
+        there: checkpoints on disk; None: all. A run that went back may have removed that of the best result.
         """
         with self._lock:
             self._settled = self._last_steps, self._last_update = state["last_steps"], state["last_update"]
             self._patience.restore(state["patience"])
-            # A run that goes on without a base may have other episodes, of which these would be no pairs.
-            told = state["base"] if self._section.base else ()
-            self._base = _by_key(Episode(**one) for one in told)
+            # Without a base the run may have other episodes, which these do not belong to.
+            episodes = state["base"] if self._section.base else ()
+            self._base = _by_key(Episode(**one) for one in episodes)
             if "best" in state:
                 found = _from_json(state["best"], best)
                 if there is not None and found.candidate.checkpoint not in there:
@@ -445,7 +441,7 @@ class Evaluation:
         return enough and self._reaches(statistics.fmean(newest))
 
     def _is_silent(self, env_steps: int, ended: int, length: float | None) -> bool:
-        """Return whether many training episodes ought to have ended since one did, or was evaluated."""
+        """Return whether MISSED_EPISODES should have ended since one did, or since the last evaluation."""
         if ended != self._ended:
             self._ended, self._ended_steps = ended, env_steps
         if self._target is None or not self._stop_at_target or length is None:
@@ -468,12 +464,12 @@ def _to_json(result: Result) -> dict[str, Any]:
 
 
 def _from_json(value: dict[str, Any], blob: bytes) -> Result:
-    told = value["base"]
+    base = value["base"]
     return Result(
         candidate=Candidate(**value["candidate"], blob=blob),
         scores={name: Score(**score) for name, score in value["scores"].items()},
         deterministic=value["deterministic"],
-        base=None if told is None else BaseComparison.from_json(told),
+        base=None if base is None else BaseComparison.from_json(base),
     )
 
 
@@ -494,14 +490,14 @@ MOST_BYTES: Final = 64 * 2**20
 
 
 class EpisodeLog:
-    """Appends to the file of one run. What the disk does not take is lost, and said once."""
+    """Appends to the file of one run. Episodes that the disk does not take are lost, with one warning."""
 
     def __init__(self, run_dir: Path, most_bytes: int = MOST_BYTES) -> None:
         self._file, self._before = run_dir / EPISODES, run_dir / BEFORE
         self._most, self._fails = most_bytes, False
 
     def add(self, first: int, episodes: Iterable[Episode]) -> None:
-        """first: number of the first of them in the run, from 1."""
+        """Append episodes. first: number of the first of them in the run, from 1."""
         now = round(time.time(), 3)
         text = "".join(
             json.dumps(
@@ -529,7 +525,7 @@ class EpisodeLog:
             self._fails = True
 
 
-# ---- Episodes as the actors report them: the window that the curve is drawn from, and evaluations.
+# ---- Episodes as the actors report them: recent training episodes, and evaluations.
 
 WINDOW: Final = 100
 _READ: Final = 512
@@ -538,7 +534,7 @@ _WAIT_S: Final = 0.1
 
 @dataclass(eq=False)
 class Episodes:
-    """Return and length of the last training episodes. `run` is a thread's body."""
+    """The returns and lengths of the last training episodes. `run` reads reports in a thread."""
 
     learner_log: LearnerLog
     lease: LeaseKeeper
@@ -574,7 +570,7 @@ class Episodes:
             return list(self._returns)
 
     def means(self) -> tuple[float | None, float | None]:
-        """Mean return and mean length of the last training episodes; None before the first."""
+        """Return mean return and mean length of the last training episodes; None before the first."""
         with self._lock:
             if not self._returns:
                 return None, None
@@ -621,5 +617,5 @@ class Episodes:
         }
         log.info("evaluated", extra=words)
         self.on_result(result)
-        # Nothing is left to play, so a restarted evaluation actor does not play it again.
+        # A restarted evaluation actor would play the version again.
         self.lease.patiently(lambda: self.learner_log.end_evaluation(result.candidate.version))

@@ -342,7 +342,7 @@ class Learner:
             return Ending.STOPPED
         if section.stop_at_target and self.evaluation.solved is not None:
             return Ending.TARGET
-        if self.evaluation.hopeless:
+        if self.evaluation.is_out_of_patience:
             return Ending.NO_IMPROVEMENT
         if self.algorithm.has_rejected:
             return Ending.REJECTED
@@ -481,7 +481,7 @@ class Learner:
             length=self.episodes.means()[1],
         )
         is_due = self.ledger.env_steps - self._offered_steps >= section.publish_interval_steps
-        # The first version is due after stale fragments, too: actors would send more of them with old weights.
+        # The first version is due even after stale fragments: old weights would only bring more of them.
         publishes = self._owes_first or (applied and (evaluate or is_due))
         self._owes_first = False
         self._holds_back = not publishes and (self._holds_back or (update is not None and update.applied))

@@ -213,7 +213,7 @@ def test_without_patience_nothing_is_hopeless() -> None:
     for version in range(1, 30):
         play(it, version, 1.0)
     assert it.without_improvement == 28
-    assert not it.hopeless
+    assert not it.is_out_of_patience
 
 
 def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
@@ -227,12 +227,12 @@ def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
     assert again.best == it.best
     assert again.best is not None
     assert again.best.candidate.blob == b"w"
-    assert (again.without_improvement, again.hopeless) == (2, False)
+    assert (again.without_improvement, again.is_out_of_patience) == (2, False)
     assert not again.wanted([], update=4, env_steps=10**6)
     assert not again.wanted([], update=6, env_steps=499)
     assert again.wanted([], update=6, env_steps=500)
     play(again, 7, 7.0)
-    assert again.hopeless
+    assert again.is_out_of_patience
     assert not again.wanted([], update=8, env_steps=10**6), "the run is about to end"
 
 
