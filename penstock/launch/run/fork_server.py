@@ -27,8 +27,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from setproctitle import setproctitle, setthreadtitle
-
 from penstock.launch.run.memory import Memory, of_fork_server
 
 PENSTOCK: Final = (sys.executable, "-P", "-m", "penstock.launch.cli")
@@ -156,6 +154,8 @@ _MODULES: Final = (
 def main() -> None:
     """Serve; in a copy, be the service."""
     # Not with the module: the launcher imports it before all else, and starts the server at once.
+    from setproctitle import setproctitle
+
     from penstock.runtime.health import collect_seldom
 
     setproctitle("penstock fork server")  # the first call finds the place, from what the environment is now
@@ -233,6 +233,9 @@ def _become(command: list[str], environment: dict[str, str], log: int, lifeline:
     program.__file__ = str(Path(sys.modules["penstock.launch.cli"].__path__[0]) / "__main__.py")
     sys.argv = [program.__file__, *command[len(PENSTOCK) :]]
     sys.orig_argv = command
+    # The extra `launch` brings it: an image of one service has this module and no launcher.
+    from setproctitle import setproctitle, setthreadtitle
+
     setproctitle(" ".join(command))
     setthreadtitle(f"penstock {command[len(PENSTOCK)]}")
 
