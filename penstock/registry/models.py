@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy maps them and `migrations/` makes them.
+"""The tables, as SQLAlchemy maps them; a change of a table needs another revision of `registry.REGISTRY`.
 
 Partial unique indexes ensure, for every writer, that a policy has at most one active, one canary and one
 standby version. Rows never leave this package: callers receive `records`.

@@ -14,15 +14,23 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import Session
@@ -33,6 +41,7 @@ from penstock.registry import feedback as late
 from penstock.registry import ratings as rated
 from penstock.registry import traffic as routed
 from penstock.registry import versions
+from penstock.registry.models import Base
 from penstock.registry.records import (
     Conflict,
     RegistryError,
@@ -228,27 +237,19 @@ def _lost(error: Exception) -> bool:
 _LOCK: Final = 0x70656E73
 """PostgreSQL's advisory lock under which the tables are made: several processes may open a database."""
 
-_ONE_AT_A_TIME = threading.Lock()
-"""Alembic keeps its state in globals of the process, so that one thread at a time may make tables."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """The revision of one kind of database.
+    """The tables of one kind of database, and their revision.
 
-    migrations: alembic's folder. version_table: where a database of this kind notes its revision.
-    remedy: what to do about tables that are absent.
+    tables: as the models declare them. revision: a change of a table needs another one. version_table: where
+    a database of this kind notes its revision. remedy: what to do about tables that are absent.
     """
 
-    migrations: Path
+    tables: MetaData
+    revision: str
     version_table: str = "alembic_version"
     remedy: str = "open it once with migrate=True"
-
-    def configuration(self, connection: Connection | None = None) -> Config:
-        """Return alembic's configuration on an open connection; `alembic revision` works with the same."""
-        config = Config(attributes={"connection": connection})
-        config.set_main_option("script_location", str(self.migrations).replace("%", "%%"))
-        return config
 
     def open(self, database: Database, *, migrate: bool) -> None:
         """Make the tables with `migrate` where there are none, and check their revision."""
@@ -265,37 +266,41 @@ class Schema:
         if self._current(connection) is not None:
             self._check(connection, database)
             return
-        with _ONE_AT_A_TIME:
-            command.upgrade(self.configuration(connection), "head")
+        self.tables.create_all(connection)
+        noted = self._noted()
+        noted.create(connection, checkfirst=True)
+        connection.execute(noted.insert().values(version_num=self.revision))
 
     def _check(self, connection: Connection, database: Database) -> None:
-        found, own = self._current(connection), _revision(self.migrations)
+        found = self._current(connection)
         if found is None:
             raise SchemaMismatch(
-                f"{_named(database)}: its tables are absent, this program needs {own}: {self.remedy}"
+                f"{_named(database)}: its tables are absent, this program needs {self.revision}: "
+                f"{self.remedy}"
             )
-        if found != own:
+        if found != self.revision:
             raise SchemaMismatch(
-                f"{_named(database)}: its tables are of revision {found}, this program needs {own}: use the "
-                f"Penstock that made them, or another {database.called}"
+                f"{_named(database)}: its tables are of revision {found}, this program needs "
+                f"{self.revision}: use the Penstock that made them, or another {database.called}"
             )
 
     def _current(self, connection: Connection) -> str | None:
-        options: dict[str, Any] = {"version_table": self.version_table}
-        return MigrationContext.configure(connection, opts=options).get_current_revision()
+        """Return the revision of the tables that are there; None: there are none."""
+        if not inspect(connection).has_table(self.version_table):
+            return None
+        return connection.scalar(select(self._noted().c.version_num))
 
-
-@cache
-def _revision(migrations: Path) -> str | None:
-    """Run the scripts of a folder once: those of a program stay what they are while it runs."""
-    return ScriptDirectory.from_config(Schema(migrations=migrations).configuration()).get_current_head()
+    def _noted(self) -> Table:
+        """Return the table with the revision, in the form that earlier releases made by alembic."""
+        metadata = MetaData(naming_convention={"pk": "%(table_name)s_pkc"})
+        return Table(self.version_table, metadata, Column("version_num", String(32), primary_key=True))
 
 
 def _named(database: Database) -> str:
     return f"{database.called} {database.shown}"
 
 
-REGISTRY: Final = Schema(migrations=Path(__file__).parent / "migrations")
+REGISTRY: Final = Schema(tables=Base.metadata, revision="0010")
 
 
 # ---- The registry.

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ("actor", "broker", "learner", "penstock")
 NOT_CORE = ("penstock/recipes/", "penstock/workloads/")
-TEXT = {".py", ".lua", ".mako", ".toml", ".html", ".js", ".css"}
+TEXT = {".py", ".lua", ".toml", ".html", ".js", ".css"}
 NAMED = re.compile(
     r"\brlhf\b|[\"']goals[\"']|\bworkloads\.(?!plugin\b)[a-z_]+|\bfrom penstock.workloads\b"
     r"|\bworkload\b.*\"control\""

@@ -1,12 +1,11 @@
 """The tables of the gateway, and its database: SQLite for one gateway, PostgreSQL where several share it.
 
-`migrations/` makes the tables, and a test holds the two together. Secrets are stored as digests only:
-passwords as argon2id, tokens as SHA-256 of 256 random bits.
+A change of a table needs another revision of `GATEWAY`. Secrets are stored as digests only: passwords as
+argon2id, tokens as SHA-256 of 256 random bits.
 """
 
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import JSON, BigInteger, Double, Index, Integer, MetaData, String, Text
@@ -274,7 +273,8 @@ class PolicyVersionRow(Base):
 
 
 GATEWAY: Final = Schema(
-    migrations=Path(__file__).parent / "migrations",
+    tables=Base.metadata,
+    revision="0008",
     version_table="gateway_version",  # a registry in the same PostgreSQL database keeps its own
     remedy="start `penstock gateway` once, which makes them",
 )

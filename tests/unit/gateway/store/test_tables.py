@@ -1,11 +1,9 @@
-"""What the revision makes is what the tables say."""
+"""The tables of a gateway are made once, and refused where they are of another revision."""
 
 import sqlite3
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 
 from penstock.gateway.store.tables import GATEWAY, Base, Role, open_database
 from penstock.registry.records import SchemaMismatch
@@ -22,15 +20,8 @@ def tables(file: Path) -> dict[str, list[str]]:
     }
 
 
-def test_tables_and_revision_agree(tmp_path: Path) -> None:
-    database = open_database(f"sqlite:///{tmp_path}/a.sqlite", migrate=True)
-    options = {"version_table": GATEWAY.version_table}
-    found = database.read(
-        lambda session: compare_metadata(
-            MigrationContext.configure(session.connection(), opts=options), Base.metadata
-        )
-    )
-    assert [] == found
+def test_the_tables_are_those_of_the_models(tmp_path: Path) -> None:
+    open_database(f"sqlite:///{tmp_path}/a.sqlite", migrate=True).close()
     wanted = Database(f"sqlite:///{tmp_path}/b.sqlite")
     wanted.write(lambda session: Base.metadata.create_all(session.connection()))
     assert tables(tmp_path / "b.sqlite") == tables(tmp_path / "a.sqlite")

@@ -1,1 +1,0 @@
-"""The revision that makes the gateway's tables (alembic)."""

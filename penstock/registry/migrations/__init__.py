@@ -1,1 +1,0 @@
-"""The revision that makes a registry's tables (alembic)."""
