@@ -11,86 +11,44 @@
 plays whole episodes of anything with `reset` and `step`.
 """
 
-from penstock.client.asynchronous import (
-    ActStream,
-    AsyncControlClient,
-    AsyncConversation,
-    AsyncEpisode,
-    AsyncPolicyClient,
-    AsyncTextClient,
-)
-from penstock.client.errors import (
-    BadReply,
-    DeadlinePassed,
-    EpisodeElsewhere,
-    EpisodeUnknown,
-    InvalidRequest,
-    NotAllowed,
-    NotReady,
-    Overloaded,
-    PolicyError,
-    UnknownVersion,
-    Unreachable,
-)
-from penstock.client.synchronous import Conversation, Episode, ExternalEnvironment, PolicyClient, TextClient
-from penstock.client.text_calls import Generation, TextAnswer, TextDescription, TextPart, Thought
-from penstock.client.values import (
-    Action,
-    ActionBatch,
-    ActOptions,
-    Arm,
-    CommandRefusal,
-    CommandReport,
-    CommandState,
-    Description,
-    EpisodeResult,
-    Fallback,
-    RunStatus,
-    ServedVersion,
-    StepOptions,
-)
-from penstock.rpc.auth import Credentials
-
-__all__ = [
-    "ActOptions",
-    "ActStream",
-    "Action",
-    "ActionBatch",
-    "Arm",
-    "AsyncControlClient",
-    "AsyncConversation",
-    "AsyncEpisode",
-    "AsyncPolicyClient",
-    "AsyncTextClient",
-    "BadReply",
-    "CommandRefusal",
-    "CommandReport",
-    "CommandState",
-    "Conversation",
-    "Credentials",
-    "DeadlinePassed",
-    "Description",
-    "Episode",
-    "EpisodeElsewhere",
-    "EpisodeResult",
-    "EpisodeUnknown",
-    "ExternalEnvironment",
-    "Fallback",
-    "Generation",
-    "InvalidRequest",
-    "NotAllowed",
-    "NotReady",
-    "Overloaded",
-    "PolicyClient",
-    "PolicyError",
-    "RunStatus",
-    "ServedVersion",
-    "StepOptions",
-    "TextAnswer",
-    "TextClient",
-    "TextDescription",
-    "TextPart",
-    "Thought",
-    "UnknownVersion",
-    "Unreachable",
-]
+from penstock.client.asynchronous import ActStream as ActStream
+from penstock.client.asynchronous import AsyncControlClient as AsyncControlClient
+from penstock.client.asynchronous import AsyncConversation as AsyncConversation
+from penstock.client.asynchronous import AsyncEpisode as AsyncEpisode
+from penstock.client.asynchronous import AsyncPolicyClient as AsyncPolicyClient
+from penstock.client.asynchronous import AsyncTextClient as AsyncTextClient
+from penstock.client.errors import BadReply as BadReply
+from penstock.client.errors import DeadlinePassed as DeadlinePassed
+from penstock.client.errors import EpisodeElsewhere as EpisodeElsewhere
+from penstock.client.errors import EpisodeUnknown as EpisodeUnknown
+from penstock.client.errors import InvalidRequest as InvalidRequest
+from penstock.client.errors import NotAllowed as NotAllowed
+from penstock.client.errors import NotReady as NotReady
+from penstock.client.errors import Overloaded as Overloaded
+from penstock.client.errors import PolicyError as PolicyError
+from penstock.client.errors import UnknownVersion as UnknownVersion
+from penstock.client.errors import Unreachable as Unreachable
+from penstock.client.synchronous import Conversation as Conversation
+from penstock.client.synchronous import Episode as Episode
+from penstock.client.synchronous import ExternalEnvironment as ExternalEnvironment
+from penstock.client.synchronous import PolicyClient as PolicyClient
+from penstock.client.synchronous import TextClient as TextClient
+from penstock.client.text_calls import Generation as Generation
+from penstock.client.text_calls import TextAnswer as TextAnswer
+from penstock.client.text_calls import TextDescription as TextDescription
+from penstock.client.text_calls import TextPart as TextPart
+from penstock.client.text_calls import Thought as Thought
+from penstock.client.values import Action as Action
+from penstock.client.values import ActionBatch as ActionBatch
+from penstock.client.values import ActOptions as ActOptions
+from penstock.client.values import Arm as Arm
+from penstock.client.values import CommandRefusal as CommandRefusal
+from penstock.client.values import CommandReport as CommandReport
+from penstock.client.values import CommandState as CommandState
+from penstock.client.values import Description as Description
+from penstock.client.values import EpisodeResult as EpisodeResult
+from penstock.client.values import Fallback as Fallback
+from penstock.client.values import RunStatus as RunStatus
+from penstock.client.values import ServedVersion as ServedVersion
+from penstock.client.values import StepOptions as StepOptions
+from penstock.rpc.auth import Credentials as Credentials

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Final, Self, TypeVar, Unpack
 
 import grpc
 
@@ -65,10 +65,28 @@ T = TypeVar("T")
 
 
 class _Client:
-    _connection: AsyncConnection
+    """A client of one policy for the tasks of an event loop; arguments as of the one for threads.
+
+    reach_s: seconds for which a call tries a server that cannot be reached again; by default its deadline.
+    """
+
+    _stub: ClassVar[type[Any]]
+    _deadline_s: ClassVar[float]
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        credentials: Credentials = PLAINTEXT,
+        policy: str = "default",
+        deadline_s: float | None = None,
+        reach_s: float = math.inf,
+    ) -> None:
+        deadline_s = self._deadline_s if deadline_s is None else deadline_s
+        self._connection = AsyncConnection(address, credentials, policy, deadline_s, self._stub, reach_s)
 
     async def close(self) -> None:
-        """Close the connection and its streams; the server gives what is open up after a while."""
+        """Close the connection and its streams; the server ends what is open after a while."""
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -170,15 +188,7 @@ class ActStream:
 class AsyncPolicyClient(_Client):
     """Gives the actions of one policy to tasks of an event loop, as `PolicyClient` does to threads."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        credentials: Credentials = PLAINTEXT,
-        policy: str = "default",
-        deadline_s: float = CALL_DEADLINE_S,
-    ) -> None:
-        self._connection = AsyncConnection(address, credentials, policy, deadline_s, PolicyServiceStub)
+    _stub, _deadline_s = PolicyServiceStub, CALL_DEADLINE_S
 
     async def describe(self) -> Description:
         """Return spaces, versions and limits, as they are now."""
@@ -249,23 +259,9 @@ class AsyncEpisode:
 
 
 class AsyncTextClient(_Client):
-    """Gives the answers of one policy to tasks of an event loop, as `TextClient` does to threads.
+    """Gives the answers of one policy to tasks of an event loop, as `TextClient` does to threads."""
 
-    reach_s: seconds for which a call tries a server that cannot be reached again; by default its deadline.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        credentials: Credentials = PLAINTEXT,
-        policy: str = "default",
-        deadline_s: float = DEADLINE_S,
-        reach_s: float = math.inf,
-    ) -> None:
-        self._connection = AsyncConnection(
-            address, credentials, policy, deadline_s, TextServiceStub, reach_s=reach_s
-        )
+    _stub, _deadline_s = TextServiceStub, DEADLINE_S
 
     async def describe(self) -> TextDescription:
         """Return versions and limits, as they are now."""
@@ -290,9 +286,9 @@ class AsyncTextClient(_Client):
 
     async def http(self, request: HttpRequest) -> HttpReply:
         """Return what the server answers to a request to OpenAI's API; raises a PolicyError."""
-        return await self._connection.do(Call("Http", request, self._reply, share=1.0), way=self._begun)
+        return await self._connection.do(Call("Http", request, self._reply, share=1.0), way=self._begin)
 
-    async def _begun(self, call: Call[T], attempts: Attempts) -> T:
+    async def _begin(self, call: Call[T], attempts: Attempts) -> T:
         stream = self._connection.stub.Http(call.request, timeout=attempts.timeout_s())
         parts = aiter(stream)
         return call.read((await anext(parts, None), parts, stream))
@@ -363,16 +359,11 @@ class AsyncAnswerStream(GrowingAnswers):
 
 # ---- Control of a run, over the address of its broker.
 
-_STATES: Final = {
-    control_pb2.COMMAND_STATE_DONE: CommandState.DONE,
-    control_pb2.COMMAND_STATE_REFUSED: CommandState.REFUSED,
-}
+_STATES: Final = {control_pb2.CommandState.Value(f"COMMAND_STATE_{one.name}"): one for one in CommandState}
 _REFUSALS: Final = {
-    control_pb2.COMMAND_REFUSAL_UNSUPPORTED: CommandRefusal.UNSUPPORTED,
-    control_pb2.COMMAND_REFUSAL_TOO_FEW_STEPS: CommandRefusal.TOO_FEW_STEPS,
-    control_pb2.COMMAND_REFUSAL_NAME: CommandRefusal.NAME,
-    control_pb2.COMMAND_REFUSAL_MISMATCH: CommandRefusal.MISMATCH,
-    control_pb2.COMMAND_REFUSAL_LIMIT: CommandRefusal.LIMIT,
+    control_pb2.CommandRefusal.Value(f"COMMAND_REFUSAL_{one.name}"): one
+    for one in CommandRefusal
+    if one is not CommandRefusal.OTHER
 }
 _KINDS: Final[dict[grpc.StatusCode | None, type[PolicyError]]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,

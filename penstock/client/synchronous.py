@@ -7,7 +7,7 @@ threads with Unreachable.
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Final, Protocol, Self, Unpack
+from typing import Any, ClassVar, Final, Protocol, Self, Unpack
 
 from penstock.client import calls, text_calls
 from penstock.client.connection import PLAINTEXT, Connection, GrowingAnswers
@@ -31,10 +31,34 @@ from penstock.v1.text_pb2_grpc import TextServiceStub
 
 
 class _Client:
-    _connection: Connection
+    """A client of one policy, which connects when it is first used. Also a context manager.
+
+    Args:
+        address: HOST:PORT or unix:/path; plaintext beyond loopback only with `Credentials(insecure=True)`.
+        credentials: certificates and token; default: none, for loopback and unix sockets.
+        policy: name of the policy.
+        deadline_s: of every call, with all its repetitions, in seconds; None: 5 for actions, 60 for text.
+
+    Raises:
+        ValueError: the address is malformed, or plaintext was not asked for.
+    """
+
+    _stub: ClassVar[type[Any]]
+    _deadline_s: ClassVar[float]
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        credentials: Credentials = PLAINTEXT,
+        policy: str = "default",
+        deadline_s: float | None = None,
+    ) -> None:
+        deadline_s = self._deadline_s if deadline_s is None else deadline_s
+        self._connection = Connection(address, credentials, policy, deadline_s, self._stub)
 
     def close(self) -> None:
-        """Close the connection; the server gives what is open up after a while."""
+        """Close the connection; the server ends what is open after a while."""
         self._connection.close()
 
     def __enter__(self) -> Self:
@@ -48,29 +72,9 @@ class _Client:
 
 
 class PolicyClient(_Client):
-    """Gives the actions of one policy; see the package for an example. Also a context manager.
+    """Gives the actions of one policy; see the package for an example."""
 
-    It connects when it is first used.
-
-    Args:
-        address: HOST:PORT or unix:/path; plaintext beyond loopback only with `Credentials(insecure=True)`.
-        credentials: certificates and token; default: none, for loopback and unix sockets.
-        policy: name of the policy.
-        deadline_s: of every call, with all its repetitions, in seconds.
-
-    Raises:
-        ValueError: the address is malformed, or plaintext was not asked for.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        credentials: Credentials = PLAINTEXT,
-        policy: str = "default",
-        deadline_s: float = CALL_DEADLINE_S,
-    ) -> None:
-        self._connection = Connection(address, credentials, policy, deadline_s, PolicyServiceStub)
+    _stub, _deadline_s = PolicyServiceStub, CALL_DEADLINE_S
 
     def describe(self) -> Description:
         """Return spaces, versions and limits, as they are now."""
@@ -163,35 +167,16 @@ class Episode:
 
 
 class TextClient(_Client):
-    """Gives the answers of one policy to messages. Also a context manager.
+    """Gives the answers of one policy to messages.
 
-        client = TextClient("127.0.0.1:50052")
-        client.generate([{"role": "user", "content": "Hello"}]).text      without memory
-        conversation = client.start_conversation()                  the same, and the system learns from it
-        messages.append(conversation.generate(messages).answers[0].message)
-        conversation.end(reward=1.0)
-
-    It connects when it is first used.
-
-    Args:
-        address: HOST:PORT or unix:/path; plaintext beyond loopback only with `Credentials(insecure=True)`.
-        credentials: certificates and token; default: none, for loopback and unix sockets.
-        policy: name of the policy.
-        deadline_s: of every call, in seconds.
-
-    Raises:
-        ValueError: the address is malformed, or plaintext was not asked for.
+    client = TextClient("127.0.0.1:50052")
+    client.generate([{"role": "user", "content": "Hello"}]).text      without memory
+    conversation = client.start_conversation()                  the same, and the system learns from it
+    messages.append(conversation.generate(messages).answers[0].message)
+    conversation.end(reward=1.0)
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        credentials: Credentials = PLAINTEXT,
-        policy: str = "default",
-        deadline_s: float = DEADLINE_S,
-    ) -> None:
-        self._connection = Connection(address, credentials, policy, deadline_s, TextServiceStub)
+    _stub, _deadline_s = TextServiceStub, DEADLINE_S
 
     def describe(self) -> TextDescription:
         """Return versions and limits, as they are now."""
