@@ -53,7 +53,6 @@ from penstock.client.values import (
 )
 from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.rpc.auth import Credentials
-from penstock.rpc.channel import open_async_channel
 from penstock.rpc.gate import code_of, text_of
 from penstock.v1 import control_pb2
 from penstock.v1 import policy_pb2 as pb
@@ -372,7 +371,7 @@ _KINDS: Final[dict[grpc.StatusCode | None, type[PolicyError]]] = {
 }
 
 
-class AsyncControlClient:
+class AsyncControlClient(_Client):
     """Steers one run; make it where the loop runs. Every call raises a PolicyError where it is not answered.
 
         control = AsyncControlClient("127.0.0.1:50051")
@@ -388,9 +387,7 @@ class AsyncControlClient:
     def __init__(
         self, address: str, *, credentials: Credentials = PLAINTEXT, deadline_s: float = CALL_DEADLINE_S
     ) -> None:
-        self._address, self._deadline_s = address, deadline_s
-        self._channel = open_async_channel(address, credentials)
-        self._stub: Any = ControlServiceStub(self._channel)
+        self._connection = AsyncConnection(address, credentials, "", deadline_s, ControlServiceStub)
 
     async def status(self) -> RunStatus:
         """Return the run as it is."""
@@ -417,21 +414,13 @@ class AsyncControlClient:
         request = control_pb2.RestoreRequest(request_id=request_id, name=name, reason=reason)
         return _report((await self._call("Restore", request)).command)
 
-    async def close(self) -> None:
-        await self._channel.close(None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        await self.close()
-
     async def _call(self, method: str, request: Any) -> Any:
+        broker = self._connection
         try:
-            return await getattr(self._stub, method)(request, timeout=self._deadline_s)
+            return await getattr(broker.stub, method)(request, timeout=broker.deadline_s)
         except grpc.RpcError as error:
             kind = _KINDS.get(code_of(error), Unreachable)
-            raise kind(f"the broker at {self._address}: {text_of(error)}") from error
+            raise kind(f"the broker at {broker.address}: {text_of(error)}") from error
 
 
 def _report(command: control_pb2.Command) -> CommandReport:

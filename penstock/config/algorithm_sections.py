@@ -58,15 +58,24 @@ class AlgorithmSection(Section):
         return section
 
 
-class OnPolicySection(AlgorithmSection):
+class BatchSection(AlgorithmSection):
+    """Settings of algorithms that take a batch of steps for each update."""
+
+    batch_steps: Positive = 2048
+    """Environment steps of one update."""
+
+    @property
+    def update_steps(self) -> int:
+        return self.batch_steps
+
+
+class OnPolicySection(BatchSection):
     """Settings of algorithms that learn from each batch once and forget it."""
 
     can_share: ClassVar[bool] = True
     can_compile: ClassVar[bool] = True
     can_round: ClassVar[bool] = True
 
-    batch_steps: Positive = 2048
-    """Environment steps of one update."""
     staleness: Count = 1
     """Updates that experience may lag behind when it is begun (S); 0: lock-step."""
     stale_after: Annotated[Positive | None, ADVANCED] = None
@@ -111,10 +120,6 @@ class OnPolicySection(AlgorithmSection):
     @property
     def lock_step(self) -> bool:
         return self.staleness == 0
-
-    @property
-    def update_steps(self) -> int:
-        return self.batch_steps
 
 
 class ReplaySection(AlgorithmSection):
@@ -387,13 +392,13 @@ class ReinforceSection(OnPolicySection):
     """A choice. monte-carlo: returns less the baseline, bootstrapped at the cut; gae: λ-returns."""
 
 
-class CloneSection(AlgorithmSection):
+class CloneSection(BatchSection):
     """How a policy is cloned from a recording (`penstock train --from`)."""
 
     name: Literal["clone"] = "clone"
     """Which algorithm, a choice."""
     batch_steps: Positive = 1024
-    """Steps of one update."""
+    """Environment steps of one update."""
     passes: Positive = 20
     """Passes over the recording, each in another order."""
     minibatches: Positive = 4
@@ -409,22 +414,14 @@ class CloneSection(AlgorithmSection):
     value_coefficient: NonNegative = 0.0
     """Weight of fitting the critic to the returns; 0: it is left as it is."""
 
-    @property
-    def update_steps(self) -> int:
-        return self.batch_steps
 
-
-class RandomSection(AlgorithmSection):
+class RandomSection(BatchSection):
     """Random actions, from which nothing is learned: the baseline of a task."""
 
     name: Literal["random"] = "random"
     """Which algorithm, a choice."""
     batch_steps: Positive = 2048
-    """Steps that are counted at once."""
-
-    @property
-    def update_steps(self) -> int:
-        return self.batch_steps
+    """Environment steps that are counted at once."""
 
 
 SECTIONS: Final[Mapping[str, type[AlgorithmSection]]] = {

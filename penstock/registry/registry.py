@@ -13,6 +13,7 @@ new version (`record_rollback`).
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -251,14 +252,22 @@ class Schema:
     version_table: str = "alembic_version"
     remedy: str = "open it once with migrate=True"
 
-    def open(self, database: Database, *, migrate: bool) -> None:
-        """Make the tables with `migrate` where there are none, and check their revision."""
-        if not migrate and database.file is not None and not database.file.exists():
-            raise SchemaMismatch(f"{_named(database)}: no such file: {self.remedy}")
-        if migrate:
-            database.migrate(lambda connection: self._make(connection, database))
-        else:
-            database.read(lambda session: self._check(session.connection(), database))
+    def checked(self, database: Database, *, migrate: bool) -> Database:
+        """Return the database with its tables, made with `migrate` where there are none.
+
+        Raises SchemaMismatch for tables that are absent or of another revision, Unavailable; then the
+        database is closed.
+        """
+        with ExitStack() as on_failure:
+            on_failure.callback(database.close)
+            if migrate:
+                database.migrate(lambda connection: self._make(connection, database))
+            elif database.file is not None and not database.file.exists():
+                raise SchemaMismatch(f"{_named(database)}: no such file: {self.remedy}")
+            else:
+                database.read(lambda session: self._check(session.connection(), database))
+            on_failure.pop_all()
+        return database
 
     def _make(self, connection: Connection, database: Database) -> None:
         if connection.dialect.name == "postgresql":
@@ -340,7 +349,7 @@ class Registry:
         if database.file is not None and database.file.exists() and not is_writable(database.file):
             database.close()
             return cls.read(url)
-        return cls._opened(database, migrate=migrate)
+        return cls(REGISTRY.checked(database, migrate=migrate))
 
     @classmethod
     def read(cls, url: str) -> Self:
@@ -348,16 +357,7 @@ class Registry:
         database = Database(url, only_read=True)
         if database.file is not None and not database.file.is_file():
             raise SchemaMismatch(f"registry {database.shown}: no such file; name one that is there")
-        return cls._opened(database, migrate=False)
-
-    @classmethod
-    def _opened(cls, database: Database, *, migrate: bool) -> Self:
-        try:
-            REGISTRY.open(database, migrate=migrate)
-        except BaseException:
-            database.close()
-            raise
-        return cls(database)
+        return cls(REGISTRY.checked(database, migrate=False))
 
     def close(self) -> None:
         self.database.close()

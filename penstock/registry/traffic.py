@@ -142,13 +142,8 @@ def _check_versions(now: Arms, wanted: records.Traffic) -> None:
 
 
 def _settings(traffic: records.Traffic) -> dict[str, Any]:
-    return {
-        "experiment": traffic.experiment,
-        "canary_share": traffic.canary_share,
-        "latest_share": traffic.latest_share,
-        "shadow": traffic.shadow,
-        "pins": dict(traffic.pins),
-    }
+    names = ("experiment", "canary_share", "latest_share", "shadow")
+    return {**{name: getattr(traffic, name) for name in names}, "pins": dict(traffic.pins)}
 
 
 # ---- The trial of the canary: several servers and restarts make one trial. Another one forgets all of it.

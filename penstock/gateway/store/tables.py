@@ -286,10 +286,4 @@ def open_database(url: str, *, migrate: bool) -> Database:
     Raises SchemaMismatch for tables that are absent or of another revision, Unavailable, and ValueError for a
     URL of another kind.
     """
-    database = Database(url, "accounts database")
-    try:
-        GATEWAY.open(database, migrate=migrate)
-    except BaseException:
-        database.close()
-        raise
-    return database
+    return GATEWAY.checked(Database(url, "accounts database"), migrate=migrate)
