@@ -5,8 +5,8 @@
     job = start(TrainingConfig("CartPole-v1", settings={"learner": {"total_steps": 100_000}}))
     print(job.result().mean_return)
 
-A run does not end with the program that started it: what is in its folder is all of it, and `penstock train
---resume FOLDER` goes on with it. Nothing of a learner is loaded into the program itself.
+A run outlives the program that started it: its folder holds all of its state, and `penstock train --resume
+FOLDER` continues it. The calling program loads no part of a learner.
 """
 
 import json
@@ -27,19 +27,19 @@ import tomli_w
 __all__ = ["Job", "TrainingConfig", "TrainingFailed", "TrainingResult", "estimate", "resume", "start"]
 
 _RUNS: Final = Path("runs")
-_ENDED_IN_ORDER: Final = frozenset({0, 130})
+_SUCCESS: Final = frozenset({0, 130})
 
 
 class TrainingFailed(Exception):
-    """Reports a training that could not begin, or that failed; the message is the cause."""
+    """A training could not begin, or failed; the message is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """Says what is trained.
+    """What to train.
 
-    what: a Gymnasium id, or a recipe's file. settings: over it, nested as in TOML. run_dir: folder of the
-    run; None: a new one below `runs`.
+    what: a Gymnasium id, or the file of a recipe. settings: override those of the recipe, nested as in TOML.
+    run_dir: folder of the run; None: a new one below `runs`.
     """
 
     what: str | Path
@@ -49,9 +49,10 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """Tells how a training has ended. mean_return: of the last evaluation; None: there was none.
+    """The result of a training that has ended.
 
-    interrupted: it was asked to end before it was done. summary: all of `summary.json`.
+    mean_return: of the last evaluation; None: the run was not evaluated. interrupted: the training was
+    stopped before it was done. summary: the content of `summary.json`.
     """
 
     run_dir: Path
@@ -64,38 +65,38 @@ class TrainingResult:
 
 
 class Job:
-    """A training that goes on, or has ended. run_dir: the folder of its run."""
+    """A training in a process of its own. run_dir: folder of the run."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", run_dir: Path, scratch: Path) -> None:
         self.run_dir = run_dir
         self._process = process
         self._scratch = scratch
-        self._told: tuple[bytes, str] | None = None
+        self._output: tuple[bytes, str] | None = None
 
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Ask it to end with a checkpoint; `result` waits for that."""
+        """Stop the training after a checkpoint; `result` waits for the end."""
         if self.is_running:
             self._process.send_signal(signal.SIGTERM)
 
     def result(self, timeout_s: float | None = None) -> TrainingResult:
-        """Return how it has ended, once it has.
+        """Wait for the end of the training and return its result.
 
-        Raises TimeoutError after `timeout_s` seconds, after which it still goes on, and TrainingFailed.
+        Raises TimeoutError after `timeout_s` seconds, which does not stop the training, and TrainingFailed.
         """
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"the training goes on after {timeout_s:g} s") from error
-        if self._told is None:
-            self._told = (self._scratch / "out.json").read_bytes(), _last_line(self._scratch / "err.log")
+            raise TimeoutError(f"the training has not ended after {timeout_s:g} s") from error
+        if self._output is None:
+            self._output = (self._scratch / "out.json").read_bytes(), _last_line(self._scratch / "err.log")
             shutil.rmtree(self._scratch)
-        summary, said = self._told
-        if code not in _ENDED_IN_ORDER or not summary:
-            raise TrainingFailed(said or f"it ended with exit code {code}")
+        summary, cause = self._output
+        if code not in _SUCCESS or not summary:
+            raise TrainingFailed(cause or f"it ended with exit code {code}")
         return _result(self.run_dir, json.loads(summary))
 
 
@@ -108,25 +109,25 @@ def start(config: TrainingConfig) -> Job:
 
 
 def resume(run_dir: Path) -> Job:
-    """Go on with the run of a folder, as `penstock train --resume`, and return at once; raises OSError."""
+    """Continue the run of a folder, as `penstock train --resume`, and return at once; raises OSError."""
     scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
     return Job(_penstock(run_dir, run_dir, scratch, "--resume"), run_dir.absolute(), scratch)
 
 
 def estimate(config: TrainingConfig) -> dict[str, Any]:
-    """Return what a training would take, as `penstock train --dry-run --json` says it.
+    """Return what a training would take, as `penstock train --dry-run --json` reports it.
 
-    It trains for some seconds and leaves nothing. Raises TrainingFailed, and OSError and ValueError for a
+    Trains for some seconds in a temporary folder. Raises TrainingFailed, and OSError and ValueError for a
     recipe that cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-") as made:
         scratch = Path(made)
         process = _begin(config, scratch / "run", scratch, "--dry-run")
         process.wait()
-        told = (scratch / "out.json").read_bytes()
-        if not told:
+        output = (scratch / "out.json").read_bytes()
+        if not output:
             raise TrainingFailed(_last_line(scratch / "err.log"))
-        return dict(json.loads(told))
+        return dict(json.loads(output))
 
 
 def _begin(config: TrainingConfig, run_dir: Path, scratch: Path, *words: str) -> "subprocess.Popen[bytes]":

@@ -1,7 +1,7 @@
-"""The clients for an event loop: the same calls, shared by any number of tasks of one loop, and control.
+"""The clients for an event loop, shared by any number of its tasks, and the client that controls a run.
 
-The contract of `penstock.client.synchronous` holds here too; cancelling a task cancels its call. A client is
-made where the loop runs, and is also an async context manager.
+The contract of `penstock.client.synchronous` holds here too; cancelling a task cancels its call. A client
+must be constructed in the running loop, and is also an async context manager.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class _Client:
 
 
 class ActStream:
-    """Sends many requests over one call; made in a running loop. It is also an async context manager."""
+    """Sends many requests over one call; constructed in a running loop. Also an async context manager."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -123,7 +123,7 @@ class ActStream:
         return await self._connection.ask(build, self._attempt)
 
     async def aclose(self) -> None:
-        """Cancel the stream; requests that still wait get Unreachable."""
+        """Cancel the stream; pending requests raise Unreachable."""
         self._end("closed")
         self._reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -170,7 +170,7 @@ class ActStream:
             self._end("closed")
 
     def _end(self, why: str) -> None:
-        """End the stream for good: cancel the call, stop its writer, fail all waiting requests."""
+        """End the stream: cancel the call, stop its writer, fail all pending requests."""
         if self._ended is not None:
             return
         self._ended = why
@@ -271,7 +271,7 @@ class AsyncTextClient(_Client):
         return await self._connection.do(text_calls.generate(self._connection.policy, messages, options))
 
     def stream(self, messages: Messages, **options: Unpack[SingleOptions]) -> "AsyncAnswerStream":
-        """Return the same answers while they grow."""
+        """Return the same answers part by part."""
         return AsyncAnswerStream(
             self._connection, text_calls.generate(self._connection.policy, messages, options)
         )
@@ -319,7 +319,7 @@ class AsyncConversation:
         return await self._connection.do(text_calls.turn(self.conversation_id, messages, options))
 
     def stream(self, messages: Messages, **options: Unpack[TextOptions]) -> "AsyncAnswerStream":
-        """Return the same answer while it grows."""
+        """Return the same answer part by part."""
         return AsyncAnswerStream(self._connection, text_calls.turn(self.conversation_id, messages, options))
 
     async def reward(self, amount: float, turn: int | None = None) -> int:
@@ -344,7 +344,7 @@ class AsyncConversation:
 
 
 class AsyncAnswerStream(GrowingAnswers):
-    """Parts of answers as they come, as an async iterator; closing it ends the answers."""
+    """Parts of answers as they arrive, as an async iterator; closing it ends the answers."""
 
     async def __aiter__(self) -> AsyncIterator[TextPart]:
         """Yield the parts; raises a PolicyError."""
@@ -372,14 +372,14 @@ _KINDS: Final[dict[grpc.StatusCode | None, type[PolicyError]]] = {
 
 
 class AsyncControlClient(_Client):
-    """Steers one run; make it where the loop runs. Every call raises a PolicyError where it is not answered.
+    """Controls one run. Every method raises a PolicyError where the broker does not answer.
 
         control = AsyncControlClient("127.0.0.1:50051")
-        report = await control.flush("my-flush-1", min_steps=128)      what is pending becomes a batch
-        report = await control.restore("b-1", "before-the-show")        gone back to
+        report = await control.flush("my-flush-1", min_steps=128)      learn from the pending steps
+        report = await control.restore("b-1", "before-the-show")        return to a checkpoint
 
-    A command with the same request id is the same command: ask again until its state is no longer PENDING.
-    Cancelling a task leaves the command asked for.
+    A command with the same request id is the same command: repeat it until its state is no longer PENDING.
+    Cancelling a task does not withdraw its command.
 
     deadline_s: of one call, in seconds.
     """
@@ -390,7 +390,7 @@ class AsyncControlClient(_Client):
         self._connection = AsyncConnection(address, credentials, "", deadline_s, ControlServiceStub)
 
     async def status(self) -> RunStatus:
-        """Return the run as it is."""
+        """Return the present state of the run."""
         reply = await self._call("Status", control_pb2.StatusRequest())
         return RunStatus(
             run=reply.run,
@@ -400,17 +400,17 @@ class AsyncControlClient(_Client):
         )
 
     async def flush(self, request_id: str, *, min_steps: int = 1, reason: str = "") -> CommandReport:
-        """Ask that what is pending be learned from, if it is `min_steps` environment steps or more."""
+        """Request a batch of the pending steps, if they are at least `min_steps` environment steps."""
         request = control_pb2.FlushRequest(request_id=request_id, min_steps=min_steps, reason=reason)
         return _report((await self._call("Flush", request)).command)
 
     async def checkpoint(self, request_id: str, name: str, *, reason: str = "") -> CommandReport:
-        """Ask for a checkpoint that is kept under a name."""
+        """Request a checkpoint that is kept under a name."""
         request = control_pb2.ControlRequest(request_id=request_id, name=name, reason=reason)
         return _report((await self._call("Checkpoint", request)).command)
 
     async def restore(self, request_id: str, name: str, *, reason: str = "") -> CommandReport:
-        """Ask that the learner go back to a named checkpoint."""
+        """Request that the learner return to a named checkpoint."""
         request = control_pb2.RestoreRequest(request_id=request_id, name=name, reason=reason)
         return _report((await self._call("Restore", request)).command)
 

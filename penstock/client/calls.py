@@ -68,7 +68,7 @@ def to_parts(field: str, space: Space, value: Any, rows: int = 0) -> list[pb.Par
 
 
 def to_mask_parts(space: Space, mask: Any, rows: int = 0) -> list[pb.Part]:
-    """Return the parts that say which choices of an action are allowed.
+    """Return the parts of an action mask: which choices are allowed.
 
     mask: one mask for a bare space of choices, or masks by path. Raises ValueError for any other.
     """
@@ -157,7 +157,7 @@ _SHOWN: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """A request of the service's method of this name. share: of the deadline that one attempt may take."""
+    """A request to one method of the service. share: largest share of the deadline for one attempt."""
 
     method: str
     request: Any
@@ -225,8 +225,8 @@ def abandon(episode_id: str) -> Call[EpisodeResult]:
 def reward(episode_id: str, rewards: Iterable[tuple[int | None, float]], request_id: str = "") -> Call[int]:
     """Return the call Reward, whose result is the number of rewards that arrived too late.
 
-    rewards: (index of the step, amount); index None: the newest step. request_id: the caller's own; empty: a
-    new one.
+    rewards: (index of the step, amount); index None: the newest step. request_id: the caller's; "": a new
+    one.
     """
     steps = [pb.StepReward(step=step, amount=amount) for step, amount in rewards]
     request = pb.RewardRequest(
@@ -273,7 +273,7 @@ class Codec:
     def end(
         self, episode_id: str, terminated: bool, truncated: bool, final_observation: Any, reward: float | None
     ) -> Call[EpisodeResult]:
-        """Return the call EndEpisode; terminated wins over truncated, as there is no future to value."""
+        """Return the call EndEpisode; an episode that is both terminated and truncated is terminated."""
         if not (terminated or truncated):
             raise ValueError("say terminated=True or truncated=True, or abandon the episode")
         if not terminated and final_observation is None:
@@ -337,7 +337,7 @@ class Codec:
 
 
 def new_request_id() -> str:
-    """Return one that no other call has."""
+    """Return a new random id."""
     return secrets.token_hex(16)
 
 
@@ -346,7 +346,7 @@ def arm_of(number: int) -> Arm | None:
 
 
 def copied(kind: type[T], message: Any, **others: Any) -> T:
-    """Return a dataclass of the fields that a message has by the same name; others: given instead."""
+    """Return a dataclass with the fields of a message of the same names. others: fields to take instead."""
     names = {one.name for one in fields(cast(Any, kind))} - others.keys()
     return kind(**{name: getattr(message, name) for name in names}, **others)
 

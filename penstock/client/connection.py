@@ -1,7 +1,7 @@
 """One connection to one policy, for threads and for an event loop.
 
-Where observation, request or reply do not fit the spaces, these are read again for the next call: the server
-may now serve another run.
+Where an observation, a request or a reply does not fit the spaces, the spaces are read again for the next
+call: the server may serve another run now.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from penstock.rpc.gate import code_of, is_repeatable
 from penstock.runtime.retry import Interrupted, full_jitter, retry, retry_async
 
 _LEAST_S: Final = 0.001
-"""Least seconds for which an attempt is begun."""
+"""An attempt begins only with at least this much time left, in seconds."""
 
 
 class Attempts:
-    """Counts the attempts of one call, which begins when this is made.
+    """The attempts of one call; its time begins with this object.
 
-    deadline_s: for all attempts together, in seconds. share: of it, the longest that one attempt may take.
-    reach_s: seconds for which a server that cannot be reached is tried again.
+    deadline_s: for all attempts together, in seconds. share: largest share of the deadline for one attempt.
+    reach_s: seconds for which a call tries an unreachable server again.
     """
 
     def __init__(self, deadline_s: float, share: float = 0.5, reach_s: float = math.inf) -> None:
@@ -43,7 +43,7 @@ class Attempts:
         return max(0.0, self._ends_s - time.monotonic())
 
     def timeout_s(self) -> float:
-        """Return the seconds for one more attempt; with none left it raises what ended the last one."""
+        """Return the seconds for one more attempt; without time left, raise the error of the last one."""
         left_s = self.left_s()
         if left_s <= _LEAST_S:
             raise self._last or DeadlinePassed(
@@ -135,7 +135,7 @@ class Connection:
 
 
 class Way(Protocol):
-    """The way in which one attempt is made: as a call of its own, or over a stream."""
+    """Makes one attempt: as a single call, or over a stream."""
 
     async def __call__(self, call: Call[T], attempts: Attempts) -> T:
         """Return the result; raises a PolicyError, or an error that `is_worth_another` judges."""
@@ -213,14 +213,14 @@ class GrowingAnswers:
         self._address, self._call = connection.address, call
         self._stream: Any = connection.stub.GenerateStream(call.request, timeout=connection.deadline_s)
         self.result: Generation | None = None
-        """All of the answers; None until the last part has come."""
+        """The whole answers; None until the last part has arrived."""
 
     def close(self) -> None:
-        """End the answers that grow."""
+        """End the answers."""
         self._stream.cancel()
 
     def _part(self, chunk: Any) -> TextPart | None:
-        """Return the next part; None: this is the last message, and holds the result."""
+        """Return the part of a message; None for the last message, which holds the result."""
         if chunk.HasField("reply"):
             self.result = self._call.result(chunk.reply)
             return None

@@ -24,7 +24,7 @@ class PolicyError(Exception):
 
 
 class Overloaded(PolicyError):
-    """The server had no room for the call until its deadline; see `refusal.retry_after_ms`."""
+    """The server was overloaded until the deadline of the call; see `refusal.retry_after_ms`."""
 
 
 class InvalidRequest(PolicyError):
@@ -32,23 +32,23 @@ class InvalidRequest(PolicyError):
 
 
 class NotAllowed(PolicyError):
-    """The server does not know these credentials, or not as those of a client of this run."""
+    """The server does not accept these credentials for a client of this run."""
 
 
 class UnknownVersion(PolicyError):
-    """The server does not hold the version that was asked for."""
+    """The server does not hold the requested version."""
 
 
 class EpisodeUnknown(PolicyError):
-    """The server has no such episode, or no more; start another. It may have been restarted."""
+    """The server does not have this episode, perhaps after a restart; start another one."""
 
 
 class EpisodeElsewhere(PolicyError):
-    """Another server has the episode, or had it: start another."""
+    """The episode is, or was, on another server; start another one."""
 
 
 class NotReady(PolicyError):
-    """The server has no weights yet, or no more."""
+    """The server has no weights, or has none yet."""
 
 
 class DeadlinePassed(PolicyError):

@@ -1,8 +1,8 @@
 """The clients for code without an event loop: one connection each, used by any number of threads.
 
 Every call returns or raises within `deadline_s`: a PolicyError (`penstock.client.errors`), or ValueError for
-a value that the spaces do not allow and messages of another form. Closing a client ends the calls of other
-threads with Unreachable.
+a value outside of its space and for malformed messages. Closing a client ends the calls of other threads with
+Unreachable.
 """
 
 from collections.abc import Iterable, Iterator
@@ -40,7 +40,7 @@ class _Client:
         deadline_s: of every call, with all its repetitions, in seconds; None: 5 for actions, 60 for text.
 
     Raises:
-        ValueError: the address is malformed, or plaintext was not asked for.
+        ValueError: the address is malformed, or plaintext is not allowed for it.
     """
 
     _stub: ClassVar[type[Any]]
@@ -100,7 +100,7 @@ class PolicyClient(_Client):
     def reward(self, episode_id: str, rewards: Iterable[tuple[int | None, float]], *, request_id: str) -> int:
         """Add to the rewards of an episode that another process may have begun, as (step, amount).
 
-        request_id: the caller's own; under the same one nothing is added twice, even by another process.
+        request_id: the caller's; a repetition under the same one adds nothing, even from another process.
         Returns how many rewards were too late to be learned from.
         """
         return self._connection.do(calls.reward(episode_id, rewards, request_id))
@@ -109,9 +109,9 @@ class PolicyClient(_Client):
 class Episode:
     """An episode that has begun, for one caller, one step at a time.
 
-    Its methods raise EpisodeUnknown or EpisodeElsewhere where it cannot go on. After DeadlinePassed or
-    Unreachable it is unknown whether the step arrived: `act` then asks for the same step again, and
-    InvalidRequest says that it did.
+    Its methods raise EpisodeUnknown or EpisodeElsewhere when the episode cannot continue. After
+    DeadlinePassed or Unreachable it is unknown whether the step arrived: the next `act` repeats the step, and
+    raises InvalidRequest where it had arrived.
     """
 
     def __init__(self, connection: Connection, started: calls.Started) -> None:
@@ -187,13 +187,13 @@ class TextClient(_Client):
         return self._connection.do(text_calls.generate(self._connection.policy, messages, options))
 
     def stream(self, messages: Messages, **options: Unpack[SingleOptions]) -> "AnswerStream":
-        """Return the same answers while they grow."""
+        """Return the same answers part by part."""
         return AnswerStream(self._connection, text_calls.generate(self._connection.policy, messages, options))
 
     def start_conversation(
         self, client_key: str = "", **options: Unpack[ConversationOptions]
     ) -> "Conversation":
-        """Begin a conversation, or return to the one that is named; the same client key gets the same arm.
+        """Begin a conversation, or continue the one of a name; the same client key gets the same arm.
 
         Options: `name`, `learned`, `arm`, `must_exist`, `opinions`; see ConversationOptions.
         """
@@ -204,7 +204,7 @@ class TextClient(_Client):
 class Conversation:
     """A conversation that has begun; one answer at a time.
 
-    Its methods raise EpisodeUnknown or EpisodeElsewhere where it cannot go on.
+    Its methods raise EpisodeUnknown or EpisodeElsewhere when the conversation cannot continue.
     """
 
     def __init__(self, connection: Connection, started: calls.Started) -> None:
@@ -216,7 +216,7 @@ class Conversation:
         return self._connection.do(text_calls.turn(self.conversation_id, messages, options))
 
     def stream(self, messages: Messages, **options: Unpack[TextOptions]) -> "AnswerStream":
-        """Return the same answer while it grows."""
+        """Return the same answer part by part."""
         return AnswerStream(self._connection, text_calls.turn(self.conversation_id, messages, options))
 
     def reward(self, amount: float, turn: int | None = None) -> int:
@@ -228,8 +228,8 @@ class Conversation:
     ) -> int:
         """Add to the rewards of turns, as (turn, amount); returns how many of them were too late.
 
-        request_id: under the same one nothing is added twice. asked: of opinions, the person was asked about
-        these turns, so they say nothing about the arm.
+        request_id: a repetition under the same one adds nothing. asked: the person was prompted for these
+        opinions, so they are no evidence about the arm.
         """
         return self._connection.do(text_calls.reward(self.conversation_id, rewards, request_id, asked))
 
@@ -238,7 +238,7 @@ class Conversation:
     ) -> ConversationResult:
         """End the conversation; truncated: more would have followed. reward: of the last turn.
 
-        request_id: said again under the same one it gives the same result; "": one of its own.
+        request_id: a repetition under the same one gives the same result; "": a new one.
         """
         return self._connection.do(text_calls.end(self.conversation_id, reward, truncated, request_id))
 
@@ -248,7 +248,7 @@ class Conversation:
 
 
 class AnswerStream(GrowingAnswers):
-    """Parts of answers as they come, as an iterator. Closing it ends the answers; also a context manager."""
+    """An iterator over parts of answers as they arrive; closing it ends them. Also a context manager."""
 
     def __iter__(self) -> Iterator[TextPart]:
         """Yield the parts; raises a PolicyError."""
@@ -270,7 +270,7 @@ class AnswerStream(GrowingAnswers):
 
 
 _MOST_ABANDONED: Final = 3
-"""Most episodes abandoned in a row; then the error goes to the caller."""
+"""Consecutive abandoned episodes after which the error is raised."""
 
 
 class Environment(Protocol):
@@ -286,8 +286,8 @@ class Environment(Protocol):
 class ExternalEnvironment:
     """Plays episodes with one client.
 
-    An episode that the server no longer has (it was restarted, or another one answers) is abandoned, and
-    another begun from a fresh reset: the steps of the abandoned episode are counted nowhere.
+    An episode that the server no longer has (after a restart, or because another server answers) is
+    abandoned, and the next one begins with a reset: the steps of the abandoned episode are not counted.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class ExternalEnvironment:
                 observation, _ = environment.reset()
 
     def _play(self, environment: Environment, observation: Any) -> float:
-        """Play one episode to its end, and return its return as the server added it up."""
+        """Play one episode to its end; returns its undiscounted return as the server computed it."""
         episode = self._client.start_episode(self._client_key, learned=self._learned)
         reward, terminated, truncated = None, False, False
         try:
@@ -334,7 +334,7 @@ class ExternalEnvironment:
         except PolicyError:
             raise
         except BaseException:
-            # The environment failed: its last step teaches nothing, and the server need not wait for more.
+            # The environment failed: its last step has no outcome to learn from.
             with suppress(PolicyError):
                 episode.abandon()
             raise

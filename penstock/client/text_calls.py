@@ -32,36 +32,36 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class TextOptions(TypedDict, total=False):
-    """Options of answers to messages; what is left out is as the policy itself writes."""
+    """Options of answers to messages; without them the policy answers as it was trained."""
 
     tools: Sequence[Mapping[str, Any]]
-    """That may be called: {"type": "function", "function": {…}} each."""
+    """Tools that an answer may call, each {"type": "function", "function": {…}}."""
     max_tokens: int
-    """Most tokens of an answer; 0: as the run says."""
+    """Most tokens of an answer; 0: as many as the run allows."""
     temperature: float | None
-    """Of the draw; 0: the most likely tokens. Other than 1 it is not learned from."""
+    """Sampling temperature; 0: the most likely tokens. Answers at another than 1 are not learned from."""
     top_p: float | None
-    """Draw from the most likely tokens of this share. Other than 1 it is not learned from."""
+    """Sample from the most likely tokens of this share. Answers at another than 1 are not learned from."""
     seed: int | None
-    """Draw with a generator that starts here; it is not learned from."""
+    """Seed of the sampling; such an answer is not learned from."""
     stop: Sequence[str]
     """Texts that end an answer."""
     count: int
-    """So many answers, drawn apart."""
+    """Number of answers, sampled independently."""
     learned: bool
     """False: answer, and learn nothing from it."""
     regenerate: bool
-    """Of a conversation: answer the same messages once more."""
+    """In a conversation: sample another answer to the same messages."""
     begins_with: str
-    """The answer begins with this text; it is not learned from."""
+    """Text with which the answer begins; such an answer is not learned from."""
     logit_bias: Mapping[int, float]
-    """Added to the logits of token ids; it is not learned from."""
+    """Added to the logits of token ids; such an answer is not learned from."""
     presence_penalty: float
     frequency_penalty: float
     thought_tokens: int | None
-    """Most tokens of the thought before each answer; None: as the run says; 0: no thought."""
+    """Most tokens of the thought before each answer; None: as many as the run allows; 0: no thought."""
     show_thought: bool
-    """Tell what was thought, and not only its length and cost."""
+    """Return the text of the thought, and not only its length and duration."""
 
 
 class SingleOptions(TextOptions, total=False):
@@ -70,32 +70,32 @@ class SingleOptions(TextOptions, total=False):
     client_key: str
     """Key of the client: the same key gets the same arm."""
     version: int
-    """Exactly this version; 0: the one of the arm."""
+    """Exactly this version; 0: that of the arm."""
     arm: Arm | None
-    """Follow this arm; None: the one of the client key."""
+    """Follow this arm; None: that of the client key."""
 
 
 class ConversationOptions(TypedDict, total=False):
     """Options of a conversation that begins."""
 
     name: str
-    """Return to the one of this name, if there is one."""
+    """Continue the conversation of this name, if it exists."""
     learned: bool
     """False: the system does not learn from it."""
     arm: Arm | None
     """Follow this arm; None: the one of the client key."""
     must_exist: bool
-    """Raise EpisodeUnknown where there is none of this name, instead of beginning one."""
+    """Raise EpisodeUnknown for an unknown name, instead of beginning a conversation."""
     opinions: bool
-    """Its rewards are what a person thinks of answers: a canary is judged by how many of all were liked."""
+    """Its rewards are a person's opinions of answers: a canary is judged by the share that was liked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thought:
-    """What was thought before an answer.
+    """A thought before an answer.
 
-    tokens: how many it had, its end among them. milliseconds: that it took. is_cut: the budget ended it.
-    text, token_ids: what was thought; "" and () where it is hidden.
+    tokens: their number, the end token included. milliseconds: its duration. is_cut: the budget ended it.
+    text, token_ids: its content; "" and () where it is hidden.
     """
 
     tokens: int
@@ -106,7 +106,7 @@ class Thought:
 
     @property
     def is_shown(self) -> bool:
-        """Return whether what was thought is told."""
+        """Whether the content is shown."""
         return bool(self.token_ids)
 
 
@@ -114,10 +114,10 @@ class Thought:
 class TextAnswer:
     """An answer.
 
-    message: the assistant's, to be sent back as it is. token_ids: as they were sampled. log_prob: of each,
-    under the version at temperature 1. tokens: text of each. finish: "stop", "length", "tool_calls" or
-    "content_filter", of which the guard kept a part back with all token ids. thought: before it; None: there
-    was none.
+    message: the assistant's, to be sent back unchanged. token_ids: as they were sampled. log_prob: of each
+    token, under the version at temperature 1. tokens: text of each. finish: "stop", "length", "tool_calls" or
+    "content_filter": the guard withheld part of the text and all token ids. thought: before the answer, or
+    None.
     """
 
     message: dict[str, Any]
@@ -129,7 +129,7 @@ class TextAnswer:
 
     @property
     def text(self) -> str:
-        """Return what is said."""
+        """The text of the message."""
         return str(self.message["content"])
 
 
@@ -137,7 +137,8 @@ class TextAnswer:
 class Generation:
     """Answers to messages; fields as in `GenerateReply`.
 
-    fallback: None where the arm's own version answered. unlearned: why it is not learned from, where not.
+    fallback: None where the arm's own version answered. unlearned: why the system does not learn from it; ""
+    where it does.
     """
 
     answers: tuple[TextAnswer, ...]
@@ -153,13 +154,13 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """Return what the first answer says."""
+        """The text of the first answer."""
         return self.answers[0].text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
-    """Text that came to an answer while it grows. index: which of the answers, from 0."""
+    """The next piece of text of an answer. index: of the answer, from 0."""
 
     index: int
     text: str
@@ -167,7 +168,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationResult:
-    """A conversation that is over: the sum of its rewards so far, and its turns."""
+    """The result of a conversation that has ended: the sum of its rewards so far, and its turns."""
 
     total_return: float
     turns: int
@@ -175,7 +176,7 @@ class ConversationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDescription:
-    """Served text; fields as in `DescribeTextReply`."""
+    """A served policy of text; fields as in `DescribeTextReply`."""
 
     run: str
     policy: str
@@ -189,9 +190,9 @@ class TextDescription:
     server: str
     learns: bool
     labels: Mapping[str, int]
-    """Versions that operators have given a label, by label."""
+    """Versions with a label of an operator, by label."""
     thought_tokens: int = 0
-    """Most tokens of a thought before an answer; 0: there are no thoughts."""
+    """Most tokens of a thought before an answer; 0: the policy does not think."""
 
 
 _FINISHES: Final = {
@@ -212,7 +213,7 @@ _PLAIN: Final = (
     "thought_tokens",
     "show_thought",
 )
-"""Options that a request has under their own names, as they are."""
+"""Options that are fields of the request under the same names."""
 _MOST_ID: Final = 2**32 - 1
 
 
@@ -221,7 +222,7 @@ def describe(policy: str) -> Call[TextDescription]:
 
 
 def start(policy: str, client_key: str, options: ConversationOptions) -> Call[Started]:
-    """Return the call StartConversation; raises TypeError for an option that there is not."""
+    """Return the call StartConversation; raises TypeError for an unknown option."""
     _check_names(options, ConversationOptions, "a conversation")
     request = pb.StartConversationRequest(
         policy=policy,
@@ -242,7 +243,7 @@ def start(policy: str, client_key: str, options: ConversationOptions) -> Call[St
 def generate(policy: str, messages: Messages, options: SingleOptions) -> Call[Generation]:
     """Return the call Generate without a conversation.
 
-    Raises ValueError for messages of another form, and TypeError for an option that there is not.
+    Raises ValueError for messages of another form, and TypeError for an unknown option.
     """
     _check_names(options, SingleOptions)
     request = _request(policy, messages, options)
@@ -268,8 +269,8 @@ def reward(
 ) -> Call[int]:
     """Return the call Reward, whose result is the number of rewards that arrived too late.
 
-    rewards: (index of the turn, amount); index None: the newest turn. request_id: under the same one nothing
-    is added twice; "": one of its own. asked: of opinions, somebody was asked about these turns.
+    rewards: (index of the turn, amount); index None: the newest turn. request_id: a repetition under the same
+    one adds nothing; "": a new one. asked: the person was prompted for these opinions.
     """
     turns = [pb.TurnReward(turn=number, amount=amount) for number, amount in rewards]
     request = pb.TurnRewardsRequest(
@@ -290,7 +291,7 @@ def end(
 
 
 def abandon(conversation_id: str) -> Call[ConversationResult]:
-    """Return the call EndConversation for one whose newest turns have no known outcome."""
+    """Return the call EndConversation for a conversation whose newest turns have no known outcome."""
     return _end(conversation_id, policy_pb2.ENDING_ABANDONED, None, "")
 
 
@@ -341,7 +342,7 @@ def _request(policy: str, messages: Messages, options: TextOptions) -> pb.Genera
 def _check_names(
     options: Mapping[str, object], known: type[TextOptions | ConversationOptions], what: str = "an answer"
 ) -> None:
-    """Refuse a name that is misspelt, which would be as if it had not been said."""
+    """Raise TypeError for an unknown option, such as a misspelt one, which would have no effect."""
     names = known.__annotations__
     strange = sorted(options.keys() - names.keys())
     if strange:
@@ -416,7 +417,7 @@ HttpRequest = pb.HttpRequest
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """An answer whose body comes in parts, which are read once."""
+    """An answer whose body arrives in parts, which can be read once."""
 
     status: int
     headers: Mapping[str, str]
@@ -437,9 +438,9 @@ def event(content: Any) -> str:
 
 
 class ChatError(Exception):
-    """An answer other than success, as OpenAI's API has it.
+    """An error in the form of OpenAI's API.
 
-    param: the field of the request. retry_s: after which to try again.
+    param: the field of the request. retry_s: seconds after which to try again.
     """
 
     def __init__(
@@ -472,18 +473,18 @@ _KINDS: Final[dict[type[PolicyError], tuple[int, str, str]]] = {
 
 
 def unanswered(error: PolicyError, remedy: str) -> ChatError:
-    """Return as an answer why the server gave none; remedy: is added to what the error says."""
+    """Return the HTTP error for a failed call of the policy server. remedy: appended to its message."""
     status, kind, code = _KINDS.get(type(error), (502, "server_error", "refused"))
     return ChatError(status, f"{error}{remedy}", code=code, kind=kind)
 
 
 def unknown_model(policy: str, others: Sequence[str] = ()) -> ChatError:
-    """Return the error of a model name that is none. policy, others: those that there are."""
-    beside = f"; the same of {', '.join(others)}" if others else ""
+    """Return the error for an unknown model name. policy, others: the names of the policies."""
+    alternatives = f"; the same of {', '.join(others)}" if others else ""
     return ChatError(
         404,
         f"model: there is none of that name; use {policy}, {policy}:latest, {policy}:active, "
-        f"{policy}:canary, a version as {policy}:40, or its label{beside}",
+        f"{policy}:canary, a version as {policy}:40, or its label{alternatives}",
         param="model",
         code="model_not_found",
     )

@@ -23,10 +23,10 @@ class Arm(IntEnum):
 
 
 class Fallback(IntEnum):
-    """The source of an answer that no version could give; the numbers of `penstock.v1.Fallback`."""
+    """What answered in place of the arm's own version; the numbers of `penstock.v1.Fallback`."""
 
     PREVIOUS = 1
-    """The version before."""
+    """The previous version."""
     FIXED = 2
     """The action that the server's configuration names."""
     UNIFORM = 3
@@ -36,7 +36,7 @@ class Fallback(IntEnum):
 
 
 class AnswerOptions(TypedDict, total=False):
-    """Options on how an action is chosen and what the answer contains beside it."""
+    """Options on how an action is chosen and what else the answer contains."""
 
     deterministic: bool
     """The most likely action instead of a drawn one."""
@@ -56,7 +56,7 @@ class ActOptions(AnswerOptions, total=False):
     client_key: str
     """Key of the client: the same key gets the same arm."""
     version: int
-    """Exactly this version; 0: the one of the caller's arm."""
+    """Exactly this version; 0: that of the client's arm."""
     state: Mapping[str, Array]
     """Recurrent state, `Action.state` of the step before."""
 
@@ -67,7 +67,7 @@ class StepOptions(AnswerOptions, total=False):
     reward: float | None
     """Reward of the step before."""
     taken_action: Any
-    """The action that the caller takes instead of asking, in the form of the action space."""
+    """The action that the caller takes itself, in the form of the action space."""
     taken_log_prob: float | None
     """Log-probability with which `taken_action` was chosen.
 
@@ -89,10 +89,10 @@ class Answer:
     distribution: Mapping[str, Array]
     """`probability`, or `mean` and `std`, behind the path of each part: "arm/mean".
 
-    Empty unless asked for.
+    Empty unless requested.
     """
     state: Mapping[str, Array]
-    """Recurrent state to give with the next request; empty when there is none."""
+    """Recurrent state to send with the next request; empty for a policy without one."""
     version: int
     """The weights that answered; 0 for a fallback without any."""
     arm: Arm | None
@@ -107,9 +107,9 @@ class Action(Answer):
     """One action; a Discrete part is an int."""
 
     log_prob: float | None
-    """Joint over the parts; None where the server gives none, as for some fallbacks."""
+    """Joint over the parts; None where the server does not know it, as for some fallbacks."""
     value: float | None
-    """Of the observation; None unless asked for."""
+    """Of the observation; None unless requested."""
     episode_id: str
     """"" without an episode."""
     step: int
@@ -123,12 +123,12 @@ class ActionBatch(Answer):
     log_prob: Array | None
     """float32 [B]."""
     value: Array | None
-    """float32 [B]; None unless asked for."""
+    """float32 [B]; None unless requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeResult:
-    """An episode that is over: the sum of its rewards so far, and its steps."""
+    """The result of an episode that has ended: the sum of its rewards so far, and its steps."""
 
     total_return: float
     length: int
@@ -162,11 +162,11 @@ class Description:
     server: str
     learns: bool
     chooses_by_value: bool = False
-    """Probabilities say how the policy explores, not how sure it is."""
+    """Whether probabilities describe only how the policy explores, not how sure it is."""
 
 
 class CommandState(Enum):
-    """How far the learner is with a command."""
+    """The progress of a command in the learner."""
 
     PENDING = "pending"
     DONE = "done"
@@ -186,10 +186,10 @@ class CommandRefusal(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReport:
-    """A command as it stands.
+    """The state of a command.
 
-    refusal: None unless it was refused. detail: the answer in words. version: of a restore, under which the
-    weights were published. steps: of a flush, those of its batch, or those that were pending.
+    refusal: None unless it was refused. detail: the answer in words. version: for a restore, under which the
+    weights were published. steps: for a flush, the steps of its batch, or those that were pending.
     """
 
     state: CommandState
@@ -203,8 +203,8 @@ class CommandReport:
 class RunStatus:
     """A run as its broker sees it.
 
-    run: its name; "" before a learner has taken it. version, update: of the newest publication. learner: what
-    the learner last said of itself.
+    run: its name; "" before a learner has taken it. version, update: of the newest publication. learner: the
+    last report of the learner on itself.
     """
 
     run: str
