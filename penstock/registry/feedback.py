@@ -1,7 +1,7 @@
 """Rewards that arrived too late for training, stored for a reward model under (episode id, step).
 
-A row has a fixed size, whatever its caller sends. Each caller keeps so many rows and pushes out only its own.
-Where all of them together have too many, the project that has most gives way.
+The size of a row does not depend on what its caller sends. The number of rows of each caller is bounded: its
+newest rewards replace its own oldest ones. Where the table is full, rows of the largest project are removed.
 """
 
 import math
@@ -18,14 +18,14 @@ from penstock.registry.models import FeedbackRow
 from penstock.registry.records import NotAllowed, check_number
 
 MAX_KEPT: Final = 1_000_000
-"""Bound over all policies and callers together; the oldest of the project that has most are removed first."""
+"""Most rows of the table; the oldest ones of the largest project are removed first."""
 MAX_KEPT_PER_CALLER: Final = 250_000
-"""About 30 MB on disk."""
+"""Most rows of one caller, about 30 MB on disk."""
 MAX_EPISODE_ID_LENGTH: Final = 48
 
 
 class Feedback(NamedTuple):
-    """One late reward. number: rises, never used twice."""
+    """One late reward. number: rises, is never reused."""
 
     number: int
     episode: str
@@ -44,8 +44,9 @@ def add(
 ) -> None:
     """Store rewards (episode id, step, amount) that arrived too late for training, all or none.
 
-    caller: who reports them; the oldest of a caller's rewards give way to its newest. request_keys: under
-    which each is stored once for its policy. Raises ValueError, NotAllowed for a key of another reward.
+    caller: who reports them; a caller's newest rewards replace its oldest ones. request_keys: one for each
+    reward; a policy stores a reward with the same key once. Raises ValueError, NotAllowed for a key of
+    another reward.
     """
     now, digest = datetime.now(UTC), _digest(caller)
     for reward in rewards:
@@ -61,7 +62,7 @@ def add(
 
 
 def delete_of(session: Session, project: str, caller: str) -> int:
-    """Delete every late reward that a caller reported for policies `PROJECT/…`; returns how many."""
+    """Delete the late rewards that a caller reported for policies `PROJECT/…`; returns their number."""
     of_project = FeedbackRow.policy.startswith(f"{project}/", autoescape=True)
     own = of_project & (FeedbackRow.caller == _digest(caller))
     count = session.scalar(select(func.count()).select_from(FeedbackRow).where(own)) or 0
@@ -70,7 +71,7 @@ def delete_of(session: Session, project: str, caller: str) -> int:
 
 
 def read(session: Session, policy: str, after: int = 0, limit: int = 1000) -> tuple[Feedback, ...]:
-    """Return late rewards of a policy behind number `after`, oldest first, at most `limit`."""
+    """Return the late rewards of a policy after number `after`, oldest first, at most `limit`."""
     wanted = select(FeedbackRow).where(FeedbackRow.policy == policy, FeedbackRow.number > after)
     rows = session.scalars(wanted.order_by(FeedbackRow.number).limit(limit))
     return tuple(Feedback(row.number, row.episode, row.step, row.amount, row.time) for row in rows)
@@ -81,7 +82,7 @@ def _digest(caller: str) -> str:
 
 
 def _is_known(session: Session, row: FeedbackRow, key: str) -> bool:
-    """Return whether a reward is stored already; raises NotAllowed where its key has another one."""
+    """Return whether the reward is stored already; raises NotAllowed where its key has another one."""
     same = (FeedbackRow.policy == row.policy) & (FeedbackRow.request_key == key)
     known = session.scalar(select(FeedbackRow).where(same))  # of this transaction, too: it flushes first
     if known is None:
@@ -102,7 +103,7 @@ def _check(episode: str, step: int, amount: float) -> None:
 
 
 def _trim(session: Session, digest: str) -> None:
-    """Remove the oldest of who has too many, then of this caller; nothing is counted of a small table."""
+    """Remove rows of the largest project, then the oldest of this caller; a small table is not counted."""
     newest = session.scalar(select(func.max(FeedbackRow.number))) or 0
     oldest = session.scalar(select(func.min(FeedbackRow.number))) or 0
     if newest - oldest >= MAX_KEPT:
@@ -117,7 +118,7 @@ def _trim(session: Session, digest: str) -> None:
 
 
 def _make_room(session: Session) -> None:
-    """Remove a hundredth more than are too many, so that rows are not counted by project for each new one."""
+    """Remove 1 % more than necessary, so that not every new row counts the rows of all projects."""
     count = session.scalar(select(func.count()).select_from(FeedbackRow)) or 0
     too_many = count - MAX_KEPT
     if too_many <= 0:

@@ -22,14 +22,14 @@ NAMES: Final = {
     "pk": "pk_%(table_name)s",
     "uq": "uq_%(table_name)s_%(column_0_name)s",
 }
-"""How constraints and indexes are called where a table does not say."""
+"""Names of constraints and indexes that a table does not name itself."""
 
 
 _NUMBER: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 class UtcTime(sa.TypeDecorator[datetime]):
-    """A time in UTC, aware on both sides; SQLite stores no zone."""
+    """A time in UTC, with its zone in Python; SQLite stores none."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -44,7 +44,7 @@ class UtcTime(sa.TypeDecorator[datetime]):
 
 
 def words(kind: type[StrEnum], name: str) -> sa.Enum:
-    """Return a column of an enumeration's values, as text with a check: no type to migrate on PostgreSQL."""
+    """Return a column type for the values of an enumeration: text with a check, no type of PostgreSQL."""
     return sa.Enum(
         kind,
         name=name,
@@ -103,7 +103,7 @@ class VersionRow(Base):
 
 
 class RangeRow(Base):
-    """The numbers that are reserved for the versions of a run. first: the lowest of them."""
+    """The version numbers that are reserved for a run. first: the lowest of them."""
 
     __tablename__ = "version_ranges"
 
@@ -115,7 +115,7 @@ class RangeRow(Base):
 
 
 class LabelRow(Base):
-    """A name of a version, beside its number."""
+    """A name of a version, next to its number."""
 
     __tablename__ = "version_labels"
 
@@ -125,7 +125,7 @@ class LabelRow(Base):
 
 
 class TrafficRow(Base):
-    """A policy's traffic."""
+    """The traffic of a policy."""
 
     __tablename__ = "traffic"
 
@@ -192,7 +192,7 @@ class TrialRow(Base):
 
 
 class TrialClientRow(Base):
-    """A client that was compared in the trial, at one level."""
+    """A client that has been compared at one level of the trial."""
 
     __tablename__ = "trial_clients"
 
@@ -233,7 +233,7 @@ class RatingRow(Base):
 
 
 class RatingUsageRow(Base):
-    """How many ratings a project has, and of how much text."""
+    """Number and text size of the ratings of a project."""
 
     __tablename__ = "rating_usage"
 
@@ -269,7 +269,7 @@ def _evaluation(row: VersionRow) -> dict[str, Any]:
 
 
 def traffic_record(policy: str, row: TrafficRow | None) -> records.Traffic:
-    """Return the record of a row; without one, that of a policy whose traffic was never changed."""
+    """Return the record of a row; None: of a policy whose traffic was never changed."""
     if row is None:
         return records.Traffic(policy=policy)
     return records.Traffic(**values(records.Traffic, row) | {"pins": MappingProxyType(dict(row.pins))})
@@ -300,14 +300,14 @@ def standby(session: Session, policy: str) -> VersionRow | None:
 
 
 def pinned(session: Session, policy: str) -> list[VersionRow]:
-    """Return the rows of the versions whose weights are held, oldest first."""
+    """Return the rows of the versions whose weights are kept, oldest first."""
     held = (VersionRow.status != records.Status.RETIRED) | VersionRow.standby
     wanted = sa.select(VersionRow).where(VersionRow.policy == policy, held)
     return list(session.scalars(wanted.order_by(VersionRow.version)))
 
 
 def traffic_row(session: Session, policy: str) -> TrafficRow:
-    """Return the row of a policy's traffic, made when it is missing; its revision is not raised."""
+    """Return the row of a policy's traffic, inserted where it is missing; its revision is not raised."""
     row = session.get(TrafficRow, policy)
     if row is None:
         row = TrafficRow(
@@ -318,7 +318,7 @@ def traffic_row(session: Session, policy: str) -> TrafficRow:
 
 
 def raise_revision(row: TrafficRow) -> None:
-    """Raise the revision, so that processes that follow this policy read its arms and traffic again."""
+    """Raise the revision: processes that follow the policy then read its arms and traffic again."""
     row.revision += 1
     row.changed = now()
 

@@ -1,7 +1,7 @@
 """Ratings of responses to prompts, by people or programs: feedback for a reward model.
 
-A rating is a score on the scale of its source, raw, or the statement that a response is better than another
-one to the same prompt. Ratings are neither normalised nor discarded here.
+A rating is a raw score on the scale of its source, or the statement that a response is better than another
+response to the same prompt. Ratings are neither normalised nor discarded here.
 """
 
 import json
@@ -19,13 +19,12 @@ from sqlalchemy.orm import Session
 from penstock.registry.models import RatingRow, RatingUsageRow, values
 from penstock.registry.records import NoRoom, NotAllowed
 
-# ---- How many ratings a project has, and of how much text: counted as they come and go, so that it is
-# bounded.
+# ---- Number and text size of the ratings of each project, updated with every change, to bound them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatingBounds:
-    """The most that a project may have. text_bytes: of prompts, responses and notes, as UTF-8."""
+    """Bounds of a project. text_bytes: of prompts, responses and notes, as UTF-8."""
 
     ratings: int
     text_bytes: int
@@ -37,9 +36,9 @@ def bytes_of(row: RatingRow) -> int:
 
 
 def count(session: Session, rows: Sequence[RatingRow], bounds: RatingBounds | None) -> None:
-    """Count rows that have just been stored; raises NoRoom where a project has more than it may then.
+    """Count rows that have just been stored; raises NoRoom where a project exceeds its bounds.
 
-    It is the last of its transaction: all who rate in a project wait from here on until that ends.
+    Called last in a transaction, because other ratings of the project wait from here until it ends.
     """
     for project in sorted({row.project for row in rows} - {""}):
         own = [row.text_bytes for row in rows if row.project == project]
@@ -56,7 +55,7 @@ def discount(session: Session, project: str, ratings: int, text_bytes: int) -> N
 
 
 def _change(session: Session, project: str, ratings: int, text_bytes: int) -> tuple[int, int]:
-    """Add to what a project has, in one statement, and return what it has then."""
+    """Add to the counts of a project in one statement, and return the new counts."""
     row = RatingUsageRow
     changed = update(row).where(row.project == project)
     changed = changed.values(ratings=row.ratings + ratings, text_bytes=row.text_bytes + text_bytes)
@@ -64,7 +63,7 @@ def _change(session: Session, project: str, ratings: int, text_bytes: int) -> tu
     if found is not None:
         return found[0], found[1]
     session.add(RatingUsageRow(project=project, ratings=ratings, text_bytes=text_bytes))
-    session.flush()  # where another one was first, the transaction begins again
+    session.flush()  # the transaction is repeated where another one has inserted the row
     return ratings, text_bytes
 
 
@@ -76,12 +75,11 @@ _READ_AT_ONCE: Final = 16
 class Rating:
     """One rating; exactly one of `score` and `rejected` is given.
 
-    prompt: text, or the conversation so far as a list of {"role": …, "content": …}. rejected: the response
-    that `response` is better than. key: the aspect that is rated (`thumb`, `helpful`, `safe`, …). source: the
-    author of the rating. conversation: its id at the source, may be "". version: of the policy that
-    responded, None where unknown. project, run: where it belongs, may be "". rater: an opaque id, may be "".
-    notes: what the rater said beside it. request_key: under which the rating is stored once for its policy,
-    or None.
+    prompt: text, or the conversation so far as a list of {"role": …, "content": …}. rejected: the worse
+    response. key: the aspect that is rated (`thumb`, `helpful`, `safe`, …). source: the author of the rating.
+    conversation: its id at the source, may be "". version: of the policy that responded; None: unknown.
+    project, run: where it belongs, may be "". rater: an opaque id, may be "". notes: a comment of the rater.
+    request_key: a policy stores a rating with the same key once; None: always.
     """
 
     prompt: str | Sequence[dict[str, str]]
@@ -114,7 +112,7 @@ class Rating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRating:
-    """A stored rating. number: rises, never used twice. public_id: random, or "" of early ones."""
+    """A stored rating. number: rises, is never reused. public_id: random; "" for early ratings."""
 
     number: int
     public_id: str
@@ -125,9 +123,9 @@ class KeptRating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Counts the rated conversations of a version.
+    """The rated conversations of a version.
 
-    rated: conversations with a rating. well: those whose rating is above the bound that was asked for.
+    rated: number of conversations with a rating. well: number of those with a score above the given bound.
     """
 
     version: int
@@ -137,7 +135,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatedConversation:
-    """Says how somebody rated a conversation. rater: of its newest score. is_well: that is above a bound."""
+    """The newest score of a conversation. rater: who gave it. is_well: whether it is above the bound."""
 
     conversation: str
     rater: str
@@ -149,7 +147,7 @@ def add(
 ) -> tuple[KeptRating, ...]:
     """Store ratings of responses of a policy, all or none; each `request_key` counts once.
 
-    bounds: of the ratings' projects. Raises NotAllowed for a key of another rating, NoRoom.
+    bounds: of each project. Raises NotAllowed for a key of another rating, NoRoom.
     """
     now, added = datetime.now(UTC), list[RatingRow]()
     kept = tuple(_record(_stored(session, policy, rating, now, added)) for rating in new)
@@ -168,7 +166,7 @@ def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int
 
 
 def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
-    """Delete every rating of a rater in a project, and return the numbers that they had, by policy."""
+    """Delete all ratings of a rater in a project, and return their numbers, by policy."""
     found = numbers_of(session, project, rater)
     counted = select(func.count(), func.coalesce(func.sum(RatingRow.text_bytes), 0))
     number, text_bytes = session.execute(counted.where(*_own(project, rater))).one()
@@ -180,10 +178,11 @@ def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
 def tally(
     session: Session, policy: str, key: str, *, above: float, without: str | None = None
 ) -> tuple[Tally, ...]:
-    """Return how many conversations of each version were rated in an aspect, and how many above a score.
+    """Return the number of rated conversations of each version, and of those with a score above a bound.
 
-    What counts of a conversation is its newest score; a rating without one is a conversation of its own.
-    Versions come lowest first; ratings that name no version, and those of the source `without`, are left out.
+    key: the aspect. above: the bound. The newest score of a conversation counts; a rating without a
+    conversation counts as one. Lowest version first; ratings without a version, and those of the source
+    `without`, are left out.
     """
     row = RatingRow
     own = _scored(policy, key, without) & row.version.is_not(None)
@@ -198,7 +197,7 @@ def tally(
 def rated_conversations(
     session: Session, policy: str, key: str, *, above: float, without: str | None = None
 ) -> tuple[RatedConversation, ...]:
-    """Return the conversations that were rated in an aspect, whichever versions they had, by their names."""
+    """Return the conversations that were rated in an aspect, of all versions, sorted by their ids."""
     row = RatingRow
     own = _scored(policy, key, without) & (row.conversation != "")
     newest = select(func.max(row.number)).where(own).group_by(row.conversation)
@@ -217,9 +216,10 @@ def read(
     *,
     most_chars: int | None = None,
 ) -> tuple[KeptRating, ...]:
-    """Return ratings behind number `after`, oldest first, of all policies when None, at most `limit`.
+    """Return ratings after number `after`, oldest first, at most `limit`.
 
-    most_chars: of their texts together, beyond which no further one is returned; the first always is.
+    policy: None: all policies. most_chars: most characters of their texts together; the first rating is
+    returned whatever its size.
     """
     wanted = select(RatingRow).where(RatingRow.number > after)
     if policy is not None:
@@ -249,7 +249,7 @@ def _own(project: str, rater: str) -> tuple[ColumnElement[bool], ColumnElement[b
 def _stored(
     session: Session, policy: str, rating: Rating, now: datetime, added: list[RatingRow]
 ) -> RatingRow:
-    """Return a rating's row; one that is new is added to `added`, too."""
+    """Return the row of a rating; a new row is also appended to `added`."""
     known = None
     if rating.request_key is not None:
         same = (RatingRow.policy == policy) & (RatingRow.request_key == rating.request_key)

@@ -1,7 +1,8 @@
 """Records that the registry returns: frozen, checked where they are made, without SQLAlchemy.
 
-A version is kept, or *pinned*, until it is retired: its weights are held and answered for. One that was
-active and made room for the next stays pinned as `standby`, so that a rollback finds its weights.
+A version is *pinned* until it is retired: its weights are kept, and clients may be served with them. The
+version that was active before the present one stays pinned as `standby`, so that a rollback finds its
+weights.
 
     register ─► candidate ─► canary ─► active ─► retired (standby until the next promotion)
                     └──────────────────▲ │  ▲───────┘ rollback
@@ -26,7 +27,7 @@ from penstock.protocol.limits import MAX_NUMBER, check_id, check_policy
 MAX_PINNED: Final = 16
 """Most versions of one policy that are not retired; the standby counts."""
 MAX_PINS: Final = 256
-"""Most clients of one policy that are tied to a version by name."""
+"""Most client keys of one policy that are pinned to a version."""
 MAX_CLIENT_KEY_LENGTH: Final = 256
 MAX_TEXT_LENGTH: Final = 1024
 MAX_EVENTS: Final = 10_000
@@ -95,14 +96,14 @@ class NewVersion:
     """Of the weight bytes, lower-case hexadecimal."""
     size_bytes: int
     configuration: str = ""
-    """sha256 of the run's configuration, "" where it is not known."""
+    """SHA-256 of the run's configuration; "": unknown."""
     origin: Origin
     parent: int | None = None
-    """The version that it was trained from or is a copy of; it need not be registered."""
+    """The version that it was trained from or copies; it need not be registered."""
     evaluation: Evaluation | None = None
     reason: str = ""
     place: str = ""
-    """Folder of the run in which its weights lie, where runs share a registry; "": that of who asks."""
+    """Folder of the run with its weights, where runs share a registry; "": the reader's own run."""
 
     def __post_init__(self) -> None:
         check_policy("policy", self.policy)
@@ -146,14 +147,14 @@ class Traffic:
 
     policy: str
     revision: int = 0
-    """Rises with each promotion, rollback and change of traffic, not with versions that are only kept."""
+    """Rises with each promotion, rollback and change of traffic, not with a registration."""
     experiment: str = "default"
-    """Name of the experiment; another name assigns the clients independently of the old one."""
+    """Name of the experiment; clients are assigned independently under each name."""
     canary_share: float = 0.0
     latest_share: float = 0.0
-    """Share of clients that follow the learner; what both shares leave follows `active`."""
+    """Share of clients that follow the learner; all others, less those of the canary, follow `active`."""
     shadow: int | None = None
-    """A version that also computes each answer, for the record."""
+    """A version that also computes each answer, which is only recorded."""
     pins: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Client keys that always get one version."""
     changed: datetime | None = None
@@ -178,7 +179,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of the audit: who did what to which version, and why. Never changed, never deleted."""
+    """An entry of the audit: who did what to which version, and why. Never changed, never deleted."""
 
     number: int
     policy: str
@@ -224,23 +225,23 @@ class RegistryError(Exception):
 
 
 class UnknownVersion(RegistryError, LookupError):
-    """Reports that the registry holds no such version."""
+    """The registry does not have this version."""
 
 
 class NotAllowed(RegistryError, ValueError):
-    """Reports that the version's status, or what serves it, does not admit the change."""
+    """The status of the version, or its traffic, does not allow the change."""
 
 
 class DifferentBytes(RegistryError, ValueError):
-    """Reports that the number already names other weights: numbers are never reused."""
+    """The number belongs to other weights: numbers are never reused."""
 
 
 class TooManyPinned(RegistryError, ValueError):
-    """Reports that a policy keeps as many versions as it may."""
+    """The policy has the largest number of pinned versions."""
 
 
 class NoRoom(RegistryError, ValueError):
-    """Reports that a project would have more than it may. bound: `ratings` or `text_bytes`; most: of it."""
+    """A project would exceed a bound. bound: `ratings` or `text_bytes`; most: its value."""
 
     def __init__(self, bound: str, most: int) -> None:
         super().__init__(f"the project may have {most} {bound} of ratings: delete some, or raise the bound")
@@ -248,18 +249,18 @@ class NoRoom(RegistryError, ValueError):
 
 
 class Conflict(RegistryError, ValueError):
-    """Reports that another caller changed the same policy at the same time."""
+    """Another caller changed the same policy at the same time."""
 
 
 class SchemaMismatch(RegistryError, ValueError):
-    """Reports tables that are absent or of another revision than this program's."""
+    """The tables are absent, or of another revision than this program's."""
 
 
 class Unavailable(RegistryError, OSError):
-    """Reports that the database does not answer."""
+    """The database does not answer."""
 
 
-# ---- A registry's file that is only read: nothing beside it is made.
+# ---- The file of a registry that is only read: SQLite then creates no files next to it.
 
 
 def is_writable(file: Path) -> bool:
@@ -267,6 +268,5 @@ def is_writable(file: Path) -> bool:
 
 
 def reading_uri(file: Path) -> str:
-    beside = (file.with_name(f"{file.name}{suffix}") for suffix in ("-wal", "-shm"))
-    is_open = all(one.exists() for one in beside)
+    is_open = all(file.with_name(f"{file.name}{suffix}").exists() for suffix in ("-wal", "-shm"))
     return f"file:{quote(str(file.absolute()))}?mode=ro{'' if is_open else '&immutable=1'}"

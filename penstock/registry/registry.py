@@ -1,8 +1,8 @@
-"""The registry of policy versions: which are kept, which serve, and what was decided about them.
+"""The registry of policy versions: which are kept, which serve clients, and the audit of decisions.
 
-Each method is one transaction, safe between threads and processes; repeating one that succeeded changes
-nothing. The registry stores no weights: their holder keeps those of `pinned`, and publishes a rollback as a
-new version (`record_rollback`).
+Each method is one transaction, safe between threads and processes; repeating a successful one changes
+nothing. The registry stores no weights: the run keeps those of `pinned`, and its learner publishes a rollback
+as a new version (`record_rollback`).
 
     with Registry.open("sqlite:///runs/NAME/registry.sqlite", migrate=True) as registry:
         registry.register(NewVersion(policy="default", version=7, ...), by="learner")
@@ -56,14 +56,14 @@ from penstock.runtime.retry import full_jitter, retry
 # ---- The database behind the registry, and behind the accounts of a gateway.
 #
 # SQLite (write-ahead log, one writer at a time; on a local disk) or PostgreSQL (serialisable). A transaction
-# that loses against another is run again for at most RETRY_S; then it is a Conflict. Nothing is half done.
+# that conflicts with another one is repeated for at most RETRY_S, then it raises Conflict.
 
 T = TypeVar("T")
 
 BUSY_S: Final = 5.0
-"""Seconds that a writer waits for another one."""
+"""Seconds for which a writer waits for another writer."""
 RETRY_S: Final = 10.0
-"""Seconds for which a transaction that loses is repeated."""
+"""Seconds for which a transaction with a conflict is repeated."""
 CONNECT_S: Final = 5
 
 _LOST = frozenset({"40001", "40P01", "55P03", "23505"})  # serialisation, deadlock, lock, unique
@@ -91,7 +91,7 @@ def make_engine(url: URL) -> Engine:
     try:
         if url.drivername.startswith("sqlite"):
             return _sqlite_engine(url)
-        # Said, because a database made without a locale (SQL_ASCII) would answer bytes instead of text.
+        # A database without a locale (SQL_ASCII) would return bytes instead of text.
         arguments = {"client_encoding": "utf8", "connect_timeout": CONNECT_S}
         return create_engine(
             url,
@@ -108,7 +108,7 @@ def make_engine(url: URL) -> Engine:
 
 
 def _reading_engine(uri_now: Callable[[], str]) -> Engine:
-    """Its connections change nothing; each is made anew, of SQLite's URI as it is then."""
+    """Return an engine that changes nothing; `uri_now` gives SQLite's URI for each new connection."""
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(
@@ -128,14 +128,14 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
-    """Take control of transactions; readers and the writer do not wait for each other."""
+    """Leave transactions to SQLAlchemy; readers and the writer do not wait for each other."""
     connection.isolation_level = None
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")  # a promotion that was answered survives a loss of power
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Begin a write with its lock, so that what the transaction reads still holds when it writes."""
+    """Lock at the begin of a writing transaction, so that its reads are valid when it writes."""
     reading = connection.get_execution_options().get("reading", False)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
@@ -144,7 +144,7 @@ class Database:
     """Runs functions in transactions; safe between threads, not across a fork."""
 
     def __init__(self, url: str, called: str = "registry", *, only_read: bool = False) -> None:
-        """called: in messages. only_read: a file of SQLite stays as it is; `write` raises Unavailable."""
+        """called: name in messages. only_read: do not change a file of SQLite; `write` raises Unavailable."""
         parsed = parse_url(url, called)
         self.called = called
         self.shown = parsed.render_as_string(hide_password=True)
@@ -156,7 +156,7 @@ class Database:
         else:
             self._engine = make_engine(parsed)
         self._reading: Engine = self._engine.execution_options(reading=True)
-        # Waits for a lock, and then sees what was committed meanwhile: SQLite's transactions begin so anyway.
+        # After waiting for a lock it sees newer commits, as transactions of SQLite always do.
         self._committed = (
             self._engine
             if self.file is not None
@@ -165,7 +165,7 @@ class Database:
         self._never = threading.Event()
 
     def read(self, work: Callable[[Session], T]) -> T:
-        """Return the result of `work`, from one consistent view; raises Unavailable."""
+        """Return the result of `work` in one consistent view; raises Unavailable."""
         return self._run(self._reading, work)
 
     def write(self, work: Callable[[Session], T]) -> T:
@@ -175,17 +175,17 @@ class Database:
         return self._run(self._engine, work)
 
     def write_together(self, work: Callable[[Session], T]) -> T:
-        """Return the result of `work`, committed, as `write` does, where many change one row.
+        """Return the result of `work`, committed, as `write` does, for work on a row that many change.
 
-        On PostgreSQL each of its statements sees what others have committed until then, so that it waits for
-        them in place of beginning again; `work` must be right with that.
+        On PostgreSQL each statement sees the commits before it (READ COMMITTED), so that it waits for others
+        instead of being repeated; `work` must be correct under that.
         """
         if self.only_read:
             return self.write(work)
         return self._run(self._committed, work)
 
     def migrate(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` as `write` does, to make the tables themselves, under a lock of their own."""
+        """Run `work` as `write` does, to make the tables; `work` locks them itself."""
         return self._run(self._committed, lambda session: work(session.connection()))
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class Database:
                 raise SchemaMismatch(
                     f"{self.called} {self.shown}: {error.orig}; name another file"
                 ) from error
-            raise  # a rule of the tables that this package should have checked: a defect
+            raise  # a constraint that this package should have checked: a defect
 
     def _conflict(self, error: DBAPIError) -> Conflict:
         return Conflict(
@@ -320,7 +320,7 @@ P = ParamSpec("P")
 def _method(
     transaction: Callable[[Database, Callable[[Session], T]], T], work: Callable[Concatenate[Session, P], T]
 ) -> Callable[Concatenate["Registry", P], T]:
-    """Return `work` as a method that does it in a transaction of its own."""
+    """Return `work` as a method that runs it in one transaction."""
 
     @wraps(work)
     def method(registry: "Registry", /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -330,9 +330,9 @@ def _method(
 
 
 class Registry:
-    """An open registry; build it with `open`. Every method may raise Unavailable.
+    """An open registry; construct it with `open` or `read`. Every method may raise Unavailable.
 
-    What a method does, takes and raises is said where its function stands.
+    The functions of `versions`, `traffic`, `feedback` and `ratings` document the methods.
     """
 
     def __init__(self, database: Database) -> None:
@@ -342,7 +342,7 @@ class Registry:
     def open(cls, url: str, *, migrate: bool = False) -> Self:
         """Return the registry at `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
 
-        migrate: make the tables where there are none. A file that cannot be written is only read.
+        migrate: make absent tables. A file that cannot be written is only read.
         Raises SchemaMismatch for tables that are absent or of another revision, ValueError for another URL.
         """
         database = Database(url)
@@ -353,7 +353,7 @@ class Registry:
 
     @classmethod
     def read(cls, url: str) -> Self:
-        """Return the registry of that URL, to be read: a file of SQLite and its folder stay as they are."""
+        """Return a registry that is only read: a file of SQLite and its folder are not changed."""
         database = Database(url, only_read=True)
         if database.file is not None and not database.file.is_file():
             raise SchemaMismatch(f"registry {database.shown}: no such file; name one that is there")

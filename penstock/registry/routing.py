@@ -6,9 +6,9 @@ shares cut that interval:
     0          canary_share                    1 − latest_share         1
     ├─ canary ─┼──────────── active ───────────┼──────── latest ────────┤
 
-A share that grows takes clients in and moves none of those it had, and changing one share leaves the clients
-of the other where they are. An arm that has no version is answered by the next in line: canary → active →
-latest. Pure functions: no database, no clock.
+A growing share keeps its clients and gets others; changing one share does not move the clients of the other
+one. An arm without a version is served by the next: canary → active → latest. Pure functions: no database, no
+clock.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ from typing import Final
 from penstock.registry.records import Traffic, UnknownVersion, check_client_key
 
 LABEL: Final = "label:"
-"""Begins the client key of a pin that is no client's: what follows is a label of the version."""
+"""Prefix of a pin's key that is not a client's: the rest is a label of the version."""
 _BITS: Final = 53
-"""As many as a float holds: every number is below 1."""
+"""Bits of a float's mantissa: every position is below 1."""
 
 
 class Arm(StrEnum):
@@ -43,14 +43,14 @@ class Arms:
     active: int | None
     canary: int | None
     pinned: frozenset[int]
-    """Versions whose weights are held."""
+    """Versions whose weights are kept."""
     labels: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of versions by their names."""
+    """Version numbers by label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The version that answers, and the shadow version that also computes the answer, for the record."""
+    """The version that answers, and the shadow version that also computes the answer, to be recorded."""
 
     arm: Arm
     version: int | None
@@ -84,7 +84,7 @@ def assign(traffic: Traffic, client_key: str) -> Arm:
 
 
 def follow(arms: Arms, arm: Arm) -> Route:
-    """Return the route of an arm, also when it has no version of its own."""
+    """Return the route of an arm, also of one without a version."""
     if arm is Arm.CANARY and arms.canary is not None:
         return Route(arm=arm, version=arms.canary, shadow=_shadow(arms, arms.canary))
     if arm is not Arm.LATEST and arms.active is not None:
@@ -93,7 +93,7 @@ def follow(arms: Arms, arm: Arm) -> Route:
 
 
 def exactly(arms: Arms, version: int) -> Route:
-    """Return the route of a request that names its version; raises UnknownVersion when it is not held."""
+    """Return the route of a request for one version; raises UnknownVersion where it is not kept."""
     if version not in arms.pinned:
         held = ", ".join(map(str, sorted(arms.pinned))) or "none"
         raise UnknownVersion(f"version={version} of policy={arms.traffic.policy!r} is not held; held: {held}")
@@ -101,9 +101,9 @@ def exactly(arms: Arms, version: int) -> Route:
 
 
 def labels(arms: Arms) -> dict[str, int]:
-    """Return the versions that have a label and whose weights are held, by label.
+    """Return the versions with a label whose weights are kept, by label.
 
-    One that an operator has given in the traffic goes before a name of the registry's.
+    A label in the traffic takes precedence over the same label in the registry.
     """
     given = {key.removeprefix(LABEL): one for key, one in arms.traffic.pins.items() if key.startswith(LABEL)}
     every = {**arms.labels, **given}
@@ -111,6 +111,6 @@ def labels(arms: Arms) -> dict[str, int]:
 
 
 def _shadow(arms: Arms, answering: int | None) -> int | None:
-    """Return the shadow version, unless it is the one that answers."""
+    """Return the shadow version, unless it is the answering version."""
     shadow = arms.traffic.shadow
     return shadow if shadow in arms.pinned and shadow != answering else None

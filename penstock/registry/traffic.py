@@ -1,7 +1,7 @@
 """A policy's traffic, its arms in the same view, labels of its versions, and the trial of its canary.
 
-Each function runs in the caller's transaction. A client counts once at each level of a trial, whichever
-servers saw it and however often one was restarted, for its row stands there already.
+Each function runs in the caller's transaction. A client counts once at each level of a trial, on however many
+servers and after any restart, because its row is stored.
 """
 
 import logging
@@ -22,16 +22,16 @@ from penstock.registry.routing import Arms
 log = logging.getLogger(__name__)
 
 MAX_LABELS: Final = 1000
-"""Most names of a policy that are read at once, those of the newest versions."""
+"""Most labels of a policy that are read at once, those of the newest versions."""
 MAX_CLIENTS: Final = 100_000
-"""Most clients and levels of a trial that are remembered, about 10 MB; further ones are not compared."""
+"""Most rows of clients and levels in a trial, about 10 MB; further clients are not compared."""
 _AT_ONCE: Final = 500
 _FORM: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 _TAKEN: Final = frozenset({"active", "canary", "latest", "pinned", "previous"})
 
 
 def name(session: Session, policy: str, version: int, label: str) -> None:
-    """Give a version a name that it keeps for good; NotAllowed for one that another version has."""
+    """Give a version a permanent label; raises NotAllowed for the label of another version."""
     models.find(session, policy, version)
     if not _FORM.fullmatch(label) or label in _TAKEN:
         raise ValueError(
@@ -47,7 +47,7 @@ def name(session: Session, policy: str, version: int, label: str) -> None:
 
 
 def labels(session: Session, policy: str) -> Mapping[str, int]:
-    """Return the numbers of versions by their names, those of the newest versions."""
+    """Return version numbers by label, those of the newest versions."""
     newest = (
         select(LabelRow).where(LabelRow.policy == policy).order_by(LabelRow.version.desc(), LabelRow.label)
     )
@@ -55,7 +55,7 @@ def labels(session: Session, policy: str) -> Mapping[str, int]:
 
 
 def labelled(session: Session, policy: str, label: str) -> int:
-    """Return the number of the version that has a name; raises UnknownVersion."""
+    """Return the number of the version with a label; raises UnknownVersion."""
     row = session.get(LabelRow, (policy, label))
     if row is None:
         raise records.UnknownVersion(f"no version of policy={policy!r} is called {label!r}")
@@ -67,7 +67,7 @@ def current(session: Session, policy: str) -> records.Traffic:
 
 
 def arms(session: Session, policy: str) -> Arms:
-    """Return traffic and arms as they are together at one moment, for `routing`."""
+    """Return traffic and arms in one consistent view, for `routing`."""
     held = models.pinned(session, policy)
     by_status = {row.status: row.version for row in held}
     return Arms(
@@ -80,10 +80,10 @@ def arms(session: Session, policy: str) -> Arms:
 
 
 def set_traffic(session: Session, wanted: records.Traffic, reason: str, *, by: str) -> records.Traffic:
-    """Replace the traffic that was read, with `replace(registry.traffic(policy), canary_share=0.1)`.
+    """Replace the traffic, with `replace(registry.traffic(policy), canary_share=0.1)`.
 
-    Raises Conflict where it was changed since, NotAllowed for a share without a canary or a version that
-    is not held.
+    Raises Conflict where it has changed since it was read, NotAllowed for a share without a canary and for a
+    version whose weights are not kept.
     """
     row = models.traffic_row(session, wanted.policy)
     if _settings(models.traffic_record(wanted.policy, row)) == _settings(wanted):
@@ -104,7 +104,7 @@ def set_traffic(session: Session, wanted: records.Traffic, reason: str, *, by: s
 
 
 def check_canary_share(session: Session, policy: str, to: records.Status, share: float | None) -> None:
-    """Raise ValueError or NotAllowed unless a new canary may have this share beside that of `latest`."""
+    """Raise ValueError or NotAllowed unless a new canary may have this share of clients."""
     if share is None:
         return
     if to is not records.Status.CANARY:
@@ -114,7 +114,7 @@ def check_canary_share(session: Session, policy: str, to: records.Status, share:
 
 
 def _check_judged(wanted: records.Traffic) -> None:
-    """Raise NotAllowed for a canary that hardly anybody could be compared with."""
+    """Raise NotAllowed for a share that leaves too few clients to compare the canary with."""
     rest = 1.0 - wanted.latest_share
     if wanted.canary_share > MAX_PART * rest + 1e-12:
         raise records.NotAllowed(
@@ -146,16 +146,16 @@ def _settings(traffic: records.Traffic) -> dict[str, Any]:
     return {**{name: getattr(traffic, name) for name in names}, "pins": dict(traffic.pins)}
 
 
-# ---- The trial of the canary: several servers and restarts make one trial. Another one forgets all of it.
+# ---- The trial of the canary, one for all servers and across restarts. The next trial deletes its state.
 
 
 def judge(
     session: Session, policy: str, trial: Trial, bounds: CanarySection, seen: Sequence[Seen]
 ) -> TrialState | None:
-    """Return the state of a canary's trial after what one server has seen, judged for all of them.
+    """Add the observations of one server to a canary's trial, and return its new state.
 
-    None where another trial, or none, is on by now. Who finds WITHDRAW calls `rollback`. seen: returns of
-    clients and windows of answers, in order.
+    None where another trial, or none, is running. A caller that receives WITHDRAW calls `rollback`. seen:
+    returns of clients and windows of answers, in order.
     """
     if Trial.of(arms(session, policy)) != trial:
         return None
@@ -178,14 +178,14 @@ def judge(
 
 
 def look(session: Session, policy: str) -> tuple[Trial | None, TrialState | None]:
-    """Return the trial of a canary that is on, and what all servers have found so far; or None."""
+    """Return the running trial of a policy and its state, each None where there is none."""
     trial = Trial.of(arms(session, policy))
     row = session.get(TrialRow, policy)
     return trial, None if trial is None else _state_of(row, trial)
 
 
 def _state_of(row: TrialRow | None, trial: Trial) -> TrialState | None:
-    """Return what is known of the trial; None where it begins."""
+    """Return the stored state of the trial; None where the trial begins."""
     if row is None or row.trial != str(trial):
         return None
     try:
@@ -196,7 +196,7 @@ def _state_of(row: TrialRow | None, trial: Trial) -> TrialState | None:
 
 
 def _new(session: Session, policy: str, seen: Sequence[Seen]) -> list[Seen]:
-    """Return what counts: all but clients that were compared at their level before, or are too many."""
+    """Return the observations without those of clients that were compared before or are too many."""
     named = {(one.client, one.level) for one in seen if isinstance(one, ClientReturn) and one.client}
     known = _known(session, policy, sorted({client for client, _ in named}))
     room = MAX_CLIENTS - _count(session, policy) if named else 0

@@ -1,8 +1,8 @@
 """Changes of a policy's versions in the caller's transaction: registration, promotion, rollback, retirement.
 
-Each change of what serves raises the traffic's revision, so that one number notifies every process that
-follows a policy. Statuses are written one after the other (flush): the database admits one active version
-even in between.
+Each change of the serving versions raises the revision of the traffic: one number notifies every process that
+follows a policy. Statuses are written one after the other (flush), since the database allows only one active
+version at any moment.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -32,9 +32,9 @@ from penstock.registry.records import (
 from penstock.registry.traffic import check_canary_share
 
 RANGE: Final = 2**26
-"""Numbers that a run has for itself, where several runs train one policy."""
+"""Count of version numbers that are reserved for a run, where several runs train one policy."""
 _WORTH: Final = {Origin.PERIODIC: 0, Origin.IMPORT: 1, Origin.ROLLBACK: 1, Origin.FINAL: 2, Origin.BEST: 3}
-"""Order in which versions are retired when room is made: the least first."""
+"""Order in which versions are retired to make room: the lowest first."""
 _PROMOTABLE: Final = {
     Status.CANARY: (Status.CANDIDATE, Status.ROLLED_BACK),
     Status.ACTIVE: (Status.CANDIDATE, Status.CANARY),
@@ -47,11 +47,11 @@ class RolledBack:
 
     withdrawn: PolicyVersion
     active: PolicyVersion | None
-    """The version that is active now; a learner publishes its content as a new version."""
+    """The version that is active now; a learner publishes its weights as a new version."""
 
 
 def reserve(session: Session, policy: str, run: str) -> int:
-    """Reserve RANGE numbers for the versions of a run; returns the lowest, the same again for the run."""
+    """Reserve RANGE version numbers for a run; returns the lowest, the same on each call of the run."""
     known = session.get(RangeRow, (policy, run))
     if known is not None:
         return known.first
@@ -64,10 +64,10 @@ def reserve(session: Session, policy: str, run: str) -> int:
 
 
 def register(session: Session, new: NewVersion, *, by: str, make_room: bool = False) -> PolicyVersion:
-    """Register a version as candidate; returns the existing record when it is registered already.
+    """Register a version as candidate; returns the existing record of a version that is registered.
 
-    make_room: retire the least valuable candidate or rolled back version when MAX_PINNED are kept.
-    Raises DifferentBytes where the number is taken, TooManyPinned, Conflict.
+    make_room: retire the least valuable candidate or rolled back version when MAX_PINNED are pinned.
+    Raises DifferentBytes where the number belongs to other weights, TooManyPinned, Conflict.
     """
     known = _same(session, new)
     if known is not None:
@@ -84,7 +84,7 @@ def register(session: Session, new: NewVersion, *, by: str, make_room: bool = Fa
 def record_evaluation(
     session: Session, policy: str, version: int, evaluation: Evaluation, *, by: str
 ) -> PolicyVersion:
-    """Record the evaluation of a version in place of the one before; the same again is recorded once."""
+    """Replace the evaluation of a version; the same evaluation again changes nothing."""
     row, result = models.find(session, policy, version), asdict(evaluation)
     if row.evaluation != result:
         row.evaluation, row.changed = result, models.now()
@@ -102,10 +102,11 @@ def promote(
     to: Status = Status.ACTIVE,
     canary_share: float | None = None,
 ) -> PolicyVersion:
-    """Make a version canary or active, unaudited where it is that; the old active one becomes the standby.
+    """Make a version canary or active; the previous active version becomes the standby.
 
-    canary_share: share of clients in [0, 1] that the canary gets; None: unchanged. Raises UnknownVersion,
-    NotAllowed where its status does not admit the change, Conflict.
+    Changes nothing for a version that has the status. canary_share: share of clients in [0, 1] for the
+    canary; None: unchanged. Raises UnknownVersion, NotAllowed where its status does not allow the change,
+    Conflict.
     """
     row = models.find(session, policy, version)
     check_canary_share(session, policy, to, canary_share)
@@ -132,12 +133,11 @@ def promote(
 def rollback(
     session: Session, policy: str, reason: str, *, by: str, version: int | None = None
 ) -> RolledBack:
-    """Withdraw the canary, or the active version in favour of its standby: no client gets it any more.
+    """Withdraw the canary, or replace the active version by its standby.
 
     version: None: the canary if there is one, else the active version. A caller that has judged a version
-    must name it: withdrawing it again changes nothing and is not audited, so that of two callers only the
-    first acts. Raises UnknownVersion, Conflict, NotAllowed where it is neither canary nor active or has no
-    standby.
+    must name it: a second withdrawal changes nothing and is not audited. Raises UnknownVersion, Conflict,
+    NotAllowed for a version that is neither canary nor active or has no standby.
     """
     row = _serving(session, policy) if version is None else models.find(session, policy, version)
     if row.status is not Status.ROLLED_BACK:
@@ -167,9 +167,9 @@ def _withdraw(session: Session, row: VersionRow, *, reason: str, by: str) -> Non
 
 
 def awaiting_number(session: Session, policy: str) -> PolicyVersion | None:
-    """Return the active version where a rollback made it active again and its content has no new number.
+    """Return the active version if a rollback restored it and its weights have no new version number yet.
 
-    A process that may draw version numbers publishes the content again and calls `record_rollback`.
+    The learner publishes these weights again under a new number and calls `record_rollback`.
     """
     row = models.with_status(session, policy, Status.ACTIVE)
     if row is None:
@@ -195,9 +195,9 @@ def record_rollback(
     sha256: str | None = None,
     size_bytes: int | None = None,
 ) -> PolicyVersion:
-    """Register `version`, published with the content of the pinned version `restores`.
+    """Register `version`, which was published with the weights of the pinned version `restores`.
 
-    It becomes active where `restores` is, which is then retired; otherwise it is a candidate. sha256,
+    An active `restores` is retired, and the new version becomes active; otherwise it is a candidate. sha256,
     size_bytes: of the new bytes where they differ from the old ones. Raises UnknownVersion,
     DifferentBytes, Conflict, NotAllowed where `restores` is not pinned.
     """
@@ -234,7 +234,7 @@ def record_rollback(
 
 
 def retire(session: Session, policy: str, version: int, reason: str, *, by: str) -> PolicyVersion:
-    """Release a version's weights, also of the standby; not while it is active or traffic names it."""
+    """Retire a version: its weights need not be kept. Raises NotAllowed for an active or named version."""
     row = models.find(session, policy, version)
     if row.status is Status.RETIRED and not row.standby:
         return version_record(row)
@@ -263,7 +263,7 @@ def get(session: Session, policy: str, version: int) -> PolicyVersion:
 
 
 def every(session: Session, policy: str, status: Status | None = None) -> tuple[PolicyVersion, ...]:
-    """Return a policy's versions, oldest first; `status`: only those with it."""
+    """Return the versions of a policy, oldest first. status: only versions with this status."""
     wanted = select(VersionRow).where(VersionRow.policy == policy).order_by(VersionRow.version)
     if status is not None:
         wanted = wanted.where(VersionRow.status == status)
@@ -275,7 +275,7 @@ def policies(session: Session) -> tuple[str, ...]:
 
 
 def pinned(session: Session, policy: str) -> tuple[PolicyVersion, ...]:
-    """Return the versions whose weights must be held, at most MAX_PINNED, oldest first."""
+    """Return the versions whose weights must be kept, at most MAX_PINNED, oldest first."""
     return tuple(map(version_record, models.pinned(session, policy)))
 
 
@@ -288,12 +288,12 @@ def canary(session: Session, policy: str) -> PolicyVersion | None:
 
 
 def standby(session: Session, policy: str) -> PolicyVersion | None:
-    """Return the version that a rollback of the active one makes active again, or None."""
+    """Return the version that a rollback of the active version restores, or None."""
     return _record(models.standby(session, policy))
 
 
 def events(session: Session, policy: str, limit: int = 100) -> tuple[Event, ...]:
-    """Return the newest events of a policy, newest first; raises ValueError for a limit out of range."""
+    """Return the latest events of a policy, newest first; raises ValueError for a limit out of range."""
     if not 1 <= limit <= MAX_EVENTS:
         raise ValueError(f"limit={limit}: must be between 1 and {MAX_EVENTS}")
     wanted = select(EventRow).where(EventRow.policy == policy).order_by(EventRow.number.desc())
@@ -314,7 +314,7 @@ def _serving(session: Session, policy: str) -> VersionRow:
 
 
 def _same(session: Session, new: NewVersion) -> VersionRow | None:
-    """Return the row of this very version, if it is registered."""
+    """Return the row of the version, if it is registered; raises DifferentBytes."""
     row = session.get(VersionRow, (new.policy, new.version))
     if row is not None and (row.sha256, row.run) != (new.sha256, new.run):
         raise DifferentBytes(
@@ -341,7 +341,7 @@ def _check_room(session: Session, new: NewVersion, *, by: str, make_room: bool) 
 
 
 def _spare(session: Session, policy: str, held: list[VersionRow]) -> list[VersionRow]:
-    """Return those of `held` that no client uses: the rolled back first, then by worth and age."""
+    """Return the rows of `held` that no client uses: rolled back ones first, then by origin and age."""
     named = _named(models.traffic_row(session, policy))
     idle = [
         row
@@ -352,7 +352,7 @@ def _spare(session: Session, policy: str, held: list[VersionRow]) -> list[Versio
 
 
 def _named(traffic: TrafficRow) -> frozenset[int]:
-    """Return the versions that the traffic names itself, next to the arms."""
+    """Return the versions that the traffic names: shadow and pins."""
     shadow = () if traffic.shadow is None else (traffic.shadow,)
     return frozenset((*shadow, *traffic.pins.values()))
 
@@ -383,7 +383,7 @@ def _refuse_second_canary(session: Session, policy: str) -> None:
 
 
 def _make_room_for_active(session: Session, successor: VersionRow) -> None:
-    """Make the active version the standby, and release the standby of before."""
+    """Make the active version the standby in place of the previous standby."""
     standby = models.standby(session, successor.policy)
     if standby is not None:
         standby.standby = False
@@ -399,7 +399,7 @@ def _change(session: Session, row: VersionRow, to: Status, reason: str, *, stand
 
 
 def _leave_traffic(traffic: TrafficRow, version: int, *, was_canary: bool) -> None:
-    """Remove `version` from the traffic, so that no client is sent to it any more."""
+    """Remove `version` from the traffic: no client is routed to it any more."""
     if was_canary:
         traffic.canary_share = 0.0
     if traffic.shadow == version:

@@ -6,9 +6,9 @@
     runs/NAME/policies/policy.json            the run's specification, from its start on
     runs/NAME/policies/learner.lock           held by the learner of the run while it lives
 
-A file is written whole and on disk before its version is registered, and its digest stands in the registry:
-bytes that do not match it are never returned. One process writes here at a time, the learner or, when it has
-ended, the holder of the lock. Loads neither torch nor SQLAlchemy.
+A file is complete and on disk before its version is registered with its digest; bytes that do not match the
+digest are never returned. One process writes here at a time: the learner or, after its end, the holder of the
+lock. Loads neither torch nor SQLAlchemy.
 """
 
 import base64
@@ -48,9 +48,9 @@ def write_kept(run_dir: Path, version: int, blob: bytes) -> None:
 
 
 def name_latest(run_dir: Path, name: str) -> None:
-    """Let `latest` be a link to a file beside it, whole at any moment; raises OSError."""
+    """Point the link `latest` to a file of its folder, atomically; raises OSError."""
     with opened_folder(run_dir / FOLDER / LATEST) as here:
-        with suppress(OSError):  # none is there, or what is there is no link
+        with suppress(OSError):  # it is absent, or not a link
             if os.readlink(LATEST, dir_fd=here) == name:
                 return
         temporary = f"{LATEST}.tmp"
@@ -68,10 +68,10 @@ def read_kept(run_dir: Path, version: int, sha256: str) -> bytes:
 
 
 def open_kept(run_dir: Path, version: PolicyVersion) -> BinaryIO:
-    """Open the weights of a version, which may be larger than memory; raises ValueError as `read_kept`."""
+    """Open the weights of a version, which may exceed memory; raises ValueError for damaged weights."""
     file = _opened(run_dir, version.version)
     try:
-        # Others may have put a file of any length here: one of another length is not read.
+        # Other users may have put a file of any length here.
         is_as_long = os.fstat(file.fileno()).st_size == version.size_bytes
         found = hashlib.file_digest(file, "sha256").hexdigest() if is_as_long else "of another length"
         _check(path_of(run_dir, version.version), found, version.sha256)
@@ -107,7 +107,7 @@ def kept_files(run_dir: Path) -> set[int]:
 
 
 def forget_kept(run_dir: Path, version: int) -> None:
-    """Remove a version's weights; call it only for one that the registry has retired."""
+    """Remove the weights of a version that the registry has retired."""
     path = path_of(run_dir, version)
     path.unlink(missing_ok=True)
     link, left = run_dir / FOLDER / LATEST, kept_files(run_dir)
@@ -119,13 +119,13 @@ def forget_kept(run_dir: Path, version: int) -> None:
 
 
 def forget_unfinished(run_dir: Path) -> None:
-    """Remove files that a crash left half-written."""
+    """Remove incomplete files of a crash."""
     for path in (run_dir / FOLDER).glob(f"*{_SUFFIX}.*tmp"):
         path.unlink(missing_ok=True)
 
 
 def read_specification(run_dir: Path) -> RunSpecification:
-    """Return the specification of a run, also of one that goes on."""
+    """Return the specification of a run, which may still be running; raises ValueError."""
     path = run_dir / FOLDER / DESCRIPTION
     try:
         encoded = json.loads(path.read_bytes())["specification"]
@@ -139,7 +139,7 @@ def read_specification(run_dir: Path) -> RunSpecification:
 
 
 def hold(run_dir: Path) -> IO[str] | None:
-    """Lock the folder until the returned file is closed; None while a learner of the run lives."""
+    """Lock the folder until the returned file is closed; None while a learner of the run is alive."""
     folder = run_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     file = open(folder / _LOCK, "a", opener=opener)  # noqa: SIM115 - the caller closes it
