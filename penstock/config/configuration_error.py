@@ -1,4 +1,4 @@
-"""What is raised for a configuration that cannot be used, and how a package that is absent is installed."""
+"""The error for an unusable configuration, and how to install an absent package."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""With what this process proves who it is to the others, as its configuration says."""
+"""Credentials of this process, from its configuration."""
 
 import re
 from pathlib import Path
@@ -41,7 +41,7 @@ def redis_password(section: SecuritySection) -> str | None:
 
 
 def http_headers(section: SecuritySection) -> dict[str, str]:
-    """Return the headers of the file that the section names; none where it names none."""
+    """Return the headers in `http_headers_file`; empty where it is not set."""
     file = section.http_headers_file
     if file is None:
         return {}
@@ -68,7 +68,7 @@ def _text(file: Path, key: str) -> str:
 
 
 def registry_with_password(section: RegistrySection) -> str:
-    """Return `registry.url` with its password, as a connection needs it, "" where none is set."""
+    """Return `registry.url` with its password, for a connection; "" where it is not set."""
     file, (scheme, mark, place) = section.password_file, section.url.partition("://")
     if file is None or not section.url:
         return section.url

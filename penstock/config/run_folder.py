@@ -1,8 +1,8 @@
 """A run's folder: who may read it, the lock of its launcher, and files of it, which may come from anywhere.
 
-What clients have shown and said lies in it: files are 0600 and the folder 0700, whatever the umask. What is
-no regular file is not opened: a pipe would be waited for without end. A process may guard folders in which
-others write while it reads: no link is followed there, to whatever this process may read, or write.
+It holds data of clients: files are 0600 and the folder 0700, whatever the umask. Only regular files are
+opened, since a pipe could block without end. A process may guard folders in which others write while it
+reads: links are not followed there, as they could lead to any file of this process.
 """
 
 import errno
@@ -23,12 +23,12 @@ _PRIVATE: Final = 0o077
 
 
 def keep_private() -> None:
-    """Let this process, and those that it starts, make files that only their user can read from now on."""
+    """Let this process and its children create files that only their user can read."""
     os.umask(_PRIVATE)
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its user can read; one of this user's that is there becomes so."""
+    """Create a folder that only its user can read, or restrict an existing one of this user."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid == os.geteuid():
         folder.chmod(0o700)
@@ -36,7 +36,7 @@ def make_private(folder: Path) -> None:
 
 @contextmanager
 def held_folder(run_dir: Path) -> Iterator[None]:
-    """Hold a run's folder, made if absent, in the block: two launchers fence each other's learners."""
+    """Lock a run's folder in the block: two launchers would fence each other's learners."""
     keep_private()
     make_private(run_dir)
     with (run_dir / LOCK_FILE).open("a+") as file:
@@ -49,25 +49,25 @@ def held_folder(run_dir: Path) -> Iterator[None]:
         yield
 
 
-# ---- Files of it.
+# ---- Files of a run's folder.
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 """Most bytes of a file that is read whole."""
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MADE_SO: Final = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EACCES}
-"""Of an open: what stands there was put there, and will be there at the next try."""
+"""Errors of `open` that a repetition does not resolve: somebody has put another kind of file there."""
 _guarded: Final = set[Path]()
 
 
 class NoPlainFile(OSError):
-    """Reports what is not opened: `strerror` names it and says why."""
+    """A file is not opened; `strerror` has its name and the reason."""
 
     def __init__(self, number: int, file: Path, why: str) -> None:
         super().__init__(number, f"{file.name}: {why}", str(file))
 
 
 def guard(folder: Path) -> None:
-    """Have no link below a folder be followed by what this module opens, as long as this process lives."""
+    """Let the functions of this module follow no link below a folder, for the life of the process."""
     _guarded.update((folder.absolute(), folder.resolve()))
 
 
@@ -112,10 +112,10 @@ def _open_below(folder: Path, file: Path, flags: int) -> int:
 
 @contextmanager
 def opened_folder(file: Path) -> Iterator[int]:
-    """Yield a descriptor of the folder that a file lies in, for calls with `dir_fd` and for `os.fsync`.
+    """Yield a descriptor of a file's folder, for calls with `dir_fd` and for `os.fsync`.
 
-    A folder put in its place later does not change what is written. Raises NoPlainFile where a link leads
-    there below a guarded folder, OSError.
+    A later replacement of the folder does not redirect writes. Raises NoPlainFile for a link below a guarded
+    folder, OSError.
     """
     folder = _guard_of(file) or file.absolute().parent
     with _naming_links(file), _opened_below(folder, file) as here:
@@ -144,7 +144,7 @@ def _opened_below(folder: Path, file: Path) -> Iterator[int]:
 
 @contextmanager
 def _naming_links(file: Path) -> Iterator[None]:
-    """Raise NoPlainFile where an open in the block finds a link on the way to the file, or no file."""
+    """Raise NoPlainFile where an open in the block meets a link, or something else than a file."""
     try:
         yield
     except NoPlainFile:

@@ -21,7 +21,10 @@ _OF_A_SERVER: Final = ("serving", "registry", "canary")
 def service_settings(
     config: Path | None, assignments: tuple[str, ...], run_dir: Path | None = None, *, trust: bool = False
 ) -> Settings:
-    """Return the settings of a service: those of the run that it serves, file, environment, `--set`."""
+    """Return the settings of a service, from layers: the run that it serves, file, environment, `--set`.
+
+    trust: accept a run's folder that was not made by this user.
+    """
     layers = _service_layers(config, assignments)
     written = {} if run_dir is None else _written(run_dir, layers, trust=trust)
     if written:
@@ -37,19 +40,21 @@ def learner_settings(config: Path | None, assignments: tuple[str, ...]) -> Setti
 
 
 def local_settings(run_dir: Path, assignments: tuple[str, ...] = (), *, trust: bool = False) -> Settings:
-    """Return the settings of a run as its folder has them; one that was not made here needs `trust`."""
-    said = [configuration.parse_assignment(one) for one in assignments]
-    settings = configuration.load([_written(run_dir, said, trust=trust), *said])
+    """Return the settings in a run's folder; a folder that was not made by this user needs `trust`."""
+    assigned = [configuration.parse_assignment(one) for one in assignments]
+    settings = configuration.load([_written(run_dir, assigned, trust=trust), *assigned])
     actor = settings.actor.model_copy(update={"places": places_of(settings)})
     return settings.model_copy(update={"actor": actor})
 
 
 def calling_security(run_dir: Path, config: Path | None, assignments: tuple[str, ...]) -> SecuritySection:
-    """Return section `security` for calls to a run's broker: that of `config`, else of the run's folder."""
+    """Return section `security` for calls to a run's broker, from `config` or else the run's folder."""
     file = config or run_dir / CONFIG_FILE
     section = service_settings(file if file.exists() else None, assignments).security
     if config is None and is_guarded(file):
-        return SecuritySection(insecure=section.insecure)  # others write there: no file that it names is read
+        return SecuritySection(
+            insecure=section.insecure
+        )  # others can write there, so no file that it names is read
     if config is None and section.token_file is not None and file.exists():
         own = configuration.load([configuration.parse_toml(file)])
         check_places(run_dir, own, "name your own configuration with --config")
@@ -57,29 +62,29 @@ def calling_security(run_dir: Path, config: Path | None, assignments: tuple[str,
 
 
 def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
-    """Return the layers over the workload's defaults for the environment and the algorithm that they name."""
-    asked = configuration.load(layers)
-    defaults = load(find(asked.workload).defaults)(asked.environment.id, asked.algorithm.name)
+    """Return the settings of layers over the workload's defaults for their environment and algorithm."""
+    named = configuration.load(layers)
+    defaults = load(find(named.workload).defaults)(named.environment.id, named.algorithm.name)
     return configuration.load([defaults, *layers])
 
 
-def _written(run_dir: Path, said: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
+def _written(run_dir: Path, layers: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
     config = run_dir / CONFIG_FILE
     if not config.exists():
         return {}
     written = configuration.parse_toml(config)
     if not trust:
-        user = configuration.load(said)
+        user = configuration.load(layers)
         check_own(
             run_dir,
             configuration.load([written]),
             user.actor.allow_modules,
-            said_places=places_beyond(run_dir, user),
+            allowed_places=places_beyond(run_dir, user),
         )
     return written
 
 
 def _service_layers(config: Path | None, assignments: tuple[str, ...]) -> list[Mapping[str, Any]]:
     file = [configuration.parse_toml(config)] if config else []
-    said = [configuration.parse_assignment(text) for text in assignments]
-    return [*file, configuration.from_environment(), *said]
+    assigned = [configuration.parse_assignment(text) for text in assignments]
+    return [*file, configuration.from_environment(), *assigned]

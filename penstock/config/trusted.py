@@ -16,7 +16,7 @@ from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find
 
 _ELSEWHERE = True
-"""What a specification says in place of a place: that there is one."""
+"""Stands in a specification for a place of this machine that it does not name."""
 
 
 def module_of(name: str) -> str:
@@ -35,7 +35,7 @@ def check_trusted(key: str, name: str, allowed: Collection[str]) -> None:
 def without_places(
     arguments: Mapping[str, Any], keys: Collection[str], unsent: Collection[str]
 ) -> dict[str, Any]:
-    """Return the arguments as other machines see them: of `keys` only that each is given, no `unsent`."""
+    """Return arguments for other machines: True for each place in `keys`, and without `unsent`."""
     return {
         key: _ELSEWHERE if key in keys and value else value
         for key, value in arguments.items()
@@ -58,13 +58,13 @@ def placed(
 
 
 def places_of(settings: Settings) -> dict[str, str]:
-    """Return `actor.places` for this machine's actors: what the run names, and over it what was said."""
+    """Return `actor.places` for this machine's actors: the places of the run, and those set over them."""
     named = {**settings.policy.kwargs, **settings.environment.kwargs}
     keys = find(settings.workload).places
     return {key: str(named[key]) for key in keys if named.get(key)} | settings.actor.places
 
 
-# ---- Whether a run's folder was made here, so that what its configuration names may be used.
+# ---- Whether this user made a run's folder, so that its modules and places may be used.
 
 SEAL_FILE: Final = "seal"
 _KEY_FILE: Final = "penstock/seal.key"
@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 
 def seal(run_dir: Path, settings: Settings) -> None:
-    """Say that this user made the folder with these settings. Where they name nothing it needs no seal."""
+    """Mark the folder as made by this user with these settings, where they name modules or places."""
     modules, places = modules_of(settings), places_beyond(run_dir, settings)
     file = run_dir / SEAL_FILE
     if not modules and not places:
@@ -91,18 +91,21 @@ def seal(run_dir: Path, settings: Settings) -> None:
 def check_own(
     run_dir: Path,
     settings: Settings,
-    said: Collection[str],
+    allowed: Collection[str],
     remedy: str = "say --trust if you trust its maker",
     *,
-    said_places: Collection[str] = (),
+    allowed_places: Collection[str] = (),
 ) -> None:
-    """Raise ConfigurationError for a folder that names what is not its own and was not made here."""
+    """Raise ConfigurationError for a folder of others that names modules or places beyond itself.
+
+    allowed, allowed_places: modules and places that the caller has named, too.
+    """
     modules, places = modules_of(settings), places_beyond(run_dir, settings)
-    unsaid = modules if set(modules) - set(said) else ()
-    beyond = places if set(places) - set(said_places) else ()
-    if not (unsaid or beyond) or _is_sealed(run_dir, modules, places):
+    foreign = modules if set(modules) - set(allowed) else ()
+    beyond = places if set(places) - set(allowed_places) else ()
+    if not (foreign or beyond) or _is_sealed(run_dir, modules, places):
         return
-    named = [f"modules to be imported: {', '.join(unsaid)}"] if unsaid else []
+    named = [f"modules to be imported: {', '.join(foreign)}"] if foreign else []
     named += [f"places outside of it: {', '.join(beyond)}"] if beyond else []
     raise ConfigurationError(f"{run_dir}: was not made here, and names {' and '.join(named)}; {remedy}")
 
@@ -113,7 +116,7 @@ def check_places(run_dir: Path, settings: Settings, remedy: str) -> None:
 
 
 def places_beyond(run_dir: Path, settings: Settings) -> tuple[str, ...]:
-    """Return the places beyond the folder that its configuration has commands write to or tell secrets."""
+    """Return the files and URLs beyond the folder that commands would write to or send secrets to."""
     security = settings.security
     files = (
         security.token_file,
@@ -131,7 +134,7 @@ def places_beyond(run_dir: Path, settings: Settings) -> tuple[str, ...]:
 
 
 def modules_of(settings: Settings) -> tuple[str, ...]:
-    """Return the modules that the configuration of a run has imported, beside the workload's own, sorted."""
+    """Return the modules that a configuration imports, except those of the workload, sorted."""
     environment = settings.environment
     names = [environment.id, settings.policy.network, *(one.shape or "" for one in environment.reward)]
     names += [place for place in places_of(settings).values() if _FUNCTION.fullmatch(place)]
@@ -155,7 +158,7 @@ def _code(key: bytes, run_dir: Path, modules: tuple[str, ...], places: tuple[str
 
 
 def _key() -> bytes:
-    """This user's key, made at the first need; raises OSError where no file can be kept."""
+    """Return this user's key, created at the first use; raises OSError."""
     file = _key_file()
     if not file.exists():
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,7 +166,7 @@ def _key() -> bytes:
         temporary.touch(mode=0o600)
         temporary.write_bytes(secrets.token_bytes(_KEY_BYTES))
         try:
-            os.link(temporary, file)  # not over one that another launcher has made meanwhile
+            os.link(temporary, file)  # does not replace the key of another launcher
         except FileExistsError:
             pass
         finally:
@@ -172,7 +175,7 @@ def _key() -> bytes:
 
 
 def _key_file() -> Path:
-    """In the user's state folder (XDG base directories); raises OSError for a user without a home."""
+    """Return its path in the user's state folder (XDG); raises OSError for a user without a home."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not state.is_absolute():
         try:

@@ -1,4 +1,4 @@
-"""Secrets in URLs, which are refused wherever a place may stand: a place is written, told and shown."""
+"""Secrets in URLs, which are refused in settings: settings are written to files, sent and shown."""
 
 import re
 from typing import Final
@@ -11,7 +11,7 @@ _SECRET_NAME: Final = re.compile(
     re.IGNORECASE,
 )
 _WITH_USERS: Final = ("redis", "rediss", "unix", "postgres", "postgresql")
-"""Schemes whose URLs may name a user: not a secret without a password."""
+"""Schemes whose URLs may name a user, which is not a secret without a password."""
 REDIS_REMEDY: Final = "put it into a file, security.redis_password_file=FILE"
 _DATABASE_REMEDY: Final = "put it into a file, registry.password_file=FILE or a passfile of libpq"
 _REMEDIES: Final = {
@@ -33,20 +33,20 @@ def secret_in(text: str) -> str | None:
         return None
     try:
         parts = urlsplit(text)
-    except ValueError:  # such as a bracket that is not closed: what it is for says so
+    except ValueError:  # such as an unclosed bracket: the user of the URL reports it
         return "its user-info" if "@" in text else None
     user_info = parts.netloc.rpartition("@")[0]
     if user_info and (":" in user_info.rstrip(":") or _scheme(text) not in _WITH_USERS):
         return "its user-info"
-    for told, arguments in (("query", parts.query), ("fragment", parts.fragment)):
+    for part, arguments in (("query", parts.query), ("fragment", parts.fragment)):
         for name, value in parse_qsl(arguments.replace(";", "&")):
             if value and _SECRET_NAME.search(name):
-                return f"{name!r} of its {told}"
+                return f"{name!r} of its {part}"
     return None
 
 
 def without_secret(text: str) -> str:
-    """Return what messages may show of such a URL: scheme and host."""
+    """Return the part of such a URL that messages may show: scheme and host."""
     scheme, _, rest = text.partition("://")
     host = re.split(r"[/?#]", rest.rpartition("@")[2], maxsplit=1)[0]
     return f"{scheme}://…{host}"
@@ -67,7 +67,7 @@ def split_password(url: str) -> tuple[str, str | None]:
     """Return the URL without its password, and the password, None when it holds none."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # the caller's message shows it, and says what is wrong with it
+    except ValueError:  # the caller reports the malformed URL
         scheme, slashes, rest = url.partition("://")
         user_info, at, place = rest.rpartition("@")
         user, colon, password = user_info.partition(":")
@@ -75,14 +75,14 @@ def split_password(url: str) -> tuple[str, str | None]:
     user_info, at, place = parts.netloc.rpartition("@")
     user, colon, password = user_info.partition(":")
     query = parse_qsl(parts.query, keep_blank_values=True)
-    said = [value for key, value in query if key == "password"]
-    if not colon and not said:
+    passwords = [value for key, value in query if key == "password"]
+    if not colon and not passwords:
         return url, None
     kept = urlencode([(key, value) for key, value in query if key != "password"], safe="/")
     clean = parts._replace(
-        netloc=f"{user}{at}{place}" if user else place, query=kept if said else parts.query
+        netloc=f"{user}{at}{place}" if user else place, query=kept if passwords else parts.query
     )
     text = clean.geturl()
     if parts.scheme == "unix" and not clean.netloc and not text.startswith("unix://"):
         text = text.replace("unix:", "unix://", 1)
-    return text, (unquote(password) or None) if colon else said[0]
+    return text, (unquote(password) or None) if colon else passwords[0]

@@ -1,4 +1,4 @@
-"""The statistics of a canary: what its clients earn, and when that is evidence against it."""
+"""The statistics of a canary: returns of its clients, and when they are evidence against it."""
 
 import json
 import math
@@ -10,39 +10,39 @@ from typing import Any, Final, Self
 from penstock.config.sections import CanarySection
 from penstock.registry.routing import Arms
 
-# ---- The bounds of a canary, and what servers see of its trial, by which `canary_trial` judges it.
+# ---- Bounds, and the observations of servers by which a canary is judged.
 
 MAX_PART: Final = 0.8
-"""Largest part of the judged clients that may be the canary's: among fewer others it takes too long."""
+"""Largest part of the compared clients on the canary: with fewer others a verdict takes too long."""
 LEVELS: Final = 3
-"""How often a client's returns are compared: after a while, 8 and 64 times as long."""
+"""Number of times at which a client is compared: after `settle_s`, 8 and 64 times that."""
 LEVEL_FACTOR: Final = 8
 
 
 ERROR_MARGIN: Final = 0.005
-"""Share of the canary's answers that may fail where the active version can answer."""
+"""Tolerated share of the canary's answers that fail where the active version can answer."""
 SLOW_MARGIN: Final = 0.05
-"""Rise in the share of slow answers that is tolerated."""
+"""Tolerated rise in the share of slow answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientReturn:
-    """Holds what one client had earned by a certain time after its first episode of the trial began."""
+    """The return of one client by a certain time after its first episode in the trial began."""
 
     client: str
-    """Digest of its key, by which all servers know it; "" for one without a key, who is dealt an arm anew."""
+    """Digest of its key, the same on all servers; "": no key, so that each episode draws an arm."""
     level: int
-    """Which time: 0, 1, … below LEVELS."""
+    """Index of the time, below LEVELS."""
     canary: bool
     part: float
-    """Chance with which the client was assigned to the canary and not to the active version."""
+    """Probability with which the client was assigned to the canary instead of the active version."""
     value: float
-    """Mean return of its whole episodes; of an open one as far as it is, where there is no whole one.
+    """Mean return of its complete episodes, or else the return so far of an open one.
 
-    Of a person with opinions: the share of conversations that they liked.
+    For a person with opinions: the share of rated conversations that they liked.
     """
     rated: float | None = None
-    """Share of conversations that they gave an opinion of; None: it has returns, and no opinions."""
+    """Share of conversations with an opinion; None: the client has returns and no opinions."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
@@ -57,15 +57,15 @@ class ClientReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The canary's answers of all clients in a few seconds on one server."""
+    """The canary's answers to all clients in a few seconds on one server."""
 
     answers: int
     failed: int = 0
-    """Of them, those that it could not give where the active version could."""
+    """Answers that it could not give where the active version could."""
     not_finite: int = 0
-    """Of those, the ones whose action, log-probability or value was no number."""
+    """Failed answers whose action, log-probability or value was not finite."""
     slower: float | None = None
-    """By how much its share of slow answers was higher, in [−1, 1]; None where nothing could be compared."""
+    """Its share of slow answers less that of the active version, in [−1, 1]; None: not comparable."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.not_finite <= self.failed <= self.answers or self.answers < 1:
@@ -82,7 +82,7 @@ Seen = ClientReturn | Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Names what is compared."""
+    """The identity of a trial: what is compared."""
 
     canary: int
     active: int
@@ -91,7 +91,7 @@ class Trial:
 
     @classmethod
     def of(cls, arms: Arms) -> Self | None:
-        """Return the trial that is on; None without a canary, without others to compare it with."""
+        """Return the running trial; None without a canary, or without others to compare it with."""
         traffic = arms.traffic
         if arms.canary is None or arms.active is None:
             return None
@@ -104,7 +104,7 @@ class Trial:
         return trial if 0.0 < trial.part_of(traffic.canary_share) < 1.0 else None
 
     def part_of(self, canary_share: float) -> float:
-        """Return the chance of the canary among those who are given the canary or the active version."""
+        """Return the probability of the canary for a client of the canary or the active version."""
         rest = 1.0 - self.latest_share
         return canary_share / rest if rest > 0.0 else 0.0
 
@@ -112,24 +112,24 @@ class Trial:
         return f"{self.canary} {self.active} {self.experiment} {self.latest_share!r}"
 
 
-# ---- Evidence that may be looked at at any time, gathered for ever, and never used up: an e-process.
+# ---- Evidence that is valid at any time: an e-process.
 
 BETS: Final = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
-"""Below 1: no single loss ruins the capital."""
+"""Fractions of the capital that are bet; below 1: no single loss takes all of it."""
 _MOST: Final = 1e300
-"""Capital is cut off here, which only lowers it."""
+"""Upper limit of the capital, which only makes the test more conservative."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The capital of one question. count: bets made. capital: of what has started, for each of BETS."""
+    """The capital of one question. count: number of bets. capital: for each of BETS."""
 
     count: int = 0
     capital: tuple[float, ...] = (0.0,) * len(BETS)
 
     @property
     def value(self) -> float:
-        """M_t: 1 at the start; at least x with a probability of at most 1/x, ever, while nothing is wrong."""
+        """M_t: 1 at the start; under the null hypothesis it ever reaches x with probability at most 1/x."""
         return sum(self.capital) / len(BETS) + 1.0 / (self.count + 1)
 
     def bet(self, gain: float) -> "Evidence":
@@ -143,15 +143,15 @@ class Evidence:
 
 
 NONE: Final = Evidence()
-"""That of a question before its first bet."""
+"""Evidence before the first bet."""
 
 
 REFERENCE: Final = 64
-"""Newest clients whose median and quartiles are the reference."""
+"""Number of newest clients whose median and quartiles are the reference."""
 RATES_APART: Final = 20.0
-"""Evidence for different rates of rating from which no canary is called better."""
+"""Evidence for different rates of rating from which on no canary is called better."""
 BURN_IN: Final = 8
-"""Clients of a level that are only a reference."""
+"""Number of first clients of a level that serve only as a reference."""
 
 
 class Verdict(StrEnum):
@@ -160,9 +160,9 @@ class Verdict(StrEnum):
     GO_ON = "go_on"
     WITHDRAW = "withdraw"
     BETTER = "promote"
-    """It has earned more; it is judged on, and only an operator promotes it. Registries store "promote"."""
+    """It earns more; it stays under judgement, and only an operator promotes it. Stored as "promote"."""
     UNDECIDED = "undecided"
-    """The horizon has come without proof for either; it is judged on, and its operator decides."""
+    """The horizon is reached without a verdict; it stays under judgement, and an operator decides."""
 
     @property
     def text(self) -> str:
@@ -179,7 +179,7 @@ class Cause(StrEnum):
     HIGHER_RETURN = "higher_return"
     HORIZON = "horizon"
     RATING_RATE = "rating_rate"
-    """It has earned more, and people rate it more or less often."""
+    """It earns more, but people rate it more or less often than the active version."""
 
 
 SHARES: Final = {
@@ -193,9 +193,10 @@ SHARES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Clients that were compared at one time after they began.
+    """Clients that were compared at one of the LEVELS.
 
-    recent: the newest values, oldest first. recent_rated: the newest shares of rated conversations.
+    canary, active: their numbers. recent: the newest values, oldest first. recent_rated: the newest shares of
+    rated conversations.
     """
 
     canary: int = 0
@@ -223,9 +224,9 @@ class TrialState:
     not_finite: int = 0
     verdict: Verdict = Verdict.GO_ON
     cause: Cause | None = None
-    """None as long as the verdict is to go on."""
+    """None while the verdict is GO_ON."""
     is_full: bool = False
-    """Whether so many clients are known that no further ones are compared."""
+    """Whether no further clients are compared, because too many are stored."""
 
     @property
     def compares_returns(self) -> bool:
@@ -233,7 +234,7 @@ class TrialState:
         return min(first.canary, first.active) > 0 and first.lower.count > 0
 
     def progress(self, cause: Cause, false_alarm: float) -> float:
-        """Return how much of the evidence that a verdict needs is there; 1: the verdict."""
+        """Return the evidence as a share of what a verdict needs; 1: the verdict."""
         part = SHARES[cause] * false_alarm
         match cause:
             case Cause.ERRORS:
@@ -263,7 +264,7 @@ class TrialState:
 
 
 def observe(state: TrialState, bounds: CanarySection, seen: Seen) -> TrialState:
-    """Return the state after a client's return, or a window of answers; nothing follows WITHDRAW."""
+    """Return the state after an observation; WITHDRAW is final."""
     if state.verdict is Verdict.WITHDRAW:
         return state
     state = _compare(state, seen) if isinstance(seen, ClientReturn) else _count(state, seen)
@@ -302,7 +303,7 @@ def _compare_rates(level: Level, rated: float, seen: ClientReturn) -> Level:
 
 
 def _gain(recent: tuple[float, ...], value: float, seen: ClientReturn) -> float | None:
-    """Return what a bet on the canary's being lower gains; None where there is no bet."""
+    """Return the gain of a bet that the canary earns less; None: too few clients for a bet."""
     worse = _worse(recent, value)
     if worse is None:
         return None
@@ -311,7 +312,7 @@ def _gain(recent: tuple[float, ...], value: float, seen: ClientReturn) -> float 
 
 
 def _worse(recent: tuple[float, ...], value: float) -> float | None:
-    """Return h: how much worse a value is than those before it; None while they are too few."""
+    """Return how much worse a value is than those before it; None while they are too few."""
     if len(recent) < BURN_IN:
         return None
     ordered, count = sorted(recent), len(recent)
@@ -359,7 +360,7 @@ def _judge(state: TrialState, bounds: CanarySection) -> TrialState:
     return state
 
 
-# ---------------------------------------------------------------- as JSON
+# ---- A state as JSON.
 
 
 def to_json(state: TrialState) -> str:
@@ -367,7 +368,7 @@ def to_json(state: TrialState) -> str:
 
 
 def from_json(text: str) -> TrialState:
-    """Return the state of such a text; raises ValueError for a text that is no state of these BETS."""
+    """Return the state in a text; raises ValueError for any other text, and for other BETS."""
     try:
         fields = json.loads(text)
         levels = tuple(_level(level) for level in fields["levels"])
@@ -405,14 +406,14 @@ def _level(fields: dict[str, Any]) -> Level:
     return Level(**fields | evidence | recent)
 
 
-# ---- How far a share may be from the true one.
+# ---- Confidence interval of a share.
 
 _Z: Final = 1.959964
-"""Of an interval that holds the true share in 95 of 100 cases."""
+"""Quantile of the normal distribution for a 95 % interval."""
 
 
 def wilson_interval(count: int, of: int) -> tuple[float, float]:
-    """Return the least and the greatest that the true share may be, of so many of so many (Wilson 1927)."""
+    """Return the 95 % interval of the share `count` / `of` (Wilson 1927)."""
     share, spread = count / of, _Z**2 / of
     middle = (share + spread / 2) / (1 + spread)
     half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)

@@ -1,10 +1,10 @@
-"""Threads that compute within the limit of their process.
+"""Threads that respect the process's limit on threads of a computation.
 
-`torch.set_num_threads` holds in the thread that calls it: in a thread that starts later a product of matrices
-takes all cores, until that thread asks torch for its number. OpenBLAS has one number for all threads of a
-process, `OPENBLAS_NUM_THREADS` as it was when numpy was loaded; `penstock.launch.cli.app` sets it.
+`torch.set_num_threads` applies to the calling thread: in a thread that starts later a matrix product takes
+all cores until that thread sets its own limit. OpenBLAS has one limit for all threads of a process,
+`OPENBLAS_NUM_THREADS` at the time when numpy was loaded; `penstock.launch.cli.app` sets it.
 
-This module loads no torch: a process without it has no such limit.
+This module does not load torch: a process without it has no such limit.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 
 def keep_limit() -> None:
-    """Take the process's number of torch's threads over into the calling thread."""
+    """Apply the process's number of torch threads to the calling thread."""
     if "torch" in sys.modules:
         torch = import_module("torch")  # waits for a thread that is still importing it
         torch.set_num_threads(torch.get_num_threads())
 
 
 class ComputeThread(Thread):
-    """A thread that keeps the limit."""
+    """A thread that respects the limit."""
 
     def run(self) -> None:
         keep_limit()
@@ -40,11 +40,11 @@ class ComputeThread(Thread):
 
 
 class ThreadGroup:
-    """Threads of one process that live and die together.
+    """Threads of one process that end together.
 
-    Start them with `start`, ask `check` between two units of work, end with `stop` and `join`. The first
-    error of any thread is kept, and `stop` is set so that the others end; `check` raises it in the thread
-    that asks. A thread that is interrupted because `stop` is set ends quietly.
+    Start them with `start`, call `check` between two units of work, end with `join`. The first error of a
+    thread is kept, and `stop` is set so that the others end; `check` raises it in the calling thread. A
+    thread that `stop` interrupts ends without an error.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,9 @@ class ThreadGroup:
         self._wakers: list[Callable[[], None]] = []
 
     def start(self, name: str, body: Callable[[], None], wake: Callable[[], None] | None = None) -> None:
-        """Run `body` in a daemon thread: nothing it does may outlive the process's last write.
+        """Run `body` in a daemon thread, which does not keep the process alive.
 
-        wake: ends what the body waits for beside `stop`, so that the end need not wait for it.
+        wake: interrupts a wait of the body other than that for `stop`, when the group ends.
         """
         if wake is not None:
             self._wakers.append(wake)
@@ -90,15 +90,15 @@ class ThreadGroup:
 
 
 class ComputePool(ThreadPoolExecutor):
-    """A pool whose threads keep the limit."""
+    """A pool whose threads respect the limit."""
 
     def __init__(self, count: int | None, name: str, on_start: Callable[[], None] = lambda: None) -> None:
-        """count: of threads; None: as many as `ThreadPoolExecutor` has. on_start: what each calls first."""
+        """count: of threads; None: that of `ThreadPoolExecutor`. on_start: each thread calls it first."""
         super().__init__(count, name, initializer=_start, initargs=(on_start,))
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run as `asyncio.run` does; threads of `asyncio.to_thread` keep the limit."""
+    """Run as `asyncio.run` does; threads of `asyncio.to_thread` respect the limit."""
 
     async def run() -> T:
         asyncio.get_running_loop().set_default_executor(ComputePool(None, "asyncio"))

@@ -1,8 +1,8 @@
 """Exit codes of every process, and the error that ends one with a cause.
 
 0 done; 1 failed, cause on the last stderr line; 2 bad usage or configuration; 130 interrupted. A service
-exits with 3 when the whole run has failed and starting it again would not help (the disk is full, nothing
-arrives any more); `penstock train` then ends with 1.
+exits with 3 when the whole run has failed and a restart would not help (the disk is full, no experience
+arrives); `penstock train` then ends with 1.
 """
 
 from typing import Final
@@ -19,8 +19,8 @@ class Fatal(Exception):
 
 
 class NoAnswer(Fatal):
-    """Reports that who was asked gave no answer: what was asked for may have been done."""
+    """A service gave no answer: it may have done what it was called for."""
 
 
 class RunFailed(Fatal):
-    """Ends the process with exit 3: the run cannot go on until something outside of it is changed."""
+    """Ends the process with exit 3: the run cannot continue before something outside of it changes."""

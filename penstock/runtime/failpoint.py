@@ -1,12 +1,11 @@
-"""Named places on the way of a fragment where a fault test may kill or freeze this very process.
+"""Named places on the way of a fragment at which a fault test kills or freezes this process.
 
-Off, which is the default, `failpoint` returns at once: nothing is parsed, allocated or written. Two variables
-of the environment, read when this module is imported, turn it on:
+By default `failpoint` does nothing. Two environment variables, read at the import of this module, turn it on:
 
-- `PENSTOCK_FAILPOINTS`: `name=action@hit`, several with `;`. At the hit-th time (default 1) that a thread
-  reaches `name` the process sends itself SIGKILL (`kill`) or SIGSTOP (`stop`).
-- `PENSTOCK_PHASE_FILE`: a file that always holds the last place that each thread reached. It is mapped
-  memory, so it outlives `kill -9`; it tells where a killed process was.
+- `PENSTOCK_FAILPOINTS`: `name=action@hit`, several with `;`. When a thread reaches `name` for the hit-th time
+  (default 1), the process sends itself SIGKILL (`kill`) or SIGSTOP (`stop`).
+- `PENSTOCK_PHASE_FILE`: a file with the last place that each thread reached. It is mapped memory, which
+  outlives `kill -9`, and shows where a killed process was.
 
 A name is `what.moment`; a thread at a name that ends in `.waiting` is idle.
 """
@@ -51,12 +50,11 @@ class _Reached:
                 hits = self._hits[name]
             wanted, number = self._rules[name]
             if hits == wanted:
-                # To this thread: of a process, any thread may take a SIGSTOP, and this one would go on a
-                # little.
+                # To this thread: another one might take the signal, and this one would continue a little.
                 signal.pthread_kill(threading.get_ident(), number)
 
     def _slot(self) -> int:
-        """Return the place of this thread's record; threads beyond the last share it."""
+        """Return the offset of this thread's record; threads beyond the last record share it."""
         slot: int | None = getattr(self._own, "slot", None)
         if slot is None:
             with self._lock:
@@ -82,7 +80,7 @@ def _parse(rules: str) -> dict[str, tuple[int, signal.Signals]]:
 
 
 def _off(_name: str, _sequence: int = 0) -> None:
-    """`failpoint` in every process that is not under a fault test."""
+    """`failpoint` outside of fault tests."""
 
 
 def _choose(rules: str, phase_file: str) -> Callable[..., None]:
@@ -90,4 +88,4 @@ def _choose(rules: str, phase_file: str) -> Callable[..., None]:
 
 
 failpoint: Final = _choose(os.environ.get(FAILPOINTS_VARIABLE, ""), os.environ.get(PHASE_VARIABLE, ""))
-"""`failpoint(name, sequence=0)` notes that this thread is at `name`. sequence: of what is at hand."""
+"""`failpoint(name, sequence=0)` notes that this thread is at `name`. sequence: of the fragment."""

@@ -1,4 +1,4 @@
-"""Commands of Typer: their options, a service in the foreground, and how each ends."""
+"""Commands of Typer: their options, services in the foreground, and exit codes."""
 
 import functools
 import inspect
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.runtime.lifecycle import Lifecycle
 
 
-# ---- Options that several commands share, and what they mean for the settings.
+# ---- Options that several commands share.
 
 Assignments = Annotated[
     list[str] | None,
@@ -42,20 +42,20 @@ Runs = Annotated[list[Path], typer.Argument(help="Folders of runs.")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configured:
-    """Where a command that calls a service has its configuration from."""
+    """The configuration of a command that calls a service."""
 
     config: ConfigFile = None
     assignments: Assignments = None
     insecure: Insecure = False
 
     @property
-    def said(self) -> tuple[str, ...]:
-        """All that was assigned: `SECTION.KEY=VALUE` over the configuration."""
+    def assigned(self) -> tuple[str, ...]:
+        """All assignments `SECTION.KEY=VALUE` over the configuration file."""
         return (*(self.assignments or ()), *(["security.insecure=true"] if self.insecure else []))
 
 
 def finite(number: float | None) -> float | None:
-    """Return a number of an option; raises typer.BadParameter for infinity and NaN, which pass any bound."""
+    """Return the number of an option; raises typer.BadParameter for infinity and NaN."""
     if number is not None and not math.isfinite(number):
         raise typer.BadParameter(f"{number}: write a finite number")
     return number
@@ -73,9 +73,9 @@ def in_foreground(
     trust: bool = False,
 ) -> None:
     """Run the body of a service with its settings until it ends, and leave with its exit code."""
-    # gRPC reads it as it is loaded; it would write a line for each call that it refuses itself, for ever.
+    # gRPC reads it at its import; by default it logs each call that it refuses itself.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Before what a service is made of is imported; until it is ready (`Health.set_ready`).
+    # Before the imports of a service, until it is ready (`Health.set_ready`).
     from penstock.runtime.health import collect_seldom
 
     collect_seldom()
@@ -89,7 +89,7 @@ def in_foreground(
     keep_private()
     if endpoints is not None:
         os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
-    said = Configured(assignments=assignments, insecure=insecure).said
+    assigned = Configured(assignments=assignments, insecure=insecure).assigned
 
     def serve(lifecycle: "Lifecycle") -> int:
         # Before anything waits or serves.
@@ -99,11 +99,11 @@ def in_foreground(
         if endpoints is not None and endpoints.is_dir():
             raise ConfigurationError(f"--endpoints {endpoints}: is a folder; name a file")
         if role == "learner":
-            settings = learner_settings(config, said)
+            settings = learner_settings(config, assigned)
         else:
-            settings = service_settings(config, said, run_dir, trust=trust)
+            settings = service_settings(config, assigned, run_dir, trust=trust)
         if settings.logs.format == "json":
-            # Lines of text name no run: the file that they are in does.
+            # Lines of text do not name the run: their file does.
             logs.configure(role, settings.run, style="json")
         watch_certificate(settings.security.tls_certificate)
         return body(lifecycle, settings)
@@ -113,7 +113,7 @@ def in_foreground(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreground:
-    """Says how a service runs in the foreground: the options that every one has."""
+    """Options of every service in the foreground."""
 
     config: ConfigFile = None
     assignments: Assignments = None
@@ -125,8 +125,8 @@ class Foreground:
         in_foreground(role, body, self.config, self.assignments, self.endpoints, insecure=self.insecure)
 
 
-# ---- Commands as functions that return their exit code. Options that belong together are one value: a frozen
-# dataclass whose fields declare them.
+# ---- Commands as functions that return their exit code. A frozen dataclass whose fields declare options is a
+# parameter for all of them.
 
 Command = Callable[..., Any]
 
@@ -141,8 +141,8 @@ def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Cal
         whole = unfolded(function)
 
         @functools.wraps(whole)
-        def called(**said: Any) -> None:
-            finish(lambda: whole(**said))
+        def called(**given: Any) -> None:
+            finish(lambda: whole(**given))
 
         group.command(name, **settings)(called)
         return function
@@ -151,10 +151,10 @@ def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Cal
 
 
 def unfolded(function: Command) -> Command:
-    """Give a function, for each parameter that is a dataclass, the options that its fields declare.
+    """Replace each dataclass parameter of a function by the options that its fields declare.
 
-    A field has an option or an argument of Typer, or is such a dataclass. One whose default is () may be
-    repeated. Arguments of the command line come first, those of fields before the function's own.
+    A field has an option or an argument of Typer, or is such a dataclass. An option with the default () may
+    be repeated. Arguments come before options, those of fields before those of the function.
     """
     own = inspect.signature(function, eval_str=True).parameters
     kinds = {name: one.annotation for name, one in own.items() if is_dataclass(one.annotation)}
@@ -169,9 +169,9 @@ def unfolded(function: Command) -> Command:
     parameters.sort(key=lambda one: 1 + (one.name in own) if is_argument[one.name] else 3)
 
     @functools.wraps(function)
-    def called(**said: Any) -> Any:
-        taken = {name: _taken(kind, said) for name, kind in kinds.items()}
-        return function(**taken, **said)
+    def called(**given: Any) -> Any:
+        taken = {name: _taken(kind, given) for name, kind in kinds.items()}
+        return function(**taken, **given)
 
     vars(called)["__signature__"] = inspect.Signature(parameters)
     called.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -179,7 +179,7 @@ def unfolded(function: Command) -> Command:
 
 
 def _declared(kind: Any) -> Iterator[tuple[Field[Any], Any]]:
-    """Yield the fields that declare options, or are such a dataclass, with their annotations."""
+    """Yield the fields that declare options or are such a dataclass, with their annotations."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         if is_dataclass(hints[field.name]) or _notes(hints[field.name]):
@@ -200,11 +200,11 @@ def _parts(kind: Any) -> Iterator[inspect.Parameter]:
         )
 
 
-def _taken(kind: Any, said: dict[str, Any]) -> Any:
-    """Return an instance of `kind` from its values, which leave `said`."""
+def _taken(kind: Any, given: dict[str, Any]) -> Any:
+    """Return an instance of `kind`, whose values are taken out of `given`."""
     values = {}
     for field, hint in _declared(kind):
-        value = _taken(hint, said) if is_dataclass(hint) else said.pop(field.name)
+        value = _taken(hint, given) if is_dataclass(hint) else given.pop(field.name)
         values[field.name] = tuple(value or ()) if field.default == () else value
     return kind(**values)
 
@@ -213,7 +213,7 @@ def _notes(hint: Any) -> tuple[Any, ...]:
     return getattr(hint, "__metadata__", ())
 
 
-# ---- How a command ends: its exit code, and its cause as the last line on stderr.
+# ---- The end of a command: its exit code, and the cause of a failure as the last line on stderr.
 
 
 def finish(body: Callable[[], int]) -> None:

@@ -1,8 +1,8 @@
 """Health of a process over HTTP: whether it is alive, ready and making progress.
 
-`/healthz` is red when something named was expected to progress and did not, or when `fail` was
-called; `/readyz` is red until `set_ready(True)` and whenever `/healthz` is. Both give the reason in the
-body. The HTTP port carries no run data and no secrets. Health is safe to use from any thread.
+`/healthz` fails when something with a watch has not progressed in time, or after a call of `fail`; `/readyz`
+fails until `set_ready(True)` and whenever `/healthz` fails. The body gives the reason. The HTTP port carries
+no run data and no secrets. Health is safe to use from any thread.
 """
 
 import gc
@@ -23,7 +23,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from penstock.rpc.address import AddressInUse
 from penstock.runtime import metrics
 
-# ---- The garbage collector while a service starts, when nearly all that is made stays, and of what stays.
+# ---- The garbage collector at the start of a service, when nearly all new objects stay.
 
 MANY_OBJECTS: Final = 20_000
 """Number of new objects after which the collector runs."""
@@ -31,14 +31,14 @@ _USUAL: Final = gc.get_threshold()
 
 
 def collect_seldom() -> None:
-    """Collect only after MANY_OBJECTS new objects: where objects live long, or hold no cycles."""
+    """Collect only after MANY_OBJECTS new objects, for code whose objects live long or form no cycles."""
     gc.set_threshold(MANY_OBJECTS, *_USUAL[1:])
 
 
 def leave_out_what_stays() -> None:
-    """Collect once, and never again look at what is left.
+    """Collect once, and exclude the remaining objects from later collections.
 
-    To look at all that a gateway's start has made holds up every request for a tenth of a second.
+    A collection of all objects of a gateway's start delays every request by a tenth of a second.
     """
     gc.collect()
     gc.freeze()
@@ -46,9 +46,9 @@ def leave_out_what_stays() -> None:
 
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"
 READER_S: Final = 60.0
-"""Seconds after which a reader that has not read the metrics again is no longer waited for."""
+"""Seconds after which a reader of the metrics that has not returned is forgotten."""
 SILENCE_S: Final = 10.0
-"""A connection that says nothing for so long is closed: each takes a thread."""
+"""Seconds after which an idle connection is closed, since each occupies a thread."""
 _MAX_READERS: Final = 16
 _POLL_S: Final = 0.05
 _MAX_PID: Final = 2**31 - 1
@@ -71,7 +71,7 @@ class _Watch:
 
 
 class Health:
-    """Holds what `/healthz` and `/readyz` of one process answer; safe to use from any thread."""
+    """The health of one process, as `/healthz` and `/readyz` answer it; safe to use from any thread."""
 
     def __init__(self, role: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.role = role
@@ -87,7 +87,7 @@ class Health:
         """Declare the process ready, which ends `collect_seldom`, or not ready with the reason `why`."""
         with self._lock:
             self._not_ready = None if ready else why or "not ready"
-        # `collect_seldom` ends, without collecting: a cycle that holds much memory must not wait for long.
+        # Ends `collect_seldom`: a cycle that holds much memory must be collected soon.
         if ready and gc.get_threshold()[0] == MANY_OBJECTS:
             gc.set_threshold(*_USUAL)
 
@@ -103,7 +103,7 @@ class Health:
             watch.last_s, watch.suspended = self._clock(), False
 
     def expect(self, name: str, why: str) -> None:
-        """Expect progress of `name` from now on, or still; `why` is reported when it does not come."""
+        """Expect progress of `name` from now on; `why` is reported where there is none."""
         with self._lock:
             watch = self._watches[name]
             if watch.suspended:
@@ -115,12 +115,12 @@ class Health:
             return self._watches[name].is_over(self._clock())
 
     def suspend(self, name: str) -> None:
-        """Exempt `name`, which waits for good reason (paused, draining), until its next progress."""
+        """Exempt `name`, which waits on purpose (paused, draining), until its next progress."""
         with self._lock:
             self._watches[name].suspended = True
 
     def fail(self, reason: str) -> None:
-        """Make `/healthz` red for the rest of the process's life."""
+        """Let `/healthz` fail for the rest of the process's life."""
         with self._lock:
             self._failure = self._failure or reason
 
@@ -136,7 +136,7 @@ class Health:
 
     @contextmanager
     def read_by(self, reader: str) -> Iterator[None]:
-        """Count what happens inside the block as a reading of the metrics by `reader`."""
+        """Record that `reader` reads the metrics inside the block."""
         began = self._clock()
         yield
         with self._lock:
@@ -147,8 +147,8 @@ class Health:
     def await_readers(self, within_s: float, over: threading.Event) -> None:
         """Wait until every recent reader of the metrics has read them again.
 
-        The wait ends after `within_s` seconds, or when `over` is set. A process that ends by itself calls it:
-        its last counts would be gone before the next scrape.
+        The wait ends after `within_s` seconds, or when `over` is set. A process that ends by itself calls it,
+        or its last counts would be lost before the next scrape.
         """
         began = self._clock()
         with self._lock:
@@ -167,7 +167,7 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
     """Serve /metrics, /healthz and /readyz from a daemon thread; port 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET requests and no other; a reader that hangs up needs no answer."""
+        """Answers GET requests only; ignores a reader that disconnects."""
 
         timeout = SILENCE_S
 
@@ -188,7 +188,7 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
                 self._answer(HTTPStatus.NOT_FOUND, b"/metrics /healthz /readyz\n", "text/plain")
 
         def log_message(self, *_args: object) -> None:
-            """Scrapes are not worth a line."""
+            """Do not log scrapes."""
 
         def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
             self.send_response(status)
@@ -209,7 +209,7 @@ def serve_http(health: Health, host: str, port: int) -> tuple[ThreadingHTTPServe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Addresses of a process as one line of JSON. `server_pid`: the Redis server's own pid.
+    """Addresses of a process, written as one line of JSON. server_pid: of its Redis server, if it has one.
 
     Raises TypeError or ValueError for values that no process has.
     """
@@ -235,7 +235,7 @@ class Endpoint:
 def announce(
     role: str, *, metrics_port: int, address: str = "", server_pid: int | None = None, rank: int = 0
 ) -> Endpoint:
-    """Write this process's endpoint to the file that the launcher named; a rank beyond 0 has its own."""
+    """Write this process's endpoint to the launcher's file for it; a rank beyond 0 has its own file."""
     endpoint = Endpoint(
         role=role, pid=os.getpid(), metrics_port=metrics_port, address=address, server_pid=server_pid
     )
@@ -250,9 +250,9 @@ def announce(
 
 
 def announce_end() -> None:
-    """Tell the launcher, if there is one, that this process ends as it was asked to or with its work done.
+    """Announce to the launcher, if there is one, that this process ends on request or after its work.
 
-    Exit status 0 alone does not: an environment that leaves its program takes the process with it.
+    Exit status 0 alone does not show it: an environment may call `exit` itself.
     """
     name = os.environ.get(ENDPOINT_VARIABLE)
     if name:
@@ -260,7 +260,7 @@ def announce_end() -> None:
 
 
 def ended_file(endpoint_file: Path) -> Path:
-    """Return the file that says so of the process with that endpoint file."""
+    """Return the file that announces the end of the process with this endpoint file."""
     return endpoint_file.with_suffix(".ended")
 
 

@@ -1,12 +1,11 @@
 """The end of a process: SIGTERM, SIGINT, a closed terminal, or the launcher's pipe closing make it drain.
 
-A process installs one Lifecycle and drains when it says so. Signals and the lifeline are seen by a
-thread of their own, so a callback never runs inside a signal handler and may take locks. A second
-signal, at least a second after the first, ends the process at once with exit 130. SIGUSR1 writes
-the stacks of all threads to stderr.
+A process installs one Lifecycle and drains when it is `draining`. A thread watches signals and the lifeline,
+so a callback never runs inside a signal handler and may take locks. A second signal, at least a second after
+the first, ends the process at once with exit 130. SIGUSR1 writes the stacks of all threads to stderr.
 
-If the launcher dies by `kill -9`, the kernel closes its end of the pipe: that drains this process too, and
-ends it with a kill when the drain takes longer than LIFELINE_GRACE_S.
+If the launcher dies by `kill -9`, the kernel closes its end of the pipe, the lifeline: the process drains,
+and ends itself after LIFELINE_GRACE_S at the latest.
 """
 
 import asyncio
@@ -42,27 +41,27 @@ from penstock.runtime.exit import (
 )
 from penstock.runtime.health import announce_end
 
-# ---- Memory that was freed is kept for the next message, instead of being given back and asked for again.
+# ---- Freed memory is kept for the next message, instead of being returned to the system and requested again.
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
 
 KEPT_BYTES: Final = 64 * MIB
-"""Most bytes that stay free at the top of the heap."""
+"""Most bytes that are kept free at the top of the heap."""
 _GROWN_BYTES: Final = 8 * MIB
 _MAPPED_BYTES: Final = 32 * MIB
-"""Bytes from which on a block is mapped on its own; glibc accepts no larger value."""
+"""Size from which on a block is mapped separately; glibc accepts no larger value."""
 ENVIRONMENT: Final = {
     "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
     "MALLOC_TOP_PAD_": str(_GROWN_BYTES),
     "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES),
 }
-"""The same settings as environment variables, for a process that is to be started."""
+"""The same settings as environment variables, for processes to start."""
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory, see mallopt(3); call it once, when the process starts."""
+    """Let glibc keep freed memory, see mallopt(3); call it once, at the start of the process."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
@@ -73,7 +72,7 @@ def keep_freed_memory() -> None:
 
 LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
 LIFELINE_GRACE_S: Final = 15.0
-"""Seconds after which a process without a launcher ends itself when it hangs in its drain."""
+"""Seconds after which a process whose launcher is gone ends itself, even while it drains."""
 CALLBACKS_S: Final = 5.0
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SAME_SIGNAL_S: Final = 1.0
@@ -85,7 +84,7 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Tells a process whether it should go on, from any thread. `reason`: why it is `draining`."""
+    """Whether the process should end, for all its threads. reason: why it is `draining`."""
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -104,7 +103,7 @@ class Lifecycle:
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         for number in _ENDING:
-            # Who starts a process by `nohup` wants it to outlive its terminal.
+            # A process under `nohup` outlives its terminal.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 # Signals are read from the wake-up pipe, which is written only where a handler exists.
                 signal.signal(number, lambda _number, _frame: None)
@@ -117,12 +116,12 @@ class Lifecycle:
         threading.Thread(target=self._watch, args=arguments, name="lifecycle", daemon=True).start()
 
     def drain(self, reason: str) -> None:
-        """Ask the process to end; only the first call counts. Runs the callbacks in this thread."""
+        """Begin the end of the process; only the first call counts. Runs the callbacks in this thread."""
         with self._lock:
             if self.draining.is_set():
                 return
             self.reason = reason
-            # Said first: whom the event wakes may have the last word.
+            # Before the event, whose waiters may end the process.
             log.info("draining", extra={"reason": reason})
             self.draining.set()
             callbacks = tuple(self._callbacks)
@@ -130,12 +129,12 @@ class Lifecycle:
             try:
                 callback()
             except Exception:
-                # One part that has ended already must not keep the others from draining.
+                # A part that has ended already must not prevent the others from draining.
                 log.exception("drain callback failed")
         self._called_back.set()
 
     def on_drain(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, from any thread, when draining begins; at once if it has begun."""
+        """Call `callback` once, from any thread, when draining begins, or at once if it has begun."""
         with self._lock:
             if not self.draining.is_set():
                 self._callbacks.append(callback)
@@ -144,7 +143,7 @@ class Lifecycle:
 
     @contextmanager
     def calling_on_drain(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Register `callback` as `on_drain` does, inside the block only; afterwards it is released."""
+        """Register `callback` as `on_drain` does, for the duration of the block."""
         self.on_drain(callback)
         try:
             yield
@@ -191,9 +190,9 @@ class Lifecycle:
 def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
     """Run `main` as the body of a process and return its exit code.
 
-    Fatal ends it with 1, ConfigurationError and AddressInUse with 2, RunFailed and a file that cannot grow
-    (the disk is full) with 3, each as the last line on stderr; SIGINT turns a clean end into 130. Of an end
-    with 0 the launcher is told. A file that stands where a folder is wanted ends it with 3 as well.
+    Fatal ends it with 1, ConfigurationError and AddressInUse with 2; RunFailed, a full disk and a file in the
+    place of a folder with 3, each with its cause as the last line on stderr. SIGINT turns a clean end into
+    130. An end with 0 is announced to the launcher.
     """
     logs.configure(role)
     keep_freed_memory()
@@ -229,9 +228,9 @@ def run_service(main: Callable[[Lifecycle], int], role: str) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End a process that has drained with exit status `code`, without waiting for threads.
+    """End a drained process with exit status `code`, without waiting for threads.
 
-    Threads that are held inside gRPC may hang the interpreter's own end.
+    Threads inside gRPC could block the interpreter's normal end.
     """
     with suppress(OSError):  # a full disk must not change the exit code
         logging.shutdown()
@@ -241,7 +240,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _last_line(text: str, code: int) -> int:
-    # On a full disk the log takes no line any more; the exit code still tells.
+    # On a full disk the line is lost, and the exit code remains.
     with suppress(OSError):
         sys.stderr.write(text.rstrip("\n") + "\n")
         sys.stderr.flush()
@@ -250,7 +249,7 @@ def _last_line(text: str, code: int) -> int:
 
 @dataclass(slots=True)
 class BackgroundTasks:
-    """Tasks beside the calls; an error in one is raised where they are waited for."""
+    """Background tasks of a server; `first_error` raises the error of any of them."""
 
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -258,7 +257,7 @@ class BackgroundTasks:
         self.tasks.add(asyncio.get_running_loop().create_task(task))
 
     async def first_error(self) -> None:
-        """Wait, for ever, but for an error."""
+        """Wait without end for the error of a task, and raise it."""
         while True:
             done, _ = await asyncio.wait(self.tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -270,10 +269,10 @@ SWITCH_INTERVAL_S: Final = 0.0005
 
 
 def share_interpreter() -> None:
-    """Have a thread that computes give way to one that waits after half a millisecond; call once, early.
+    """Let a computing thread yield to a waiting one after half a millisecond; call once, early.
 
-    Python's own 5 ms are longer than an actor's step and several of a learner's gradient steps, and a thread
-    that calls Redis or a broker has to get the interpreter back after each call.
+    Python's default of 5 ms is longer than a step of an actor and several gradient steps of a learner, and a
+    thread that calls Redis or a broker needs the interpreter after each call.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
@@ -282,12 +281,12 @@ Result = TypeVar("Result")
 
 
 def give_way(niceness: int) -> None:
-    """Lower the priority of the calling thread by `niceness`, 0 to 19; elsewhere than on Linux do nothing."""
+    """Lower the priority of the calling thread by `niceness`, 0 to 19; does nothing except on Linux."""
     if sys.platform == "linux":
         os.nice(niceness)
 
 
 def giving_way(work: Callable[[], Result], niceness: int) -> Result:
-    """Return what `work` returns, or raise what it raises; a thread calls it whose priority is lower."""
+    """Run `work` in a thread of lower priority, and return its result or raise its error."""
     with ThreadPoolExecutor(1, "giving-way", initializer=partial(give_way, niceness)) as thread:
         return thread.submit(work).result()

@@ -1,6 +1,6 @@
 """Log lines on stderr: `time level role message key=value …`, or the same as one JSON object per line.
 
-Fields travel as `extra={"key": value}`. Configured once per process; repeated calls replace.
+Fields are given as `extra={"key": value}`. A repeated call of `configure` replaces the handler.
 """
 
 import io
@@ -48,7 +48,7 @@ class JsonFormatter(_Formatter):
     """Formats one JSON object per record.
 
     Its fields are time, level, role, run (null until it is known), logger, message, `exception` for a
-    traceback, then the record's own but for those whose name is taken.
+    traceback, then those of the record with other names.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -78,7 +78,7 @@ def configure(
 
 @contextmanager
 def at_end_of(file: Path, role: str, run: str, *, style: Format) -> Iterator[None]:
-    """Send all records of this process to `file` while this is open, and to stderr again after it."""
+    """Send all records of this process to `file` inside the block, and to stderr after it."""
     with file.open("ab", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as stream:
         configure(role, run, style=style, stream=stream)
         try:
@@ -88,14 +88,14 @@ def at_end_of(file: Path, role: str, run: str, *, style: Format) -> Iterator[Non
 
 
 def name_run(run: str) -> None:
-    """Add the run to JSON lines from now on: an actor learns of it with its session."""
+    """Add the run to JSON lines from now on: an actor learns its name with its session."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, JsonFormatter):
             handler.formatter.run = run
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Drops a line that its disk has no room for; every other error is reported as usual."""
+    """Drops a line that cannot be written to a full disk; reports other errors as usual."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging names it
         if not isinstance(sys.exception(), OSError):

@@ -1,7 +1,7 @@
 """Every metric of the core, declared once: prefix `penstock_`, unit in the name, help text.
 
-Labels come from small enumerations only, never an actor's name or a session. Each process serves the families
-of its own role; the service of a workload declares its own with `declare`.
+Labels have few values: never the name of an actor or a session. Each process serves the families of its role;
+the service of a workload declares its families with `declare`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from penstock.protocol.refusal import Reason
 
-# ---- Metrics that every process serves of itself
+# ---- Metrics of the process itself.
 
 
 class _CpuSeconds(Collector):
@@ -124,10 +124,10 @@ class Families:
 
 
 def declare(role: str) -> Families:
-    """Return what declares the metrics of a workload's service.
+    """Return an object that declares the metrics of a workload's service.
 
-    A process of this role serves them beside those of its gRPC server: refusals, calls, the lag of its event
-    loop. Raises ValueError for a role that has its metrics already.
+    A process of this role serves them with those of its gRPC server: refusals, and the lag of its event loop.
+    Raises ValueError for a role that has metrics already.
     """
     if role in _GROUPS:
         raise ValueError(
@@ -177,13 +177,13 @@ WEIGHT_APPLY_SECONDS = _actor.histogram(
     "weight_apply_seconds", "From learning of weights to acting with them", LATENCY_S
 )
 
-# Between actor and broker, counted on each side
+# Of calls between processes, counted on each side
 _calls = Families()
 REFUSALS = _calls.counter("refusals", "Requests refused, by reason", "reason")
 for _reason in (*(reason.label for reason in Reason), "malformed", "unauthenticated", "denied", "budget"):
     REFUSALS.labels(_reason)
 
-# Log, seen by broker and learner
+# The log, of broker and learner
 _log = Families()
 OUTSTANDING_STEPS = _log.gauge("outstanding_steps", "Steps behind the settled position or with credit")
 SETTLED_STEPS = _log.gauge("settled_steps", "Steps up to the settled position")
@@ -419,7 +419,7 @@ _GROUPS: Final[dict[str, tuple[Families, ...]]] = {
 # ---- Measures the lag of this process's event loop: everything else in the loop is late by as much.
 
 EVENT_LOOP: Final = "event loop"
-"""Its name among what health watches."""
+"""Name of its watch in `Health`."""
 PERIOD_S: Final = 0.05
 WINDOW_S: Final = 10.0
 """Seconds of a window; the gauge shows the worst lag of this window or the one before."""

@@ -1,4 +1,4 @@
-"""Files that are written whole under their name, or are not there at all."""
+"""Files that are written atomically: complete under their name, or absent."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ from penstock.config.run_folder import opened_folder
 
 @contextmanager
 def output_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Yield a file to write, which takes its name when the block ends well; until then what was there stays.
+    """Yield a file to write, which replaces the one at `path` when the block ends without an error.
 
-    Of a block that raises nothing is left. What is no regular file, such as a pipe, is written to directly.
-    mode: "w" for text in UTF-8 or "wb". Raises OSError that names `path`.
+    A block that raises leaves nothing. What is not a regular file, such as a pipe, is written to directly.
+    mode: "w" for text in UTF-8, or "wb". Raises OSError that names `path`.
     """
     check_output(path)
     encoding = None if "b" in mode else "utf-8"
@@ -41,10 +41,10 @@ def output_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def write_once(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
-    """Make a file unless it is there, and return whether it was not; it is on the disk when this returns.
+    """Create a file unless it exists, and return whether it was created; it is on disk on return.
 
-    Of several processes, on whatever machines that share its folder, one gets True; each finds it whole.
-    mode: who may read it, of which the umask takes away.
+    Of several processes, also on machines that share the folder, one gets True, and each finds the whole
+    file. mode: permissions, less those of the umask.
     """
     own = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     opened = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -59,15 +59,14 @@ def write_once(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
         is_made = False
     finally:
         own.unlink()
-    sync_folder(path.parent)  # also of one that another process has made just now
+    sync_folder(path.parent)  # also for a file that another process has just created
     return is_made
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace the file at `path` by one that holds `data` and is on disk; readers see the old or the new one.
+    """Replace the file at `path` by one with `data`, on disk on return; readers see the old or the new one.
 
-    Its folder is made where it is absent. Of several writers at once the last one's data stays, whole. Raises
-    OSError when the disk does not take it.
+    Creates its folder where it is absent. Of concurrent writers the last one wins. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp"
@@ -88,7 +87,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk; raises OSError."""
+    """Write the entries of a folder to disk; raises OSError."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)
@@ -97,9 +96,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_output(path: Path) -> None:
-    """Raise OSError that names a place where no file can stand, before the work for it is done.
+    """Check, before the work for an output file, that it can be created.
 
-    It is IsADirectoryError for a folder, FileNotFoundError where the folder around it is absent.
+    Raises IsADirectoryError for a folder, FileNotFoundError where its folder is absent.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

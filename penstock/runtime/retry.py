@@ -1,6 +1,6 @@
-"""The one retry loop: capped exponential delay with full jitter, and a way out.
+"""The retry loop: capped exponential delay with full jitter, which can be interrupted.
 
-Nothing below this layer retries: gRPC and Redis clients are built without.
+No layer below retries: gRPC and Redis clients are constructed without retries.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ _random = random.SystemRandom()
 
 
 class Interrupted(Exception):
-    """Reports that the process drains and the retried call was given up."""
+    """The process drains, and the repeated call was given up."""
 
 
 def full_jitter(base_s: float = BASE_S, cap_s: float = CAP_S) -> Iterator[float]:
-    """Yield endless delays in seconds, the n-th uniform in [0, min(cap_s, base_s · 2ⁿ)]."""
+    """Yield delays in seconds without end, the n-th uniform in [0, min(cap_s, base_s · 2ⁿ)]."""
     attempt = 0
     while True:
         yield _random.uniform(0.0, min(cap_s, base_s * 2**attempt))
@@ -91,7 +91,7 @@ def _pause(
     give_up_s: float | None,
     delays: Iterator[float],
 ) -> Callable[[Exception], float | None]:
-    """Return what says how long to wait after an error, in seconds; None: it was the last."""
+    """Return a function that maps an error to the delay in seconds; None: give up."""
     end_s = math.inf if give_up_s is None else time.monotonic() + give_up_s
 
     def pause(error: Exception) -> float | None:

@@ -30,20 +30,20 @@ from penstock.rpc.gate import Boundary, Context, Gate, RateLimits, Rates
 from penstock.runtime import metrics
 from penstock.runtime.health import announce
 
-# ---- The standard health service (grpc.health.v1), for callers that may be slow or hostile.
+# ---- The standard health service (grpc.health.v1), robust against slow and hostile callers.
 
 Status = pb.HealthCheckResponse.ServingStatus
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the package has no types
-    """What checks of each service answer; "" is the server as a whole."""
+    """The status of each service; "" is the server as a whole."""
 
     def __init__(self) -> None:
         self._status: dict[str, int] = {}
         self._changed = asyncio.Event()
 
     async def set(self, service: str, status: int) -> None:
-        """Answer `status` for `service` from now on; watchers that read are told."""
+        """Set the status of a service, and send it to its watchers."""
         self._status[service] = status
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -80,31 +80,31 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
 SERVER_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Above the limit: who sends a little too much is told so by name, not by a transport error.
+    # Above the limit: a message slightly too large gets an error of the boundary, not of the transport.
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES + MIB),
     ("grpc.max_metadata_size", 16 * 1024),
-    # None but "identity": what comes compressed is refused before anything unfolds it. Tensors have codecs of
-    # their own.
+    # "identity" only: compressed messages are refused before they are decompressed. Tensors have other
+    # codecs.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
 STREAMS_PER_CONNECTION: Final = 64
-"""One connection cannot fill a server: what it calls beyond this waits on its own side."""
+"""Most concurrent calls of one connection, so that none fills a server; others wait at the client."""
 CONNECTION_GRACE_S: Final = 60.0
-"""What a connection that has reached its age is given for the calls on it; the longest is shorter."""
+"""Time for the calls of a connection that has reached its age; longer than the longest call."""
 
 
-# Peers that go away with their reply unread are no error of the server.
+# A peer that disconnects before it has read its reply is not an error of the server.
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda one: "ExecuteBatchError" not in one.getMessage())
 
 
 class Front:
-    """A server with its health service, and neither other services nor an address yet.
+    """A server with its health service, but without other services and an address.
 
-    A connection of the section's age is asked to come again: clients find new brokers, and certificates that
-    have run out lose their hold. Connections beyond the section's number are closed at once. As many calls as
-    may be in hand may also wait to be looked at.
+    A connection of `max_connection_age_s` is asked to reconnect: clients then find new brokers, and expired
+    certificates are no longer accepted. Connections beyond `max_connections` are closed at once. At most
+    `max_concurrent_calls` are being handled, and as many wait.
     """
 
     def __init__(
@@ -121,8 +121,7 @@ class Front:
             options=(
                 *SERVER_OPTIONS,
                 ("grpc.max_concurrent_streams", streams_per_connection),
-                # Without these two gRPC ends some of more than 1,000 waiting calls, and all beyond 3,000, as
-                # CANCELLED.
+                # By default gRPC cancels some of more than 1,000 waiting calls, and all beyond 3,000.
                 ("grpc.server.max_pending_requests", most_calls),
                 ("grpc.server.max_pending_requests_hard_limit", most_calls),
                 ("grpc.max_allowed_incoming_connections", section.max_connections),
@@ -154,7 +153,7 @@ def bind(server: grpc.aio.Server, address: str, credentials: Credentials) -> str
 
 
 def _refuse_served_socket(address: str) -> None:
-    """A unix socket that another process serves would be replaced by gRPC; ask first."""
+    """Raise AddressInUse for a unix socket that another process serves: gRPC would replace it."""
     if not address.startswith("unix:") or not Path(address.removeprefix("unix:")).exists():
         return
     if not Path(address.removeprefix("unix:")).is_socket():
@@ -168,7 +167,7 @@ def _refuse_served_socket(address: str) -> None:
 
 
 def _bind_error(address: str, error: RuntimeError) -> OSError:
-    """Since gRPC says only "failed to bind": find out why by binding ourselves."""
+    """Find the cause by binding without gRPC, which reports only "failed to bind"."""
     if address.startswith("unix:"):
         folder = Path(address.removeprefix("unix:")).parent
         why = str(error) if folder.is_dir() else f"{folder} is no folder; make it, or choose another path"
@@ -200,11 +199,10 @@ class ServerFrame(Front):
     ) -> None:
         """Make a server that has no services and no address yet.
 
-        role: as the process is announced. services: their full names, for health and reflection.
+        role: under which the process is announced. services: their full names, for health and reflection.
         listen: HOST:PORT (0: a free port) or unix:/path. rates: of each caller; None: those of a broker.
-        calls: which party may call what of the services that the core does not have.
-        Raises ConfigurationError for credentials that cannot be used, and for a server that could not tell
-        whose callers it may serve.
+        calls: which party may call which method of a workload's services.
+        Raises ConfigurationError for invalid credentials, and for credentials without the name of the run.
         """
         self._role, self._listen = role, listen
         self._credentials = credentials(settings.security)
@@ -230,7 +228,7 @@ class ServerFrame(Front):
         announce(self._role, metrics_port=metrics_port, address=self._address)
 
     async def drain(self, grace_s: float, release: Callable[[], None] = lambda: None) -> None:
-        """Say NOT_SERVING, refuse new calls, end held ones by `release`, give the others `grace_s`."""
+        """Report NOT_SERVING, refuse new calls, end long polls by `release`, others within `grace_s`."""
         await self.set_serving(serving=False)
         release()
         await self.server.stop(grace_s)

@@ -37,7 +37,7 @@ class Call:
     def opened(self) -> "AbstractContextManager[ControlCalls]":
         from penstock.launch.control.control_calls import opened_for
 
-        return opened_for(self.run, self.configured.config, self.configured.said)
+        return opened_for(self.run, self.configured.config, self.configured.assigned)
 
     def want(self, state: str) -> int:
         with self.opened() as calls:

@@ -46,7 +46,7 @@ def main(
     run: its folder, None for the newest, or with `broker`, the address of one.
     """
     if broker is not None:
-        reply = ask(broker, credentials(service_settings(configured.config, configured.said).security))
+        reply = ask(broker, credentials(service_settings(configured.config, configured.assigned).security))
         _print_json(_reply_json(reply)) if as_json else _print(_reply_parts(reply))
         return EXIT_OK
     folder = run or _newest_run()
@@ -54,7 +54,7 @@ def main(
         raise ConfigurationError(f"{folder / ENDPOINTS_FILE}: names no broker; give --broker ADDRESS")
     if not is_going_on(folder):
         raise Fatal(f"{folder}: the run has ended; its summary.json says how")
-    watch = Watch(folder, configured.config, configured.said)
+    watch = Watch(folder, configured.config, configured.assigned)
     console = Console()
     if as_json or once or not console.is_terminal:
         watch.look()  # rates need two observations
