@@ -1,4 +1,4 @@
-"""Sections of the algorithms: what each takes, its bounds and its defaults."""
+"""Sections of the algorithms: their settings, bounds and defaults."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -29,7 +29,7 @@ from penstock.config.workload import entries, load
 
 
 class AlgorithmSection(Section):
-    """What the core reads of every algorithm."""
+    """Settings and properties of every algorithm."""
 
     can_share: ClassVar[bool] = False
     """Whether several ranks can share its updates (`learner.ranks`)."""
@@ -54,7 +54,7 @@ class AlgorithmSection(Section):
         return 0
 
     def policy_section(self, section: PolicySection) -> PolicySection:
-        """Return the policy that the algorithm learns, where another was asked for."""
+        """Return the section of the policy that the algorithm needs."""
         return section
 
 
@@ -70,7 +70,7 @@ class BatchSection(AlgorithmSection):
 
 
 class OnPolicySection(BatchSection):
-    """Settings of algorithms that learn from each batch once and forget it."""
+    """Settings of algorithms that learn from each batch once."""
 
     can_share: ClassVar[bool] = True
     can_compile: ClassVar[bool] = True
@@ -123,7 +123,7 @@ class OnPolicySection(BatchSection):
 
 
 class ReplaySection(AlgorithmSection):
-    """What algorithms have in common that learn many times from what they remember."""
+    """Settings of algorithms that learn from a replay memory."""
 
     capacity: Positive = 100_000
     """Transitions in replay; the log keeps what they were made of, see `broker.max_log_entries`."""
@@ -437,14 +437,14 @@ SECTIONS: Final[Mapping[str, type[AlgorithmSection]]] = {
 
 
 def section_of(name: str) -> type[AlgorithmSection] | None:
-    """Return the section of an algorithm of the core or of an installed workload; None: there is none."""
+    """Return the section of an algorithm of the core or an installed workload; None: unknown."""
     if name in SECTIONS:
         return SECTIONS[name]
     return algorithm_sections().get(name)
 
 
 def algorithm_name(value: Any) -> str:
-    """Return the algorithm that a section is for, written or made; the default's where it does not say."""
+    """Return the name of the algorithm of a section, given as a table or an object."""
     name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
     return DEFAULT_ALGORITHM if name is None else str(name)
 
@@ -462,10 +462,10 @@ def _read(value: Any, handler: ValidatorFunctionWrapHandler) -> AlgorithmSection
 
 
 UNKNOWN: Final = "algorithm_unknown"
-"""Type of the error for an algorithm that neither the core nor a workload has."""
+"""Type of the error for an unknown algorithm."""
 AnyAlgorithm = Annotated[
     SerializeAsAny[AlgorithmSection],
     WrapValidator(_read),
-    Field(description="How the learner learns; `algorithm.name` says which of the sections it is."),
+    Field(description="How the learner learns; `algorithm.name` chooses the section."),
 ]
-"""The section of any algorithm that there is; the default is PPO's."""
+"""The section of any known algorithm; the default is PPO's."""

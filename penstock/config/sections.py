@@ -1,4 +1,4 @@
-"""The process that learns, and what measures its policy."""
+"""The sections of the configuration, except those of algorithms."""
 
 import json
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from pydantic import (
 
 from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_SLOTS, MAX_STEPS
 
-# ---- What every section of the configuration has in common, and the kinds of numbers it holds.
+# ---- The base of all sections, and kinds of numbers.
 
 MOST: Final = 2**53
-"""Bound of every whole number: beyond it JSON, which tells them, loses digits."""
+"""Bound of every whole number: JSON loses digits beyond it."""
 MOST_REAL: Final = 1e9
-"""Bound of every real number that has none of its own: as seconds 31 years, what clocks and waits take."""
+"""Default bound of real numbers: as seconds 31 years, which clocks and waits accept."""
 
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 Threads = Annotated[int, Field(gt=0, le=1024)]
@@ -37,16 +37,16 @@ NonNegative = Annotated[float, Field(ge=0.0, le=MOST_REAL)]
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """Marks a field that hardly any run sets: `--print-config` shows it on request, or where it is set."""
+    """Marks a field that few runs set: `--print-config` shows it on request, or where it is set."""
 
 
 ADVANCED: Final = Advanced()
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen; unknown keys are errors, and so are infinity and NaN.
+    """A part of the configuration: frozen; unknown keys, infinity and NaN are errors.
 
-    So is true or false where a number is wanted, which would else be read as 1 or 0.
+    So are true and false in the place of a number, which pydantic would read as 1 and 0.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -107,7 +107,7 @@ class BrokerSection(Section):
     durability: Literal["memory", "fsync_1s", "fsync"] = "fsync_1s"
     """What an acknowledgement must survive; a Redis that gives less is refused."""
     declared_durability: Annotated[Literal["memory", "fsync_1s", "fsync"] | None, ADVANCED] = None
-    """What the Redis server gives, where it does not let CONFIG GET be asked."""
+    """Durability of a Redis server that does not allow CONFIG GET."""
     redis_wait_s: Annotated[Positive, ADVANCED] = 60
     """Give up when Redis does not answer for this long, in seconds."""
     drain_delay_s: Annotated[NonNegative, ADVANCED] = 0.0
@@ -139,7 +139,7 @@ class BrokerSection(Section):
     max_connections: Annotated[Positive, ADVANCED] = 4096
     """Connections at once; more are closed."""
     max_connection_age_s: Annotated[PositiveReal, ADVANCED] = 900.0
-    """A connection is asked to come again after this long, in seconds, give or take a tenth."""
+    """A connection is asked to reconnect after this long, in seconds, ± 10 %."""
 
 
 class CanarySection(Section):
@@ -304,7 +304,7 @@ class EvaluationSection(Section):
     deterministic: bool = True
     """Play the most likely action; false: draw actions as in training. Only this way of playing counts."""
     both: bool = False
-    """Play the other way as well, on the same seeds, and report it beside; takes twice as long."""
+    """Also play the other way, on the same seeds, and report both; takes twice as long."""
     base: Annotated[bool, ADVANCED] = False
     """Play the policy as it is before any training, too, once, on the same seeds.
 
@@ -429,7 +429,7 @@ class SecuritySection(Section):
     redis_password_file: Path | None = None
     """File with that password, where it is not set otherwise."""
     http_headers_file: Path | None = None
-    """File of headers, one NAME: VALUE a line, for HTTP endpoints that are asked for rewards."""
+    """File of headers, one NAME: VALUE a line, for HTTP endpoints of rewards."""
 
 
 _LEAST_TEMPERATURE: Final = 1e-6

@@ -1,4 +1,4 @@
-"""The one configuration model: TOML, then `PENSTOCK_SECTION__KEY`, then `--set`; unknown keys are errors.
+"""The configuration: TOML, then `PENSTOCK_SECTION__KEY`, then `--set`; unknown keys are errors.
 
 Sections of other modules are imported from here.
 """
@@ -53,7 +53,7 @@ from penstock.config.sections import (
 from penstock.config.url_secrets import remedy, secret_in, without_secret
 from penstock.config.workload import default_workload
 
-# ---- What a value of the configuration may be, whatever its key: looked at before any section is asked.
+# ---- Checks of every value, before any section validates it.
 
 _SHOWN: Final = 80
 _MOST: Final = 2**63 - 1
@@ -62,7 +62,7 @@ _MOST_DOTS: Final = 512
 
 
 def check_values(layer: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError that names the first value which is none; a secret is not repeated."""
+    """Raise ConfigurationError that names the first impossible value; a secret is not repeated."""
     for key, value in _leaves("", layer):
         if isinstance(value, str):
             _check_text(key, value)
@@ -86,7 +86,7 @@ def _check_text(key: str, text: str) -> None:
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value with its key, and every name of a table as a value of the table."""
+    """Yield every value with its key, and every name in a table as a value of the table."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield key or str(name), name
@@ -100,7 +100,7 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 _REPLACED = "kwargs"
-"""A table that is replaced as a whole, since its arguments belong together."""
+"""A table that a later layer replaces as a whole, since its arguments belong together."""
 _SECRETS = ("security.redis_password", "registry.url")
 
 
@@ -110,12 +110,12 @@ class Settings(Section):
     run: str = ""
     """Name of the run; empty: `penstock train` makes one from the environment and a random suffix.
 
-    A learner on its own must be given one.
+    A learner without `penstock train` needs one.
     """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the run."""
     workload: str = Field(default_factory=default_workload)
-    """Installed workload; left out, the one that is registered as the default."""
+    """Installed workload; by default the one that is registered as the default."""
     environment: EnvironmentSection = EnvironmentSection()
     policy: PolicySection = PolicySection()
     algorithm: AnyAlgorithm = PPOSection()
@@ -145,7 +145,7 @@ def parse_toml(path: Path) -> dict[str, Any]:
 
 
 def _text_of_others(path: Path) -> str:
-    """Return a file that others write; raises NoPlainFile for one whose parsing would take long."""
+    """Return the text of a file that others can write; raises NoPlainFile if parsing would take long."""
     text = read_whole(path).decode()
     # A key of n parts takes tomllib n * n steps.
     if len(text) > _MOST_CHARACTERS or any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
@@ -155,7 +155,7 @@ def _text_of_others(path: Path) -> str:
 
 
 class _Some(dict[str, Any]):
-    """Some of the arguments of a table that is else replaced as a whole."""
+    """Single arguments that are merged into a table that is otherwise replaced as a whole."""
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
@@ -228,16 +228,16 @@ def _explain(error: dict[str, Any], merged: Mapping[str, Any]) -> str:
             return f"{key}={shown}: {error['msg']}"
 
 
-# ---- Settings as TOML text: `config.toml`, from which every service starts, without what is unset or secret.
+# ---- Settings as TOML text: `config.toml`, from which every service starts, without unset and secret values.
 
 
 def dump(settings: Settings) -> str:
-    """Return all settings but the unset and the secret; `load([parse_toml(...)])` reads them back."""
+    """Return all settings except unset and secret ones; `load([parse_toml(...)])` reads them back."""
     return _toml(_plain(settings))
 
 
 def shown(settings: Settings, *, advanced: bool) -> str:
-    """Return the settings for `--print-config`, as TOML; secrets are stars."""
+    """Return the settings for `--print-config`, as TOML; secrets are masked."""
     content = _plain(settings)
     if settings.security.redis_password is not None:
         content["security"]["redis_password"] = "**********"  # noqa: S105 - stars
@@ -255,12 +255,12 @@ def _plain(settings: Settings) -> dict[str, Any]:
 
 
 def _toml(content: Mapping[str, Any]) -> str:
-    """As TOML. The one control character that the writer leaves as it is, DEL, TOML forbids."""
+    """Return TOML; escapes DEL, a control character that TOML forbids and `tomli_w` does not escape."""
     return tomli_w.dumps(content).replace("\x7f", "\\u007F")
 
 
 def _hide_advanced(section: Section, content: dict[str, Any]) -> int:
-    """Take the advanced settings at their defaults out of `content`; returns how many there are."""
+    """Remove advanced settings at their defaults from `content`; returns their number."""
     hidden = 0
     for name, known in type(section).model_fields.items():
         value = getattr(section, name)
@@ -272,7 +272,7 @@ def _hide_advanced(section: Section, content: dict[str, Any]) -> int:
     return hidden
 
 
-# ---- What a workload's preparation of a run is given, and what its rehearsal returns.
+# ---- Arguments and results of a workload's preparation of a run and its rehearsal.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,8 +294,8 @@ class Scores:
 class Rehearsal:
     """The result of a short preparation.
 
-    settings: they name what was made, good enough to be run with. more_seconds: by which the whole
-    preparation takes longer. scores: of what it was made from.
+    settings: name the products, which suffice for a trial run. more_seconds: by which the full preparation
+    takes longer. scores: of the data that was used.
     """
 
     settings: Settings
@@ -305,7 +305,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of a long preparation. say: tells the user. stop: set when it must end early, by Interrupted."""
+    """Of a long preparation. say: prints a line. stop: set when it must end early, with Interrupted."""
 
     say: Callable[[str], None]
     stop: threading.Event

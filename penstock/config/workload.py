@@ -1,6 +1,6 @@
-"""What kind of work a run does: a record of module paths, found by entry point.
+"""Workloads: records of module paths, found by entry point.
 
-Paths, "module:function", not imports: each role loads only its own side, and `penstock --help` nothing heavy.
+Paths "module:function" instead of imports: each role loads only its part, and `penstock --help` no workload.
 """
 
 import functools
@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
 
-# ---- Installed plug-ins: the records that entry points name, and what the paths in them point to.
+# ---- Installed plug-ins: the records of entry points, and the objects at their paths.
 
 _FORMER: Final = ("actor.", "broker.", "gateway.", "launch.", "learner.", "workloads.")
-"""Names that modules of ours had outside of `penstock`."""
+"""Former names of Penstock's modules, outside of `penstock`."""
 GROUP: Final = "penstock.workloads"
 """Group of the entry points that name the records of workloads."""
 
@@ -46,13 +46,13 @@ def _points() -> tuple[EntryPoint, ...]:
 
 @functools.cache
 def _points_on(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of workloads; a path with many packages takes a while to be searched."""
+    """Return the entry points of workloads; a search of a path with many packages is slow."""
     return tuple(entry_points(group=GROUP))
 
 
 @functools.cache
 def default_workload() -> str:
-    """Return the name of the one installed workload whose record says `default`."""
+    """Return the name of the installed workload whose record has `default` set."""
     claiming = [name for name in installed() if getattr(record_of(name), "default", False)]
     if len(claiming) != 1:
         raise ConfigurationError(
@@ -69,7 +69,7 @@ def load(path: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"{path!r} cannot be loaded: {moved(path, error) or error}") from error
-    except Exception as error:  # whatever a module does when it is imported
+    except Exception as error:  # any error of an import
         raise ConfigurationError(
             f"{path!r} cannot be loaded: importing it raised {type(error).__name__}: {error}; "
             f"python -c 'import {module}' shows where"
@@ -85,7 +85,7 @@ def module_of(environment_id: str) -> str:
 
 
 def moved(path: str, error: Exception) -> str:
-    """Return where a module of ours is, if `error` says that its former name is not there; else ""."""
+    """Return a hint for a path with a former name of a module, which caused `error`; else ""."""
     is_former = path.startswith(_FORMER) and getattr(error, "name", None) == path.partition(".")[0]
     return f"it is penstock.{path}" if is_former else ""
 
@@ -125,62 +125,61 @@ class Workload:
     acting: str = ""
     """As `policy`, → what rollouts and evaluations act with, once it has weights; "": what `policy` makes."""
     default: bool = False
-    """Whether a run is of this workload that names none; one installed workload says so."""
+    """Whether it is the workload of runs that name none; exactly one installed workload sets it."""
     places: tuple[str, ...] = ()
-    """Keys of `environment.kwargs` and `policy.kwargs` that say where something lies or who is asked.
+    """Keys of `environment.kwargs` and `policy.kwargs` whose values are files or addresses.
 
-    An actor reads them in its own `actor.places`, never in a specification, which says only which of them
-    there are.
+    An actor takes their values from its own `actor.places`; a specification has only their keys.
     """
     unsent: tuple[str, ...] = ()
-    """Keys of `environment.kwargs` and `policy.kwargs` that no actor needs: no specification holds them."""
+    """Keys of `environment.kwargs` and `policy.kwargs` that no actor needs; specifications omit them."""
     environments: Mapping[str, str] = field(default_factory=dict)
-    """Modules that register Gymnasium environments, by id: a run names these without a module."""
+    """Modules that register Gymnasium environments, by id, so that a run names only the id."""
     algorithms: Mapping[str, str] = field(default_factory=dict)
     """Paths of the settings sections of algorithms that the core does not have, by `algorithm.name`.
 
     Each section is an `AlgorithmSection`. Every process of a run reads them, so their modules load no torch.
     """
     commands: Mapping[str, str] = field(default_factory=dict)
-    """Paths of what the workload adds to the command line, by the name behind `penstock`.
+    """Paths of the workload's commands, by their names behind `penstock`.
 
-    A function as typer takes it, or a `typer.Typer` of several. Their modules import what a command needs
-    when it runs.
+    Each is a function for typer, or a `typer.Typer` of several. Their modules import what a command needs
+    only when it runs.
     """
     moved_commands: Mapping[str, str] = field(default_factory=dict)
     """New names of commands by their former names."""
     prepare: str = ""
-    """(Settings, run folder: Path, Progress) → Settings: makes what a run needs before its processes start.
+    """(Settings, run folder: Path, Progress) → Settings: prepares a run before its processes start.
 
-    "": nothing. Called at every start, so it keeps what it finds made.
+    "": nothing to prepare. Called at every start, so it keeps what exists already.
     """
     rehearse: str = ""
     """(Settings, folder: Path, Progress) → `Rehearsal`.
 
-    As `prepare`, in a folder that is thrown away, with a few steps of each long training, for
-    `penstock train --dry-run`; "": `prepare` itself is what is measured.
+    As `prepare`, in a temporary folder and with a few steps of each long training, for
+    `penstock train --dry-run`; "": `prepare` itself is measured.
     """
     http: str = ""
-    """() → `gateway.application.Service`: what the workload adds to a gateway that runs jobs; "": nothing."""
+    """() → `gateway.application.Service` that a gateway with jobs serves, too; "": none."""
     site: str = ""
-    """() → `gateway.application.Service`: what `penstock gateway NAME` answers with; "": nothing."""
+    """() → `gateway.application.Service` of `penstock gateway NAME`; "": none."""
     services: str = ""
-    """(Settings, folder of sockets: Path) → `Services`: its processes beside the core's; "": none."""
+    """(Settings, folder of sockets: Path) → `Services`: processes of the workload; "": none."""
     server: str = ""
     """(Settings, Source, RunSpecification, RunFollower or None) → `HostedService`.
 
-    What `penstock serve` answers clients with; "": the actions of `policy`, by the core's own calls.
+    The service of `penstock serve`; "": the core's service of the actions of `policy`.
     """
     artefacts: str = ""
-    """(Settings, run folder: Path, summary: dict) → None: leaves files beside the core's; "": nothing."""
+    """(Settings, run folder: Path, summary: dict) → None: writes files of the workload; "": none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Processes of a workload's own.
+    """Processes of a workload.
 
-    commands: arguments of `penstock` by the service's name. places: what `actor.places` of the run's actors
-    says of them, over the configuration: where they listen.
+    commands: arguments of `penstock`, by the name of the service. places: their addresses, which the launcher
+    puts into `actor.places` of the run's actors.
     """
 
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
