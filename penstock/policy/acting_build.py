@@ -9,10 +9,10 @@ from penstock.protocol.spaces import Space
 def build_acting(
     observation_space: Space, action_space: Space, section: PolicySection, seed: int
 ) -> ActingPolicy:
-    """Return a policy that acts with the weights of `penstock.policy.policy.build`, once they are loaded.
+    """Return a policy for the weights of `penstock.policy.policy.build`, which acts once they are loaded.
 
-    It is in numpy alone where that is enough: importing torch takes most of the start of a small actor, and
-    most of its memory. Arguments and errors are those of `penstock.policy.policy.build`.
+    Uses numpy alone where that suffices: torch would take most of the start-up time and memory of a small
+    actor. Arguments and errors are those of `penstock.policy.policy.build`.
     """
     if is_enough(observation_space, section):
         return ArrayPolicy(observation_space, action_space, section, seed)

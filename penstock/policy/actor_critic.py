@@ -1,4 +1,4 @@
-"""Actor and critic as networks: the part of a policy that the learner trains, in torch.
+"""The networks of actor and critic, which the learner trains, in torch.
 
 Rows are as in `penstock.policy.acting.acting_policy`; `penstock.policy.policy` adds the actor's part.
 """
@@ -22,29 +22,29 @@ from penstock.policy.weights import decode, encode
 from penstock.protocol.spaces import Dict, Space, leaves, sample, zeros
 from penstock.protocol.tensor import Array
 
-# ---- Networks of the user's: `policy.network = "module:Class"` in the place of trunks and MLP.
+# ---- Networks of users: `policy.network = "module:Class"` in the place of trunks and MLP.
 
 _ROWS = 5
 _TOLERANCE = 1e-3
-"""Kernels for one row and for many round differently; what depends on the neighbours differs by more."""
+"""Kernels for one row and for many round differently; a dependence on other rows exceeds this."""
 
 
 class Network(Protocol):
-    """The contract of the class, beside that of a `torch.nn.Module`.
+    """The contract of the class, which must also be a `torch.nn.Module`.
 
     It is constructed as `Class(reader, **policy.network_arguments)`, after torch's generator was seeded,
     and initialises itself. A policy has one for the actor and one for the critic, or one for both
     (`policy.shared_trunk`). `reader` describes the inputs: `reader.width` columns of vector,
     `reader.columns[path]` those of a part, `reader.images` path and space of each image.
 
-    In `forward` a row must not depend on its neighbours, on earlier calls or on training mode, and inputs
-    are not written to: actor, π_prox and every gradient step must get the same features of the same
-    observation. `penstock.policy.networks` has dropout and batch normalisation that satisfy this.
-    Parameters are float32 and all are trained; buffers are published and kept with them.
+    In `forward` the features of a row must not depend on other rows, earlier calls or training mode, and
+    inputs must not be modified: actor, π_prox and every gradient step need the same features of an
+    observation. `penstock.policy.networks` has dropout and batch normalisation that satisfy this. All
+    parameters are float32 and trained; buffers are published and stored with them.
     """
 
     width: int
-    """F, the number of features that it returns."""
+    """F, the number of returned features."""
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """Return features [M, F] of `Inputs` of M rows, in the dtype of `inputs.vector`, with gradients."""
@@ -52,7 +52,7 @@ class Network(Protocol):
 
 
 class CustomBody(nn.Module):
-    """Wraps a network of the user's as a body."""
+    """Wraps a user's network as a body."""
 
     chain = None
 
@@ -67,20 +67,20 @@ class CustomBody(nn.Module):
 
 
 def body_of(reader: Reader, section: PolicySection) -> Body | CustomBody:
-    """Return what is between inputs and heads; ConfigurationError for one that breaks its contract."""
+    """Return the network between inputs and heads; ConfigurationError for one that breaks its contract."""
     if not section.network:
         return Body(reader, section)
     name = f"policy.network={section.network!r}"
     network = _construct(name, reader, section)
     width = _width(name, network)
     _check_weights(name, network)
-    # A network that is not the same in training mode may have changed by trying it.
+    # A copy, because the check may change a network that depends on training mode.
     _check_features(name, copy.deepcopy(network), width, reader)
     return CustomBody(network, width)
 
 
 def load(name: str) -> type[nn.Module]:
-    """Return the class of `module:Class`; raises ConfigurationError that says what is wrong."""
+    """Return the class of `module:Class`; raises ConfigurationError with the cause."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ConfigurationError(f"policy.network={name!r}: write module:Class")
@@ -183,13 +183,13 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# ---- The state of a policy within an episode, and all that depends on it.
+# ---- The state of a policy within an episode.
 #
 #     frames of before ─► stack ─► reader ─► body ─► recurrent core ─► head
 #     └──── state/frames/… ───┘                     └ state/actor/h … ┘
 #
 # State is a dictionary by path, `state/…`, one row per slot; an episode begins with zeros. A policy without
-# state has an empty one, and none of this costs it anything.
+# state has an empty dictionary.
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +197,8 @@ class SeenTrajectory:
     """Inputs of a trajectory. M = T · B rows, step by step.
 
     observation: stacked, by path, [T, B, ...].
-    inputs: of the rows, and with a recurrent core of the K last observations behind them, which follow the
-    step before.
-    lasts: inputs of the last observations where they stand elsewhere; None: there are none.
+    inputs: of the rows; with a recurrent core, also of the K last observations, appended.
+    lasts: inputs of the K last observations where `inputs` do not have them; None: there are none.
     starts: bool [T, B] with a recurrent core, see `Trajectory.starts`.
     """
 
@@ -210,7 +209,7 @@ class SeenTrajectory:
 
 
 class Memory(nn.Module):
-    """Holds the parts of a policy that have state."""
+    """The parts of a policy with state."""
 
     actor_core: Core | None
     critic_core: Core | None
@@ -240,7 +239,7 @@ class Memory(nn.Module):
 
     @property
     def is_recurrent(self) -> bool:
-        """Return whether a row's outputs depend on the rows before it beyond its own stack of frames."""
+        """Whether a row's outputs depend on earlier rows beyond its stack of frames."""
         return self.actor_core is not None
 
     def initial(self, count: int) -> dict[str, Array]:
@@ -249,7 +248,7 @@ class Memory(nn.Module):
     def recall(
         self, actor: Tensor, critic: Tensor, inputs: Inputs
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Run the cores over features [M, F] of both trunks; returns wanted rows, and the newest state."""
+        """Run the cores over features [M, F] of both trunks; returns the wanted rows and the new state."""
         if self.actor_core is None or inputs.time is None:
             return actor, critic, {}
         actor, state = self.actor_core(actor, inputs.time)
@@ -315,17 +314,17 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Of M rows. parameters: [M, P], of every action head behind one another, masked. value: [M]."""
+    """Outputs of M rows. parameters: [M, P], of all action heads, concatenated and masked. value: [M]."""
 
     parameters: Tensor
     value: Tensor
 
 
 class ActorCritic(nn.Module):
-    """An actor and a critic over fixed-size observations, and the heads that the actor's outputs are for."""
+    """An actor and a critic over fixed-size observations, and the action heads of the actor."""
 
     combines_heads = False
-    """True where `outputs` are more than what the two last layers give, each by itself."""
+    """Whether `outputs` combine the outputs of the two last layers."""
 
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__()
@@ -335,7 +334,7 @@ class ActorCritic(nn.Module):
         self.reader = Reader(self.memory.frames.space, section)
         heads = [head_of(path, leaf, section) for path, leaf in leaves(action_space, "action")]
         self.heads = nn.ModuleList(heads)
-        # Plain tuples beside the module list: looking a submodule up costs more than using it.
+        # Also as a tuple: the lookup of a submodule is slower than its use.
         self.action_heads: tuple[ActionHead, ...] = tuple(heads)
         ends = np.cumsum([head.size for head in heads]).tolist()
         self._cuts = tuple(slice(end - head.size, end) for head, end in zip(heads, ends, strict=True))
@@ -370,7 +369,7 @@ class ActorCritic(nn.Module):
         return self._masked_by(inputs, observation)
 
     def look(self, seen: Trajectory) -> SeenTrajectory:
-        """Return inputs of all rows and last observations of a trajectory, each with the state before it."""
+        """Return inputs of all rows and last observations of a trajectory, with the state before each."""
         look = self.memory.look(seen, self.reader, self.dtype)
         return replace(look, inputs=self._masked_by(look.inputs, seen.observation))
 

@@ -13,7 +13,7 @@ from penstock.policy.acting import drawing
 from penstock.policy.acting.array_policy import kind_of, made
 from penstock.protocol.spaces import Box, Discrete, Leaf, MultiDiscrete
 
-# ---- The contract of an action distribution: the head of one leaf of the action space.
+# ---- The contract of an action distribution.
 
 
 class ActionHead(drawing.Drawing, nn.Module):
@@ -47,7 +47,7 @@ class Categorical(drawing.CategoricalDrawing, ActionHead):
 
 
 class MultiCategorical(drawing.MultiCategoricalDrawing, ActionHead):
-    """Independent categoricals; their logits stand behind one another."""
+    """Independent categoricals; their logits are concatenated."""
 
     def __init__(self, path: str, space: MultiDiscrete) -> None:
         super().__init__(path, space)
@@ -94,7 +94,7 @@ _QUADRATURE_NODES = 16
 
 
 class Gaussian(drawing.GaussianDrawing, ActionHead):
-    """Independent normals around the network's outputs, with a standard deviation of their own."""
+    """Independent normals around the network's outputs, with standard deviations that are weights."""
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
         super().__init__(path, space, initial_log_std)
@@ -172,5 +172,5 @@ _HEADS: Final[dict[type[drawing.Drawing], type[ActionHead]]] = {
 
 
 def head_of(path: str, leaf: Leaf, section: PolicySection) -> ActionHead:
-    """Return the head of one leaf; raises ValueError that names path and space of a leaf that has none."""
+    """Return the head of one leaf; raises ValueError that names an unsupported path and space."""
     return made(_HEADS[kind_of(path, leaf, section)], path, leaf, section)

@@ -1,4 +1,4 @@
-"""From raw observations to features: the reader of observations, and the layers behind it.
+"""From raw observations to features: the reader of observations, and the hidden layers.
 
 `Reader` turns observation tensors into `Inputs` (no parameters but the normaliser); a `Body` turns
 `Inputs` into features. Axes: M = any number of rows, D = width of the vector part, F = features.
@@ -23,8 +23,8 @@ from penstock.protocol.spaces import Discrete, Leaf, MultiDiscrete, Space, leave
 
 
 _FARTHEST = 100.0
-"""Standard deviations from the mean, as far as an observation counts once there are statistics: without this
-one fragment could widen them for as long as the run goes on, and nothing else would be told apart."""
+"""Standard deviations from the mean to which observations are clipped in the statistics: otherwise one
+fragment could widen them for the rest of the run, and normalised observations would hardly differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def combine(first: Moments, second: Moments) -> Moments:
 class Normaliser(nn.Module):
     """Computes (x − mean)/√var, clipped. Buffers: count [], mean [D], variance [D], all float64.
 
-    Combined exactly, so that any grouping of the same steps gives the same statistics, as long as no
-    observation lies too far out to count whole. Before the first merge they are mean 0 and variance 1.
+    Statistics are combined exactly: any grouping of the same steps gives the same result, as long as no
+    observation is clipped. Before the first merge they are mean 0 and variance 1.
     """
 
     count: Tensor
@@ -80,7 +80,7 @@ class Normaliser(nn.Module):
         return ((rows - self.mean.to(rows.dtype)) * scale).clamp(-self.clip, self.clip)
 
     def observe(self, rows: Tensor) -> Moments:
-        """Return the moments of raw rows [n, D]; what lies beyond `_FARTHEST` counts as if it lay there."""
+        """Return the moments of raw rows [n, D], clipped at `_FARTHEST` standard deviations."""
         wide = rows.double()
         reach = _FARTHEST * (self.variance + VARIANCE_FLOOR).sqrt()
         near = wide.clamp(self.mean - reach, self.mean + reach)
@@ -94,7 +94,7 @@ class Normaliser(nn.Module):
         self.variance.copy_(both.spread / both.count.clamp(min=1.0))
 
 
-# ---- Hidden layers that act alike in actor and learner: every forward pass is one in evaluation mode.
+# ---- Hidden layers: every forward pass of actor and learner is one in evaluation mode.
 
 _EPSILON = 1e-5
 _NEWEST_SHARE = 0.01
@@ -130,7 +130,7 @@ class BatchNorm(nn.Module):
         mean, variance = self.mean, self.variance
         if self.measuring is not None:
             self.seen = self.measuring(moments(rows))
-            # The layers behind this one are measured as they will be fed.
+            # The next layers are measured with the inputs that they will get.
             mean, variance = self._merged(self.seen)
         scale = (variance + _EPSILON).rsqrt().to(rows.dtype) * self.weight
         return (rows - mean.to(rows.dtype)) * scale + self.bias
@@ -144,8 +144,8 @@ class BatchNorm(nn.Module):
     def _merged(self, new: Moments) -> tuple[Tensor, Tensor]:
         weight = (1.0 / (self.merges + 1.0)).clamp(min=_NEWEST_SHARE)
         variance = new.spread / new.count
-        # Rows that are all alike tell no scale: divided by it, the next small change of the weights below
-        # would be 300 times as large, in every layer.
+        # The variance of equal rows is no scale: it would amplify the next small change of the weights below
+        # 300 times, in every layer.
         merged = self.variance.lerp(variance, weight).where(variance > _EPSILON, self.variance)
         return self.mean.lerp(new.mean, weight), merged
 
@@ -167,7 +167,7 @@ class Measured:
 def measure(
     module: nn.Module, forward: Callable[[], object], whole: Callable[[Moments], Moments] = lambda own: own
 ) -> Measured | None:
-    """Run `forward` without gradients and return what its layers of batch normalisation saw."""
+    """Run `forward` without gradients and return the moments of its layers of batch normalisation."""
     layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
     if not layers:
         return None
@@ -219,7 +219,7 @@ def thinned(layers: Sequence[Dropout], seed: int, device: torch.device) -> Itera
 
 FEATURES: Final = {"nature": 512, "small": 512, "impala": 256}
 SMALLEST: Final = {"nature": 36, "small": 1, "impala": 8}
-"""Least pixels of the shorter side; of less, impala's three poolings would leave a single one."""
+"""Least pixels of the shorter side; of fewer, impala's three poolings would leave one."""
 _IMPALA_CHANNELS: Final = (16, 32, 32)
 
 
@@ -287,7 +287,7 @@ _CONVOLUTIONS: Final = {"nature": _nature, "small": _small, "impala": _impala}
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(relu(conv(relu(x)))). Begins as the identity: six blocks would multiply the variance."""
+    """x + conv(relu(conv(relu(x)))), initially the identity: six blocks would multiply the variance."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -343,9 +343,7 @@ class Inputs:
 class Reader(InputLayout, nn.Module):
     """Converts observations to `Inputs`.
 
-    Each leaf is real numbers (normalised if asked), one-hot, or an image.
-
-    The vector part is the Box leaves in order, then the others in order.
+    Real numbers are normalised where `policy.normalise_observations` is set; see `InputLayout`.
     """
 
     def __init__(self, space: Space, section: PolicySection) -> None:
@@ -388,10 +386,10 @@ def codes(value: Tensor, leaf: Leaf) -> Tensor:
 
 
 class Body(nn.Module):
-    """One encoder per image, their features beside the vector part, then the hidden layers.
+    """One encoder per image, their features concatenated with the vector part, then the hidden layers.
 
-    A hidden layer is linear → normalisation → non-linearity → dropout, the second and last where asked for.
-    width: F, the number of features that it returns. beside: features that stand behind those, of others.
+    A hidden layer is linear → normalisation → non-linearity → dropout; normalisation and dropout are
+    optional. width: F, the number of returned features. beside: number of further input features, appended.
     """
 
     def __init__(self, reader: Reader, section: PolicySection, *, beside: int = 0) -> None:
@@ -407,7 +405,7 @@ class Body(nn.Module):
 
     @property
     def chain(self) -> Sequence[nn.Module] | None:
-        """Return the layers in order where the network is a plain chain, else None."""
+        """Return the layers in order where the network is a chain, else None."""
         return None if self.images else tuple(self.layers)
 
     def forward(self, inputs: Inputs) -> Tensor:
@@ -448,11 +446,11 @@ def initialise(module: nn.Module, gain: float | None, generator: torch.Generator
             nn.init.zeros_(block.second.weight)
 
 
-# ---- Action masks: the outputs of a policy that an observation rules out.
+# ---- Action masks.
 
 
 class ActionMasks:
-    """Masks of an action space whose leaves' outputs lie in `cuts` of P."""
+    """Masks of an action space. cuts: of each leaf, its part of the P outputs."""
 
     def __init__(self, action_space: Space, cuts: Sequence[slice]) -> None:
         parts = zip(leaves(action_space, "action"), cuts, strict=True)
@@ -463,7 +461,7 @@ class ActionMasks:
         return {path: row[name] for path, name, _ in self._parts if name in row}
 
     def forbidden(self, observation: Mapping[str, Tensor], rows: Tensor) -> Tensor | None:
-        """Return what the masks [..., n] rule out of M = len(rows), bool [M, P]; None: there are no masks."""
+        """Return which outputs the masks [..., n] forbid, bool [M = len(rows), P]; None without masks."""
         given = self.given(observation)
         if not given:
             return None
@@ -476,10 +474,10 @@ class ActionMasks:
 
 
 def masked(parameters: Tensor, forbidden: Tensor | None) -> Tensor:
-    """Return parameters [M, P] that leave what is `forbidden` (bool [M, P]) no probability.
+    """Return parameters [M, P] with probability 0 for what is `forbidden`, bool [M, P].
 
-    Forbidden logits become the lowest finite number: its exponential is 0 beside any other, while
-    log-probability, entropy and their gradients stay finite, as they do not with minus infinity.
+    Forbidden logits become the lowest finite number: with minus infinity log-probability, entropy and their
+    gradients would not be finite.
     """
     if forbidden is None:
         return parameters

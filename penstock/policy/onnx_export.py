@@ -1,13 +1,13 @@
 """A policy as an ONNX model: raw observations in; actions, what they are drawn from, and the value out.
 
-Inputs are the leaves of the observation space by their paths, [batch, *shape] in their own dtypes, as an
-environment gives them: normaliser and encoders are in the model. Behind them come the action masks of a run
-that has some, `mask/PATH`, bool [batch, n], true where allowed.
+Inputs are the leaves of the observation space by their paths, [batch, *shape] in their dtypes, raw:
+normaliser and encoders are in the model. The action masks of a run with masks follow, `mask/PATH`, bool
+[batch, n], true where allowed.
 
-Outputs are `mode/PATH` of every leaf of the action space, the deterministic action as an environment takes
-it; its `logits/PATH`, `values/PATH`, or `mean/PATH` and `log_std/PATH`; `parameters` [batch, P], the
-network's own outputs behind one another; and `value` [batch]. The metadata has `action` and `observation`:
-path, space with bounds, and for actions how one is drawn (`docs/onnx.md`). Needs the extra `onnx`.
+Outputs are, for every leaf of the action space, `mode/PATH`, the deterministic action in the form of the
+environment, and `logits/PATH`, `values/PATH`, or `mean/PATH` and `log_std/PATH`; `parameters` [batch, P], the
+concatenated outputs of the network; and `value` [batch]. The metadata has `action` and `observation`: path,
+space with bounds, and for actions how to draw one (`docs/onnx.md`). Needs the extra `onnx`.
 """
 
 import copy
@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import onnx  # noqa: F401 - its absence is told here
+import onnx  # noqa: F401 - raises ImportError here
 import onnxscript  # noqa: F401
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from penstock.policy.policy import Policy
 from penstock.protocol.schema import choices
 from penstock.protocol.spaces import Box, Discrete, Leaf, MultiBinary, MultiDiscrete, leaves
 
-# ---- What an exported model says of each action head: outputs to act by, and how to read them.
+# ---- Outputs and description of each action head in an exported model.
 
 MODE: Final = "mode"
 
@@ -54,7 +54,7 @@ def figures(head: heads.ActionHead, parameters: Tensor) -> dict[str, Tensor]:
 
 
 def how_to_act(head: heads.ActionHead) -> str:
-    """Return how an action is drawn from the figures, in one line for the model's metadata."""
+    """Return how to draw an action from the outputs, in one line for the model's metadata."""
     match head:
         case heads.EpsilonGreedy():
             return "mode: start + argmax(values)"
@@ -141,7 +141,7 @@ class Exported(nn.Module):
         inputs = self._policy.read({path: given[path] for path in input_names(self._policy)})
         if not self._masked:
             return inputs
-        # Made of parts: the policy's own way writes into a tensor whose rows would become a constant.
+        # Concatenated: the export of a write into a new tensor would fix the number of rows.
         free = torch.zeros_like(inputs.vector[:, :1], dtype=torch.bool)
         parts = [
             ~given[name] if (name := f"mask/{head.path}") in given else free.expand(-1, head.size)
@@ -151,10 +151,10 @@ class Exported(nn.Module):
 
 
 def to_onnx(policy: Policy, metadata: Mapping[str, str], *, masks: Sequence[str] = ()) -> bytes:
-    """Return an ONNX model that computes the same as `policy` at this moment; `policy` is left unchanged.
+    """Return an ONNX model with the present weights of `policy`, which is not changed.
 
-    metadata: further entries of the model's metadata. masks: names of the masks that the run's observations
-    come with, such as `mask/action`. Raises ValueError for a policy with state.
+    metadata: further entries of the model's metadata. masks: names of the masks of the run's observations,
+    such as `mask/action`. Raises ValueError for a policy with state.
     """
     if policy.state_space.spaces:
         remembered = ", ".join(path for path, _ in leaves(policy.state_space, "state"))
@@ -169,8 +169,8 @@ def to_onnx(policy: Policy, metadata: Mapping[str, str], *, masks: Sequence[str]
     ).model_proto
     observed = leaves(policy.observation_space, "observation")
     observation = [{"path": path, "space": described(leaf)} for path, leaf in observed]
-    told = {"action": json.dumps(_actions(policy)), "observation": json.dumps(observation)}
-    for key, value in {**metadata, **told}.items():
+    described_spaces = {"action": json.dumps(_actions(policy)), "observation": json.dumps(observation)}
+    for key, value in {**metadata, **described_spaces}.items():
         model.metadata_props.add(key=key, value=value)
     return bytes(model.SerializeToString())
 
@@ -196,7 +196,7 @@ def _exported(
     module: Exported, example: tuple[Tensor, ...], inputs: Sequence[str], outputs: Sequence[str]
 ) -> Any:
     batch = torch.export.Dim("batch")
-    # It warns of packages that we do not use.
+    # It warns about packages that are not needed.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

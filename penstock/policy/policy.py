@@ -1,4 +1,4 @@
-"""The policy: observations in, actions and values out; what actors run, in numpy where that is faster."""
+"""The policy in torch: observations in, actions and values out; acts in numpy where that is faster."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from penstock.policy.weights import load_into
 from penstock.protocol.spaces import Space
 from penstock.protocol.tensor import Array
 
-# ---- The forward pass in numpy over a torch module's own parameters.
+# ---- The forward pass in numpy over the parameters of a torch module.
 
 _BY_MODULE: dict[type[nn.Module], Activation] = {MODULES[name]: ACTIVATIONS[name] for name in MODULES}
 
@@ -39,7 +39,7 @@ class ModuleForward(NumpyForward):
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
 
     def is_current(self) -> bool:
-        """Return False once a parameter lies elsewhere than when this was made."""
+        """Return whether all parameters still have the addresses of the constructor's arrays."""
         return [tensor.data_ptr() for tensor in self._tensors] == self._addresses
 
     def _taken(self, layer: nn.Module) -> Linear | Activation:
@@ -52,7 +52,7 @@ class ModuleForward(NumpyForward):
 def module_forward(
     reader: Reader, chain: Sequence[nn.Module] | None, head: nn.Linear
 ) -> ModuleForward | None:
-    """Return the chain and the head behind it, or None where torch must do it."""
+    """Return the pass through chain and head, or None where it needs torch."""
     if reader.images or chain is None or head.weight.device.type != "cpu":
         return None
     # Acting drops no features.
@@ -66,7 +66,7 @@ _NO_STATE: Final[dict[str, Array]] = {}
 
 
 class Policy(ActorCritic, ActingPolicy):
-    """An actor and critic that acts: it draws actions and returns their probabilities; see `build`."""
+    """An actor-critic that draws actions and returns their probabilities; construct it with `build`."""
 
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
         super().__init__(observation_space, action_space, section)
@@ -111,7 +111,7 @@ class Policy(ActorCritic, ActingPolicy):
 
     def _tensors(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
         device = self.actor_head.weight.device
-        # Copied: the arrays may be read-only views of a message.
+        # Copies, because the arrays may be read-only views of a message.
         return {path: torch.from_numpy(np.array(array)).to(device) for path, array in arrays.items()}
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
@@ -123,15 +123,14 @@ class Policy(ActorCritic, ActingPolicy):
         return result
 
 
-# ---- A policy that acts by the values of its actions.
+# ---- A policy of action values.
 
 
 class QPolicy(Policy):
-    """A policy with values of actions in place of logits; an observation's value is that of its best action.
+    """A policy with action values in place of logits; the value of an observation is that of its best action.
 
-    Dueling (Wang et al. 2016, eq. 9): the critic's V and the actor's A make Q = V + A − mean A. Acting needs
-    A alone, since V is the same for all actions; so `step` gives A, and the forward pass stays a
-    chain of layers.
+    Dueling (Wang et al. 2016, eq. 9): Q = V + A − mean A, with the critic's V and the actor's A. V is the
+    same for all actions, so `step` returns A, and the forward pass of acting stays a chain of layers.
     """
 
     def __init__(self, observation_space: Space, action_space: Space, section: PolicySection) -> None:
@@ -151,15 +150,14 @@ class QPolicy(Policy):
 
 
 def build(observation_space: Space, action_space: Space, section: PolicySection, seed: int) -> Policy:
-    """A policy with freshly initialised weights; equal arguments give equal weights.
+    """Return a policy with initial weights; equal arguments give equal weights.
 
     Orthogonal weights with gain √2 in hidden layers, 0.01 before the actions, 1 before the value
     (Andrychowicz et al. 2021), or with `initialisation="xavier"` those of Glorot and Bengio (2010) in all
     of them, zero biases; a custom network and a recurrent core initialise themselves.
 
-    Raises ValueError that names field and space when a space cannot be handled, and what can, and
-    ConfigurationError for a custom network that breaks its contract and for `kwargs`, of which there are
-    none here.
+    Raises ValueError that names field and space for an unsupported space, and ConfigurationError for a custom
+    network that breaks its contract and for any `kwargs`.
     """
     if section.kwargs:
         raise ConfigurationError(
@@ -181,5 +179,5 @@ def build(observation_space: Space, action_space: Space, section: PolicySection,
     initialise(policy.actor_head, acting, generator)
     initialise(policy.critic_head, valuing, generator)
     policy.seed_actions(seed)
-    # For good: whatever differs in training mode would fake a ratio between actor and learner.
+    # Permanently: a layer that differs in training mode would change the ratio of learner and actor.
     return policy.eval()

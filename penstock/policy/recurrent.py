@@ -1,4 +1,4 @@
-"""How rows lie in time: trajectories, stacks of frames, and recurrent cores, whose state is the policy's.
+"""Policies with state: trajectories, stacks of frames, and recurrent cores.
 
 Axes: T steps, B columns, N slots, K last observations, M rows = T · B, step by step, then the K; S sequences;
 H size of a core's state.
@@ -20,7 +20,7 @@ from penstock.policy.acting.array_policy import is_image
 from penstock.protocol import spaces
 from penstock.protocol.tensor import Array
 
-# ---- Trajectories that a policy with state learns from: steps in time, and its state before them.
+# ---- Trajectories that a policy with state learns from.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def single_step(observation: Mapping[str, Tensor], state: Mapping[str, Tensor], 
     )
 
 
-# ---- Frame stacking: a frame travels once, and each process builds the stack itself.
+# ---- Frame stacking: each frame is sent once, and each process builds the stacks.
 #
 # The stack of a step is its frame behind the `depth` − 1 before it in the same episode, oldest first; before
 # there are so many the first one is repeated, as `gymnasium.wrappers.FrameStackObservation` does. State:
@@ -121,7 +121,7 @@ class FrameStack:
         return observation, final
 
     def sources(self, begins: Tensor, final_step: Tensor, final_slot: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the index of each frame of a stack behind the k − 1 of the state."""
+        """Return the indices of the frames of each stack, in the frames of state and trajectory together."""
         before = self.depth - 1
         step = torch.arange(len(begins), device=begins.device)
         # The row in which the episode began; the oldest frame of the state where it began before row 0.
@@ -227,9 +227,9 @@ Index = NDArray[np.int64]
 class Packed:
     """Sequences of one stretch of time, packed as `torch.nn.utils.rnn.PackedSequence` wants them.
 
-    order: int64 [m], the row at each place.
-    sizes: int64 [L] on the CPU, number of sequences that have a step l.
-    source: int64 [S], the column whose state a sequence goes on from; B: it begins with zeros.
+    order: int64 [m], the row at each position.
+    sizes: int64 [L] on the CPU, number of sequences with a step l.
+    source: int64 [S], the column whose state a sequence continues; B: it begins with zeros.
     last: int64 [B], the newest sequence of each column.
     """
 
@@ -243,8 +243,8 @@ class Packed:
 class Unroll:
     """Order of a trajectory's rows in time.
 
-    stretches: one after another in time; all but the last only refresh the state, without gradients.
-    back: int64 [M], the place of each row among all stretches.
+    stretches: consecutive in time; all but the last only refresh the state, without gradients.
+    back: int64 [M], the position of each row in the concatenated stretches.
     state: by path, [B, H], before row 0.
     """
 
@@ -276,7 +276,7 @@ def unroll(
 
 
 def single(state: Mapping[str, Tensor]) -> Unroll:
-    """Return one step of M columns that go on from `state`, by path, [M, H]."""
+    """Return one step of M columns that continue `state`, by path, [M, H]."""
     some = next(iter(state.values()))
     every = torch.arange(len(some), device=some.device)
     sizes = torch.tensor([len(some)])
@@ -337,7 +337,7 @@ class Core(nn.Module):
         outputs = []
         for stretch in time.stretches:
             learns = torch.is_grad_enabled() and stretch is time.stretches[-1]
-            # cuDNN keeps what backward needs in training mode alone. Without dropout the modes are the same.
+            # cuDNN supports backward in training mode alone. Without dropout the modes are the same.
             self.rnn.train(learns)
             with torch.set_grad_enabled(learns):
                 output, ends = self._run(features, stretch, state)

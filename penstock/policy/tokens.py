@@ -1,6 +1,6 @@
-"""Policies over token sequences, as an algorithm sees them; they are independent of the model behind them.
+"""Policies over token sequences, as algorithms use them, independent of the language model.
 
-A row is one sequence: a prompt and its response, padded on the right. Answers are for the wanted places only.
+A row is one sequence: a prompt and its response, padded on the right. Outputs are for the wanted places only.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """B rows of L tokens, and n places in them. Everything on the device of the policy.
+    """B rows of L tokens, and n places in them, on the device of the policy.
 
     tokens: int64 [B, L].
-    present: bool [B, L], True for tokens, False for the padding behind them.
+    present: bool [B, L], True for tokens, False for padding.
     place: int64 [n], of the B·L places row by row, at which `action` [n], int64, was the next token.
     """
 
@@ -35,7 +35,7 @@ class TokenOutputs:
 
 
 class TokenPolicy(Protocol):
-    """A policy and its critic; the critic is part of no version that is published."""
+    """A policy and its critic, which is not published."""
 
     def trained(self) -> Mapping[str, nn.Parameter]:
         """Return the parameters that are published and trained, by name, in float32."""
@@ -43,7 +43,7 @@ class TokenPolicy(Protocol):
 
     @property
     def critic(self) -> nn.Module:
-        """Return the module that values are made by; its parameters are trained by the value loss alone."""
+        """Return the value module, whose parameters are trained by the value loss alone."""
         ...
 
     @property

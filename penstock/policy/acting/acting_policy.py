@@ -1,11 +1,11 @@
-"""What acts: observations in, actions out, with weights that are loaded from outside.
+"""The acting part of a policy: observations in, actions out, with weights that are loaded.
 
 Observations and actions are dictionaries by the paths of `penstock.protocol.spaces.leaves`:
 "observation", "observation/camera", "action", "action/0". An action is stored and sent as it was
-drawn (index from 0, unclipped Gaussian, unsquashed Gaussian); `environment_action` turns it into
-what an environment takes. Beside the observation a row may hold action masks (`mask/action`, bool, true where
-allowed) and the policy's state (`state/…`); without them everything is allowed, and an episode begins.
-Nothing here waits or touches a file; a policy is used by one thread.
+drawn (index from 0, unclipped Gaussian, unsquashed Gaussian); `environment_action` converts it for the
+environment. A row may also hold action masks (`mask/action`, bool, true where allowed) and the policy's state
+(`state/…`); without them every action is allowed, and the state is that at the begin of an episode. Nothing
+here blocks or does I/O; a policy is used by one thread.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ _NOT_FINITE: Final = "policy: the network's outputs are not finite; check observ
 
 @dataclass(slots=True)
 class Acted:
-    """The actions of one forward pass. Not frozen, like `Step`: each pass makes them.
+    """The actions of one forward pass. Not frozen, as `Step`, because each pass creates them.
 
     action: by path, [N, *shape] in the dtype of its leaf, as drawn. log_prob: float32 [N], joint.
 
@@ -40,14 +40,14 @@ class Acted:
 
 @dataclass(slots=True)
 class Step:
-    """parameters: [N, P], what actions are drawn from.   state: after this step, by path, [N, ...]."""
+    """parameters: [N, P], of the action distributions. state: after this step, by path, [N, ...]."""
 
     parameters: Reals
     state: Mapping[str, Array]
 
 
 class ActingPolicy(ABC):
-    """Draws actions from what `step` returns, and says how likely they were."""
+    """Draws actions from the outputs of `step`, with their log-probabilities."""
 
     def _draw_with(
         self, action_space: Space, drawings: Sequence[Drawing], cuts: Sequence[slice], seed: int
@@ -66,7 +66,7 @@ class ActingPolicy(ABC):
 
     @abstractmethod
     def step(self, row: Mapping[str, Array]) -> Step:
-        """Return the parameters from which actions are drawn, and the state after the step; no gradients.
+        """Return the parameters of the action distributions, and the state after the step; no gradients.
 
         row: observation, masks and state by path, [N, ...].
         """
@@ -80,16 +80,16 @@ class ActingPolicy(ABC):
         """Let forward passes of this process take so many threads."""
 
     def seed_actions(self, seed: int) -> None:
-        """Start the generator that actions are drawn from (it is not part of the weights)."""
+        """Seed the generator of the actions, which is not part of the weights."""
         self._random = np.random.default_rng(seed)
 
     @property
     def chooses_by_value(self) -> bool:
-        """Return whether actions are chosen by their values: probabilities say how it explores, no more."""
+        """Whether actions are chosen by their values, so that probabilities describe only exploration."""
         return any(head.chooses_by_value for head in self._drawings)
 
     def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
-        """Set how actions are explored by the scalars of the weights. place: of this policy's rows."""
+        """Set the exploration by scalars that came with the weights. place: the slots of this policy."""
         for head in self._drawings:
             head.explore(scalars, place)
 
@@ -97,7 +97,7 @@ class ActingPolicy(ABC):
         """Draw one action per row; the mode where `deterministic`.
 
         observation: by path, [N, *shape], raw, in the dtype of the leaf. N may change between calls.
-        The arrays returned are the caller's. Uses the weights of this moment, no gradients.
+        The returned arrays are new. Uses the present weights, no gradients.
         """
         step = self.step(observation)
         masks = self._given_masks(observation)
@@ -144,7 +144,7 @@ class ActingPolicy(ABC):
     ) -> NDArray[np.float32]:
         """Return the log-probability float32 [N] of stored actions for the probe of the run.
 
-        observation, action: [N, *shape] by path. It is computed from the very outputs that `act` draws from.
+        observation, action: [N, *shape] by path. Computed from the same outputs as `act`.
         """
         parameters, masks = self.step(observation).parameters, self._given_masks(observation)
         parts = self._parts(parameters, masks)
@@ -164,7 +164,7 @@ class ActingPolicy(ABC):
         return described
 
     def environment_action(self, action: Mapping[str, Array]) -> Any:
-        """Convert stored actions [N, *shape] to those of `VectorEnv.step`: offset, clipped, scaled."""
+        """Convert stored actions [N, *shape] to the form of `VectorEnv.step`: offset, clipped, scaled."""
         ready = {head.path: head.to_environment(action[head.path]) for head in self._drawings}
         return unflatten(self._drawn_space, ready, "action")
 

@@ -19,13 +19,13 @@ from penstock.protocol.tensor import Array
 
 # ---- A blob of weights: safetensors, SHA-256, and a strict way back; no pickle.
 #
-# A blob comes from outside, so before anything is taken from it its header is bounded and its names, shapes
-# and dtypes must be exactly those that are expected.
+# A blob comes from outside: its header is bounded, and its names, shapes and dtypes must be exactly the
+# expected ones.
 
 MAX_HEADER_BYTES: Final = 256 * 1024
 """Most bytes of a header: names, dtypes and shapes of some two thousand tensors.
 
-So many has the adapter of a model of 80 layers. A header is parsed before anything else is checked.
+The adapter of a model of 80 layers has as many. A header is parsed before any other check.
 """
 
 Form = tuple[str, tuple[int, ...]]
@@ -37,7 +37,7 @@ def sha256(blob: bytes) -> str:
 
 
 def decode(blob: bytes) -> dict[str, Array]:
-    """Return the arrays by name; raises ValueError for what is no whole blob with a bounded header."""
+    """Return the arrays by name; raises ValueError unless it is a complete blob with a bounded header."""
     size = int.from_bytes(blob[:8], "little")
     if len(blob) < 8 or size > MAX_HEADER_BYTES:
         raise ValueError(
@@ -51,7 +51,7 @@ def decode(blob: bytes) -> dict[str, Array]:
 
 
 def fitting(blob: bytes, forms: Mapping[str, Form]) -> dict[str, Array]:
-    """Return the arrays of a blob by name; raises ValueError that names the tensor unless `forms` are met."""
+    """Return the arrays of a blob by name; raises ValueError that names a tensor of another form."""
     arrays = decode(blob)
     if arrays.keys() != forms.keys():
         missing, unknown = sorted(forms.keys() - arrays.keys()), sorted(arrays.keys() - forms.keys())
@@ -66,11 +66,11 @@ def fitting(blob: bytes, forms: Mapping[str, Form]) -> dict[str, Array]:
     return arrays
 
 
-# ---- The parts of an observation space as a network reads them: images, real numbers and codes.
+# ---- The input of a network: images, real numbers and codes of an observation space.
 
 IMAGE_RANKS = (2, 3)
 MOST_CODES: Final = 2**20
-"""Most columns of one leaf's codes: each is an input or an output of a network, in every row of a batch."""
+"""Most columns of one leaf's codes, each an input or output of a network in every row of a batch."""
 
 
 def is_image(leaf: Leaf) -> bool:
@@ -92,8 +92,8 @@ def vector_width(leaf: Leaf) -> int:
 class InputLayout:
     """Each leaf is real numbers, one-hot codes or bits, or an image.
 
-    The vector part is the Box leaves in order, then the others in order, of `width` columns. Raises
-    ValueError that names path and space of a leaf that cannot be read, or says that there is none.
+    The vector part, of `width` columns, has the Box leaves in order, then the others in order. Raises
+    ValueError that names path and space of an unsupported leaf, and for an empty space.
     """
 
     def __init__(self, space: Space) -> None:
@@ -111,7 +111,7 @@ class InputLayout:
 
     @property
     def columns(self) -> dict[str, slice]:
-        """Return the columns of each part of the vector, by path. Images are not among them."""
+        """Return the columns of each part of the vector, by path, without images."""
         parts = [*self.reals, *self.codes]
         ends = list(accumulate(vector_width(leaf) for _, leaf in parts))
         cuts = zip(parts, [0, *ends], ends, strict=False)
@@ -136,7 +136,7 @@ def check_codes(name: str, leaf: Leaf) -> None:
         )
 
 
-# ---- The actor's forward pass in numpy: half the time of torch's for small networks and few rows.
+# ---- The actor's forward pass in numpy: twice as fast as torch for small networks and few rows.
 
 VARIANCE_FLOOR: Final = 1e-8
 
@@ -163,13 +163,13 @@ def _silu(rows: drawing.Reals) -> drawing.Reals:
 
 
 ACTIVATIONS: Final[dict[str, Activation]] = {"tanh": _tanh, "relu": _relu, "elu": _elu, "silu": _silu}
-"""By `policy.activation`. They may write into their argument."""
+"""By `policy.activation`; they may modify their argument."""
 
 
 class NumpyNormaliser:
-    """Computes (x − mean)/√var, clipped, rounded at the same places as `penstock.policy.networks`.
+    """Computes (x − mean)/√var, clipped, with the same rounding as `penstock.policy.networks`.
 
-    mean, variance: float64 [D]; read at every call, so that what is written into them is used.
+    mean, variance: float64 [D]; read at every call, so that updates in place have an effect.
     """
 
     def __init__(self, mean: NDArray[np.float64], variance: NDArray[np.float64], clip: float) -> None:
@@ -186,14 +186,14 @@ class NumpyNormaliser:
 class NumpyForward:
     """Reads observations [N, *shape] and runs a chain of layers over them.
 
-    layout: of an observation space without images. normaliser: of the real numbers; None: they stay as they
-    are. layers: linear ones, whose arrays are read at every call, and activations.
+    layout: of an observation space without images. normaliser: of the real numbers, or None. layers: linear
+    layers, whose arrays are read at every call, and activations.
     """
 
     def __init__(
         self, layout: InputLayout, normaliser: NumpyNormaliser | None, layers: Sequence[Linear | Activation]
     ) -> None:
-        # Asking a space for its dtype costs more than reading a column.
+        # Reading the dtype of a space is slower than reading a column.
         self._reals = [(path, leaf.dtype == "uint8") for path, leaf in layout.reals]
         self._codes = layout.codes
         self._normaliser = normaliser
@@ -204,7 +204,7 @@ class NumpyForward:
         rows = self._read(observation)
         for layer in self._layers:
             if isinstance(layer, tuple):
-                # `@` takes half a microsecond longer, which is half of a small layer.
+                # `@` is half a microsecond slower, as much as half of a small layer.
                 rows = rows.dot(layer[0])
                 rows += layer[1]
             else:
@@ -249,13 +249,13 @@ def _one_hot(
     return codes
 
 
-# ---- Which kind of distribution a leaf of the action space has.
+# ---- The distribution of each leaf of the action space.
 
 H = TypeVar("H", bound=drawing.Drawing)
 
 
 def kind_of(path: str, leaf: Leaf, section: PolicySection) -> type[drawing.Drawing]:
-    """Return how a leaf is drawn; raises ValueError that names path and space of one that cannot be."""
+    """Return the distribution of a leaf; raises ValueError that names an unsupported path and space."""
     check_codes(f"action_space at {path!r}", leaf)
     match leaf:
         case Discrete():
@@ -293,7 +293,7 @@ def _kind_of_box(path: str, leaf: Box, section: PolicySection) -> type[drawing.D
 
 
 def made(kind: Callable[..., H], path: str, leaf: Leaf, section: PolicySection) -> H:
-    """Return what draws a leaf; a Box takes the initial logarithm of its deviations as well."""
+    """Return the distribution of a leaf, for a Box with its initial log standard deviation."""
     return kind(path, leaf, section.initial_log_std) if isinstance(leaf, Box) else kind(path, leaf)
 
 
@@ -301,7 +301,7 @@ _NO_STATE: Final[dict[str, Array]] = {}
 
 
 def is_enough(observation_space: Space, section: PolicySection) -> bool:
-    """Return whether a policy of this section acts by a chain of linear layers and remembers nothing."""
+    """Return whether a policy of this section is a stateless chain of linear layers, as `ArrayPolicy`."""
     return (
         not section.network
         and not section.kwargs
@@ -313,7 +313,7 @@ def is_enough(observation_space: Space, section: PolicySection) -> bool:
 
 
 class ArrayPolicy(ActingPolicy):
-    """Acts once its weights are loaded."""
+    """A policy that acts once its weights are loaded."""
 
     def __init__(
         self, observation_space: Space, action_space: Space, section: PolicySection, seed: int
@@ -330,11 +330,11 @@ class ArrayPolicy(ActingPolicy):
         self._forward: NumpyForward | None = None
 
     def initial_state(self, count: int) -> dict[str, Array]:
-        """Return {}, in place of arrays [count, ...]: a row's outputs depend on the row alone."""
+        """Return {}: the policy is stateless."""
         return {}
 
     def use_threads(self, count: int) -> None:
-        """Leave it as it is: the environment of the process says how many numpy takes."""
+        """Do nothing: the environment variables of the process limit numpy's threads."""
 
     def load(self, blob: bytes) -> None:
         arrays = fitting(blob, self._forms)

@@ -1,4 +1,4 @@
-"""The actor's half of action distributions, in numpy; `penstock.policy.distributions` adds the learner's."""
+"""The actor's part of action distributions, in numpy; `penstock.policy.distributions` has the learner's."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +17,9 @@ SMALLEST_NORMAL = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class ExplorationSlots:
-    """The slots, among those of all actors, in which a policy acts: what it explores at depends on them.
+    """The slots of a policy among the slots of all actors, which determine its exploration rates.
 
-    From number `first` on, of all `of` that the run's actors have.
+    first: number of its first slot. of: number of slots of all actors.
     """
 
     first: int = 0
@@ -40,7 +40,7 @@ class Drawing:
 
     @property
     def chooses_by_value(self) -> bool:
-        """Return whether outputs are values of actions, and only exploration draws others than the best."""
+        """Whether outputs are action values, and only exploration draws other actions than the best."""
         return False
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
@@ -56,18 +56,18 @@ class Drawing:
         raise NotImplementedError
 
     def probe_log_prob(self, parameters: Reals, action: Array) -> Reals:
-        """Return the log-probability [N] that the learner's half computes of an action [N, *shape]."""
+        """Return the log-probability [N] of an action [N, *shape] as the learner's part computes it."""
         return self.chance(parameters, action)
 
     def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
-        """Set how `draw` explores by the scalars that came with the weights."""
+        """Set the exploration of `draw` by scalars that came with the weights."""
 
     def own_weights(self) -> dict[str, Array]:
-        """Return the arrays that belong to the distribution, not the network, by name; `draw` reads them."""
+        """Return the weights of the distribution itself, by name; `draw` reads them."""
         return {}
 
     def to_environment(self, action: Array) -> Array:
-        """Convert an action as drawn, [N, *shape], to the form that the environment takes."""
+        """Convert an action as drawn, [N, *shape], to the form of the environment."""
         return action
 
     def from_environment(self, action: Array) -> Array:
@@ -75,11 +75,11 @@ class Drawing:
         return action
 
     def masked(self, parameters: Reals, allowed: NDArray[np.bool_]) -> Reals:
-        """Return parameters [N, size] that give what is not `allowed`, bool [N, size], no probability."""
+        """Return parameters [N, size] with probability 0 for what is not `allowed`, bool [N, size]."""
         raise ValueError(f"{self.path}: only a choice of one of n takes an action mask")
 
     def allows(self, action: Array, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return whether a mask [size] holds each choice of an action as drawn, [*shape]."""
+        """Return whether a mask [size] allows each choice of an action as drawn, [*shape]."""
         raise ValueError(f"{self.path}: only a choice of one of n takes an action mask")
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
@@ -102,7 +102,7 @@ class CategoricalDrawing(Drawing):
         noise = random.standard_exponential(parameters.shape, dtype=np.float32)
         if len(noise) == 1 and self.size <= FEW:
             return self._of_one(parameters, noise)
-        # A draw of exactly 0 has no logarithm; the smallest normal number stands in for it.
+        # The logarithm of a draw of exactly 0 is infinite; the smallest normal number replaces it.
         np.maximum(noise, SMALLEST_NORMAL, out=noise)
         np.log(noise, out=noise)
         return self._at(parameters, (parameters - noise).argmax(-1))
@@ -156,7 +156,7 @@ class CategoricalDrawing(Drawing):
 
 
 class MultiCategoricalDrawing(Drawing):
-    """Draws p independent choices [N, p]; parameters and masks lie behind one another, [N, size]."""
+    """Draws p independent choices [N, p]; their parameters and masks are concatenated, [N, size]."""
 
     def __init__(self, path: str, space: MultiDiscrete) -> None:
         super().__init__(path, sum(space.nvec), space.dtype)
@@ -236,10 +236,10 @@ LOG_STD_RANGE = (-20.0, 2.0)
 
 
 class GaussianDrawing(Drawing):
-    """Independent normals around the network's outputs, with a standard deviation of their own.
+    """Independent normals around the network's outputs, with standard deviations that are weights.
 
-    Parameters are means [N, A]. Actions [N, *shape] are drawn unbounded, and the environment gets them
-    clipped to the bounds. A = elements of the action.
+    Parameters are means [N, A]. Actions [N, *shape] are drawn unbounded, and clipped to the bounds for the
+    environment. A = elements of the action.
     """
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
@@ -283,7 +283,7 @@ class GaussianDrawing(Drawing):
         return self._drawn_log_std
 
     def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
-        # The log-probability belongs to the action as it is sent, rounded to its dtype.
+        # The log-probability is that of the action as it is sent, rounded to its dtype.
         action = raw.astype(self.action_dtype)
         log_std = self._log_std()
         scaled = (action - parameters) * np.exp(-log_std)
@@ -326,7 +326,7 @@ class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
     """
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
-        # Past the Gaussian's own, which has deviations beside the network.
+        # Not that of the Gaussian, whose deviations are weights.
         super(GaussianDrawing, self).__init__(path, 2 * math.prod(space.shape), space.dtype)
         self._take_bounds(space)
         self.count, self.initial_log_std = math.prod(space.shape), initial_log_std
@@ -347,7 +347,7 @@ class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
         return action.reshape(len(parameters), *self.shape), log_p
 
 
-# ---- Action values, and how an actor explores with them, in numpy.
+# ---- Action values and exploration, in numpy.
 
 
 class EpsilonGreedyDrawing(CategoricalDrawing):
@@ -358,11 +358,11 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
     `epsilon_spread` (Horgan et al. 2018, section 4.1). Until the scalars arrive, and where none are given,
     such as in an evaluation, ε is 0.
 
-    Where the scalar `temperature` is above 0, it draws from the softmax over values divided by it, and
-    ε does not count: a policy server gives it, so that probabilities say how much better an action is.
+    With a scalar `temperature` above 0, actions are drawn from the softmax of values / temperature, and ε has
+    no effect: a policy server sets it, so that probabilities show how much better an action is.
 
-    `log_prob` and `entropy` are of the softmax over values scaled to ±1. No algorithm learns from them: they
-    serve the probe, which tells weights apart by all values, whatever ε is.
+    `log_prob` and `entropy` are those of the softmax over values scaled to ±1. No algorithm learns from them:
+    the probe needs them to distinguish weights by all values, whatever ε is.
     """
 
     def __init__(self, path: str, space: Discrete) -> None:
@@ -373,7 +373,7 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
 
     @property
     def chooses_by_value(self) -> bool:
-        """Return whether what is random in a draw is exploration alone; it is not where a softmax draws."""
+        """Whether only exploration is random in a draw, which is not so with a temperature."""
         return not self._temperature
 
     def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
@@ -382,7 +382,7 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         self._place, self._rates = place, np.zeros(0, np.float32)
 
     def rates(self, rows: int) -> Reals:
-        """Return ε of each of so many rows, float32; rows beyond the last environment act as that one."""
+        """Return ε of each row, float32 [rows]; rows beyond the last environment have its ε."""
         if len(self._rates) != rows:
             last = self._place.of - 1
             number = np.minimum(self._place.first + np.arange(rows), last)
@@ -394,7 +394,7 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         if self._temperature:
             return super().draw(self._logits(parameters), random)
         rates, rows = self.rates(len(parameters)), len(parameters)
-        # Of what may be chosen, the one with the largest draw; what is masked has no value.
+        # The allowed action with the largest draw; masked ones have no finite value.
         uniform = np.where(np.isfinite(parameters), random.random(parameters.shape, np.float32), -1.0)
         explores = random.random(rows, np.float32) < rates
         return self._chosen(parameters, np.where(explores, uniform.argmax(-1), parameters.argmax(-1)))
@@ -410,7 +410,7 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
         return self._chosen(parameters, action.astype(np.intp))[1]
 
     def probe_log_prob(self, parameters: Reals, action: Array) -> Reals:
-        """Return the log-softmax over scaled values, [N]: all values tell weights apart, whatever ε is."""
+        """Return the log-softmax over scaled values, [N]: it depends on all values, whatever ε is."""
         most = np.abs(parameters, where=np.isfinite(parameters), out=np.zeros_like(parameters))
         scaled = parameters / np.maximum(most.max(-1, keepdims=True), 1)
         return super().chance(scaled, action)
@@ -429,6 +429,6 @@ class EpsilonGreedyDrawing(CategoricalDrawing):
 
     def _chosen(self, parameters: Reals, index: NDArray[np.intp]) -> tuple[Array, Reals]:
         probability = self.describe(parameters)["probability"][np.arange(len(index)), index]
-        # The best where ε is 1 of many is drawn with probability 0 by rounding at worst.
+        # Rounding may give the best of many actions probability 0 where ε is 1.
         log_p = np.log(np.maximum(probability, SMALLEST_NORMAL))
         return index.astype(self.action_dtype, copy=False), log_p
