@@ -3,9 +3,9 @@
     ServerFrame ─► services are added ─► bind ─► begin ─► … ─► drain ─► close
                                                  SERVING      NOT_SERVING, calls in flight end
 
-Broker, policy server and reward service use it. A server owns its address alone: `grpc.so_reuseport` is off,
-so a port in use is an error and not a silent second listener. Before a call reaches its handler it passes the
-gate: who calls, may they, not too much, size, parsing, errors.
+Broker, policy server and reward service use it. A server does not share its address: `grpc.so_reuseport` is
+off, so a port in use is an error. Before a call reaches its handler it passes the gate, which checks identity,
+permission, rate and size, parses the request and answers errors.
 """
 
 import asyncio
