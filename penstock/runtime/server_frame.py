@@ -4,8 +4,8 @@
                                                  SERVING      NOT_SERVING, calls in flight end
 
 Broker, policy server and reward service use it. A server does not share its address: `grpc.so_reuseport` is
-off, so a port in use is an error. Before a call reaches its handler it passes the gate, which checks identity,
-permission, rate and size, parses the request and answers errors.
+off, so a port in use is an error. Before a call reaches its handler it passes the gate, which checks
+identity, permission, rate and size, parses the request and answers errors.
 """
 
 import asyncio
