@@ -9,7 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,14 +56,15 @@ class Playing:
     on_step: Callable[[], None] = lambda: None
 
 
-def in_waves(episodes: int, wave: Callable[[int], list[Played] | None]) -> list[Played] | None:
-    """Play `episodes` episodes; None once a wave was stopped. wave: plays some from a number on."""
+def in_waves(episodes: int, waves: Iterable[list[Played] | None]) -> list[Played] | None:
+    """Return the first `episodes` episodes of waves; None once a wave was stopped."""
     played: list[Played] = []
-    while len(played) < episodes:
-        found = wave(len(played))
-        if found is None:
+    for wave in waves:
+        if wave is None:
             return None
-        played += found
+        played += wave
+        if len(played) >= episodes:
+            break
     return played[:episodes]
 
 
@@ -128,16 +129,11 @@ class Runner(ABC):
         all environments, to show that the evaluation goes on.
         """
         how = Playing(deterministic=deterministic, stop=stop, on_step=on_step)
-        self.begin(episodes, seed)
-        return in_waves(episodes, lambda first: self.wave(first, episodes - first, how))
+        return in_waves(episodes, self.waves(episodes, seed, how))
 
     @abstractmethod
-    def begin(self, episodes: int, seed: int) -> None:
-        """Draw from here on as after this seed, for so many episodes."""
-
-    @abstractmethod
-    def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
-        """Play the next episodes, from number `first` on, of which `most` count; None when stopped first."""
+    def waves(self, episodes: int, seed: int, how: Playing) -> Iterator[list[Played] | None]:
+        """Yield at least `episodes` episodes, equal for equal seeds, some at a time; None: it was stopped."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         ...
@@ -149,18 +145,13 @@ class EnvironmentRunner(Runner):
     def __init__(self, of: Run, episodes: int | None = None) -> None:
         count = min(episodes or of.evaluation.episodes, MAX_ENVIRONMENTS)
         self._stepper = of.make_environment(of.environment.for_evaluation(), count, of.evaluation.seed)
-        self._seed = of.evaluation.seed
         super().__init__(of, of.make_policy(of.specification.seed))
         self.local.policy.use_threads(of.actor.threads)
 
-    def begin(self, episodes: int, seed: int) -> None:
-        del episodes
-        self._seed = seed
+    def waves(self, episodes: int, seed: int, how: Playing) -> Iterator[list[Played] | None]:
         self.local.policy.seed_actions(seed)
-
-    def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
-        del most
-        return play_wave(self._stepper, self.local.policy, self._seed + first, how)
+        for first in range(0, episodes, self._stepper.slots):
+            yield play_wave(self._stepper, self.local.policy, seed + first, how)
 
     def close(self) -> None:
         self._stepper.close()

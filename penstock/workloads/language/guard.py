@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.canary import wilson_interval
-from penstock.workloads.language.settings import told_as
+from penstock.workloads.language.settings import GuardSection, told_as
 
 # ---- Whether a text is blocked, and by what.
 
@@ -266,7 +266,8 @@ def _parts(text: str) -> Iterator[str]:
 # ---- The files of a guard that a run names: read before it is trained, and again by its server.
 
 
-def read_guard_files(rules: str, classifier: str) -> tuple[tuple[Rule, ...], TextClassifier | None]:
+def read_guard_files(section: GuardSection) -> tuple[tuple[Rule, ...], TextClassifier | None]:
+    rules, classifier = section.guard_rules, section.guard_classifier
     return (
         read_rules(Path(rules), "environment.kwargs.guard_rules") if rules else (),
         load_classifier(Path(classifier), "environment.kwargs.guard_classifier") if classifier else None,

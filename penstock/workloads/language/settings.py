@@ -139,6 +139,17 @@ def kwargs_settings(
         raise ConfigurationError("\n".join(lines)) from error
 
 
+class GuardSection(Section):
+    """What guards a server of text: a part of `environment.kwargs`."""
+
+    guard: bool = False
+    """Whether a server of text checks what it is asked and what it answers, by built-in rules."""
+    guard_rules: str = ""
+    """File of further rules, as `penstock chat guard check --rules` takes."""
+    guard_classifier: str = ""
+    """File of `penstock chat guard train`: it checks what the server is asked."""
+
+
 class RewardTraining(Section):
     """Of a reward model. The defaults are for LoRA on models of 0.1 to 2 billion parameters."""
 

@@ -4,13 +4,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from penstock.config.sections import Fraction, Positive, PositiveReal, Section
+from penstock.config.sections import Fraction, Positive, PositiveReal
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.protocol.spaces import Discrete, Space
-from penstock.workloads.language.settings import kwargs_settings, place_of, reading
+from penstock.workloads.language.settings import GuardSection, kwargs_settings, place_of, reading
 
 
-class Language(Section):
+class Language(GuardSection):
     """What a run of language models asks of its actors."""
 
     task: Literal["", "sentiment", "words", "chat"] = ""
@@ -58,12 +58,6 @@ class Language(Section):
     """Where the actors generate; auto: CUDA where there is one."""
     engine: str = "transformers"
     """What a server of text answers with: transformers, or what an installed package offers."""
-    guard: bool = False
-    """Whether a server of text checks what it is asked and what it answers, by built-in rules."""
-    guard_rules: str = ""
-    """File of further rules, as `penstock chat guard check --rules` takes."""
-    guard_classifier: str = ""
-    """File of `penstock chat guard train`: it checks what the server is asked."""
     guard_penalty: Annotated[float, Field(ge=-100.0, le=0.0)] = 0.0
     """Reward of an answer that was blocked; 0: it is not learned from."""
     group: Positive = 1

@@ -65,7 +65,7 @@ def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[d
     quieten()
     section = language(settings.environment)
     # A server needs them; that they cannot be used is said before anything is made.
-    read_guard_files(section.guard_rules, section.guard_classifier)
+    read_guard_files(section)
     made: dict[str, Any] = {}
     if section.task == "sentiment":
         made |= _sentiment(section, run_dir, settings.seed, progress)

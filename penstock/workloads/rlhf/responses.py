@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -299,7 +300,7 @@ class LanguageGenerator(ColumnGenerator):
         self._order = in_random_order(self._equipment.prompts.train, asked)
 
     def columns(self, is_over: Callable[[], bool]) -> tuple[list[Column], bytes]:
-        prompts = [next(self._order) for _ in range(self.slots // self._section.group)]
+        prompts = islice(self._order, self.slots // self._section.group)
         asked = [prompt for prompt in prompts for _ in range(self._section.group)]
         generated = self._equipment.backend.generate(
             [one.ids for one in asked],
@@ -355,24 +356,20 @@ class LanguageRunner(acting.Runner):
         standardise = section.standardise and not section.true_reward
         text = section.true_reward or section.reward
         self._scorer = equipment.scorer(text, settings, standardise=standardise)
-        self._order: Iterator[Asked] = iter(())
 
-    def begin(self, episodes: int, seed: int) -> None:
-        del episodes
-        self._order = in_random_order(self._equipment.prompts.held_out, seed)
+    def waves(self, episodes: int, seed: int, how: Playing) -> Iterator[list[Played] | None]:
+        order = in_random_order(self._equipment.prompts.held_out, seed)
         self._equipment.backend.seed(seed)
-
-    def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
-        del first
-        asked = [next(self._order) for _ in range(min(BATCH, most))]
-        generated = self._equipment.backend.generate(
-            [one.ids for one in asked],
-            self._equipment.section.response_tokens,
-            deterministic=how.deterministic,
-            is_over=how.stop.is_set,
-            on_token=how.on_step,
-        )
-        return None if how.stop.is_set() else self._judged(asked, generated, how.stop)
+        for first in range(0, episodes, BATCH):
+            asked = list(islice(order, min(BATCH, episodes - first)))
+            generated = self._equipment.backend.generate(
+                [one.ids for one in asked],
+                self._equipment.section.response_tokens,
+                deterministic=how.deterministic,
+                is_over=how.stop.is_set,
+                on_token=how.on_step,
+            )
+            yield None if how.stop.is_set() else self._judged(asked, generated, how.stop)
 
     def _judged(self, asked: list[Asked], generated: Generated, stop: threading.Event) -> list[Played] | None:
         responses = [generated.response(row) for row in range(len(asked))]
@@ -406,12 +403,6 @@ def make_server(
 
     of = acting.read(specification, settings.actor)
     section = language(of.environment)
-    guard = open_guard(
-        is_on=section.guard,
-        rules=section.guard_rules,
-        classifier=section.guard_classifier,
-        penalty=section.guard_penalty,
-    )
     return TextServer(
         settings,
         source,
@@ -421,5 +412,5 @@ def make_server(
         answer_tokens=section.response_tokens,
         device=section.device,
         engine_name=section.engine,
-        guard=guard,
+        guard=open_guard(section, section.guard_penalty),
     )

@@ -5,7 +5,7 @@ The reward is the actor's own; the learner computes it anew. A batch that a drai
 no experience.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,15 +128,16 @@ class ThoughtRunner(acting.Runner):
     def __init__(self, of: Run) -> None:
         self._equipment = ThoughtEquipment(of)
         super().__init__(of, self._equipment.local)
-        self._examples: list[Example] = []
 
-    def begin(self, episodes: int, seed: int) -> None:
-        self._examples = draw_tests(self._equipment.task, seed, episodes)
+    def waves(self, episodes: int, seed: int, how: Playing) -> Iterator[list[Played] | None]:
+        examples = draw_tests(self._equipment.task, seed, episodes)
         self._equipment.model.seed(seed)
+        for first in range(0, episodes, _BATCH):
+            yield self._answered(examples[first : first + _BATCH], how)
 
-    def wave(self, first: int, most: int, how: Playing) -> list[Played] | None:
-        del most
-        model, part = self._equipment.model, self._examples[first : first + _BATCH]
+    def _answered(self, part: Sequence[Example], how: Playing) -> list[Played] | None:
+        """Return an episode for each question; None when stopped first."""
+        model = self._equipment.model
         questions = model.questions(part)
         sampled = model.sample(
             questions,
@@ -193,7 +194,7 @@ def make_server(
         answer_tokens=answer_tokens,
         device="cpu",
         engine_name="transformers",
-        guard=open_guard(is_on=section.guard, rules=section.guard_rules, classifier=section.guard_classifier),
+        guard=open_guard(section),
         form=thinking_form(layout, section.thought_tokens, answer_tokens),
         words=task.words,
     )

@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.config.algorithm_sections import OnPolicySection
-from penstock.config.sections import ADVANCED, Count, Fraction, NonNegative, Positive, PositiveReal, Section
+from penstock.config.sections import ADVANCED, Count, Fraction, NonNegative, Positive, PositiveReal
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.protocol.spaces import Discrete, Space
-from penstock.workloads.language.settings import kwargs_settings
+from penstock.workloads.language.settings import GuardSection, kwargs_settings
 from penstock.workloads.thoughts.tasks import Example, Task, ask, open_task
 
 
@@ -175,7 +175,7 @@ class Layout:
 # with.
 
 
-class Thoughts(Section):
+class Thoughts(GuardSection):
     """What a run of thoughts asks of its actors."""
 
     task: str = "rings"
@@ -204,12 +204,6 @@ class Thoughts(Section):
     """Most tokens of a thought, the mark that ends it among them."""
     group: Positive = 4
     """Thoughts on each question in a fragment."""
-    guard: bool = False
-    """Whether a server checks what it is asked, and what it shows and answers, by built-in rules."""
-    guard_rules: str = ""
-    """File of further rules, as `penstock chat guard check --rules` takes."""
-    guard_classifier: str = ""
-    """File of `penstock chat guard train`: it checks what the server is asked."""
 
 
 def thoughts_section(section: EnvironmentSection) -> Thoughts:

@@ -365,7 +365,7 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
     check_lengths(settings)
     mixing_width(settings.policy)
     # A server needs them; that they cannot be used is said before anything is made.
-    read_guard_files(section.guard_rules, section.guard_classifier)
+    read_guard_files(section)
     folder = run_dir / START_MODEL
     model = section.model or str(
         make_start(

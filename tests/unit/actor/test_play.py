@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def evaluate(mode: AutoresetMode, slots: int, episodes: int, stop: threading.Eve
     """Counting environments, played with any policy."""
     stepper = Stepper(vector(mode, slots), OBSERVATION)
     how = Playing(deterministic=True, stop=stop)
-    return in_waves(episodes, lambda first: play_wave(stepper, POLICY, 5 + first, how))
+    return in_waves(episodes, (play_wave(stepper, POLICY, 5 + first, how) for first in count(0, slots)))
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -50,7 +51,7 @@ def test_the_seeds_are_those_of_the_episodes() -> None:
 
     stepper = Recording(vector(AutoresetMode.SAME_STEP, 2), OBSERVATION)
     how = Playing(deterministic=False, stop=threading.Event())
-    in_waves(4, lambda first: play_wave(stepper, POLICY, 100 + first, how))
+    in_waves(4, (play_wave(stepper, POLICY, 100 + first, how) for first in count(0, 2)))
     assert seen == [100, 101, 102, 103]
 
 

@@ -20,6 +20,7 @@ from penstock.workloads.language.engine import EngineTolerance, Growing, Request
 from penstock.workloads.language.guard import BUILT_IN, Direction, Guard, HeldText, Verdict, read_guard_files
 from penstock.workloads.language.prompt import Message, ToolCall
 from penstock.workloads.language.serving.asks import Ask, TextAnswer, TextReply, Thought
+from penstock.workloads.language.settings import GuardSection
 from penstock.workloads.language.tokenizer import Tokenizer
 from penstock.workloads.plugin.serving import (
     Answered,
@@ -60,18 +61,15 @@ class AnswerGuard:
         metrics.TEXT_BLOCKED.labels(arm=arm, direction=direction, by=verdict.by).inc()
 
 
-def open_guard(
-    *, is_on: bool, rules: str = "", classifier: str = "", penalty: float = 0.0
-) -> AnswerGuard | None:
-    """Return the guard that a run asks for; None where it asks for none.
+def open_guard(section: GuardSection, penalty: float = 0.0) -> AnswerGuard | None:
+    """Return the guard of a run: the built-in rules and its files; None where it has none.
 
-    is_on: with the rules that are built in. rules, classifier: files; each turns it on, too. Raises
-    ConfigurationError for a file that cannot be used.
+    penalty: see `AnswerGuard`. Raises ConfigurationError for a file that cannot be used.
     """
-    if not (is_on or rules or classifier):
+    if not (section.guard or section.guard_rules or section.guard_classifier):
         return None
-    own, judge = read_guard_files(rules, classifier)
-    return AnswerGuard(guard=Guard((*BUILT_IN, *own), judge), penalty=penalty)
+    rules, classifier = read_guard_files(section)
+    return AnswerGuard(guard=Guard((*BUILT_IN, *rules), classifier), penalty=penalty)
 
 
 # ---- The text of an answer while its tokens come: where it is stopped, what is safe to show, calls of

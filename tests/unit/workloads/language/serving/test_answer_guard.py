@@ -13,6 +13,7 @@ from penstock.workloads.language.guard import Direction, Guard, Rule, Verdict
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.asks import Ask
 from penstock.workloads.language.serving.text_answerer import AnswerGuard, open_guard
+from penstock.workloads.language.settings import GuardSection
 from tests.support.language.text_stand import FAR, TOOLS, TextStand, running
 
 SUM = Message("user", "sum")
@@ -116,11 +117,11 @@ async def test_it_is_a_negative_reward_only_where_that_is_said(dialogue: Path, p
 
 
 def test_a_run_says_what_guards_it(tmp_path: Path) -> None:
-    assert open_guard(is_on=False) is None
+    assert open_guard(GuardSection()) is None
     rules = tmp_path / "rules.toml"
     rules.write_text("[[rule]]\nname = 'vault'\npattern = 'vault'\n")
-    found = open_guard(is_on=False, rules=str(rules), penalty=-1.0)
+    found = open_guard(GuardSection(guard_rules=str(rules)), penalty=-1.0)
     assert found is not None
     assert found.check_whole("the vault").by == "rule:vault"
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        open_guard(is_on=True, rules=str(tmp_path / "none.toml"))
+        open_guard(GuardSection(guard=True, guard_rules=str(tmp_path / "none.toml")))
