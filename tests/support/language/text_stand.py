@@ -35,7 +35,6 @@ from penstock.workloads.language.serving.text_answerer import (
     AnswerGuard,
     TextAnswerer,
     ThinkingForm,
-    no_show,
 )
 from penstock.workloads.language.serving.text_server import TextService
 from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
@@ -224,7 +223,7 @@ class TextStand:
         """Ask for the answer to these messages, with the tools."""
         asked: dict[str, Any] = {"messages": messages, "conversation_id": conversation_id, "tools": TOOLS}
         ask = Ask(**(asked | fields))
-        return await self.conversations.generate(ask, FAR, no_show)
+        return await self.conversations.generate(ask, FAR)
 
     def start(self, name: str = "", **fields: Any) -> str:
         """The id of a new conversation."""

@@ -44,7 +44,6 @@ from penstock.workloads.language.serving.chat_forms import (
     of_value,
 )
 from penstock.workloads.language.serving.conversations import Conversations
-from penstock.workloads.language.serving.text_answerer import no_show
 from penstock.workloads.plugin.serving import Episode, LoadedVersions, RequestErrors
 
 log = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class ChatApi:
                 return HttpReply(200, {"content-type": EVENTS}, self._behind(first, events))
             metrics.POLICY_CALLS.labels("generate").inc()
             generate = self._conversations.generate
-            given = await self._patiently(lambda: generate(ask, until_s, no_show), until_s)
+            given = await self._patiently(lambda: generate(ask, until_s), until_s)
         except Refused as error:
             raise self._refused(request, error, name) from error
         except ValueError as error:

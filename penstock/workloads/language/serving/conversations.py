@@ -48,7 +48,7 @@ from penstock.workloads.language.serving.asks import (
     check_client_key,
     of_ask,
 )
-from penstock.workloads.language.serving.text_answerer import AdapterVersions, Prompt, Show, TextAnswerer
+from penstock.workloads.language.serving.text_answerer import AdapterVersions, Question, Show, TextAnswerer
 from penstock.workloads.plugin.fragments import HeaderFields, LearnerReward
 from penstock.workloads.plugin.serving import (
     CallerShares,
@@ -229,8 +229,8 @@ class Conversations:
 
     # ------------------------------------------------------------ answers
 
-    async def generate(self, ask: Ask, until_s: float, show: Show) -> TextReply:
-        """Answer; raises Refused. until_s: by the clock of the event loop. show: see `TextAnswerer`."""
+    async def generate(self, ask: Ask, until_s: float, show: Show | None = None) -> TextReply:
+        """Answer; raises Refused. until_s: by the clock of the event loop. show: see `Question`."""
         ask.check(self.limits.vocabulary, self.limits.thought_tokens)
         whole = self._answerer.whole
         if whole is not None and ask.begins_with:
@@ -267,7 +267,7 @@ class Conversations:
         finally:
             growing.cancel()
 
-    async def _answer(self, ask: Ask, until_s: float, show: Show) -> TextReply:
+    async def _answer(self, ask: Ask, until_s: float, show: Show | None) -> TextReply:
         if not ask.conversation_id:
             return await self._without_memory(ask, until_s, show)
         talk = self._open(ask.conversation_id)
@@ -283,7 +283,7 @@ class Conversations:
         finally:
             talk.busy.release()
 
-    async def _without_memory(self, ask: Ask, until_s: float, show: Show) -> TextReply:
+    async def _without_memory(self, ask: Ask, until_s: float, show: Show | None) -> TextReply:
         choice = await self._chosen(ask)
         most, room = self._most(ask), self.limits.thought_room
         try:
@@ -296,12 +296,13 @@ class Conversations:
                 f"messages: {len(ids)} tokens{behind} and an answer of up to {most} do not fit into "
                 f"{self.limits.most_tokens}; send fewer messages or a smaller max_tokens"
             )
-        prompt = Prompt(ids=ids, most=most, call_id=f"call-{ask.request_id[:32]}")
-        drawn = await self._drawn(choice, prompt, ask, until_s, show)
+        call_id = f"call-{ask.request_id[:32]}"
+        question = Question(ask=ask, ids=ids, most=most, call_id=call_id, show=show)
+        drawn = await self._drawn(choice, question, until_s)
         count_not_learned("unasked", sum(len(one.ids) for one in drawn.answers))
         return replace(drawn, unlearned="no conversation")
 
-    async def _next(self, talk: Talk, ask: Ask, until_s: float, show: Show) -> TextReply:
+    async def _next(self, talk: Talk, ask: Ask, until_s: float, show: Show | None) -> TextReply:
         if talk.next_turn >= MAX_TURNS:
             raise invalid(f"conversation_id: has {MAX_TURNS} turns, more are not remembered: start another")
         choice = self._versions.follow(talk.episode.arm, talk.episode.client_key)
@@ -319,8 +320,9 @@ class Conversations:
                 f"than {MAX_SIBLINGS}; go on with one of them"
             )
         self._ripen(talk)
-        prompt = Prompt(ids=ids, most=most, call_id=f"call-{talk.episode.number}-{talk.next_turn}")
-        drawn = await self._drawn(choice, prompt, ask, until_s, show, talk.name)
+        call_id = f"call-{talk.episode.number}-{talk.next_turn}"
+        question = Question(ask=ask, ids=ids, most=most, call_id=call_id, show=show)
+        drawn = await self._drawn(choice, question, until_s)
         unlearned = self._unlearned(talk, ask, drawn)
         siblings = [self._sibling(drawn, one, unlearned) for one in drawn.answers]
         unlearned = unlearned or next((one.unlearned for one in siblings if one.unlearned), "")
@@ -333,13 +335,9 @@ class Conversations:
         self._count(talk)
         return reply
 
-    async def _drawn(
-        self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show, conversation: str = ""
-    ) -> TextReply:
-        if self._answerer.guard is not None:
-            self._answerer.guard.check_asked(ask.messages, choice.arm)
+    async def _drawn(self, choice: Choice, question: Question, until_s: float) -> TextReply:
         with self._versions.in_use(choice.loaded):
-            return await self._answerer.answer(choice, prompt, ask, until_s, show)
+            return await self._answerer.answer(choice, question, until_s)
 
     def _most(self, ask: Ask) -> int:
         most, whole = ask.max_tokens or self.limits.answer_tokens, self._answerer.whole

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock.config.settings import ServingSection
@@ -44,7 +44,7 @@ class AnswerGuard:
     guard: Guard
     penalty: float = 0.0
 
-    def check_asked(self, messages: Sequence[Message], arm: Arm) -> None:
+    def check_messages(self, messages: Sequence[Message], arm: Arm) -> None:
         """Raise Refused (INVALID) that names the first message that is blocked, and by what."""
         for index, message in enumerate(messages):
             if message.role == "assistant":
@@ -217,21 +217,23 @@ Show = Callable[[int, str], None]
 """Takes text that came to an answer: its index, and the part."""
 
 RETRY_MS: Final = 500
-_ENDED: Final = "the server ended before the answer did"
 WAITING_PER_ROW: Final = 4
 """Answers that may wait for each that grows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """What is answered. ids: of the prompt, as the answers begin behind it. most: tokens of an answer.
+class Question:
+    """What is answered.
 
-    call_id: first part of the ids of its calls of tools.
+    ids: of the prompt, as the answers begin behind it. most: tokens of an answer. call_id: first part of the
+    ids of its tool calls. show: takes the answers while they grow; None: nobody reads them before their end.
     """
 
+    ask: Ask
     ids: tuple[int, ...]
     most: int
     call_id: str
+    show: Show | None = None
 
 
 class TextAnswerer:
@@ -247,237 +249,92 @@ class TextAnswerer:
         guard: AnswerGuard | None = None,
         form: ThinkingForm | None = None,
     ) -> None:
-        """max_rows: answers that grow at once. tell: told of each answer, and of what could not be.
+        """max_rows: answers that grow at once. tell: called with each answer, and with each failure.
 
-        guard: what answers pass before anybody sees them; None: nothing is checked. form: how the model
-        thinks; None: it answers at once.
+        guard: checks questions and answers; None: nothing is checked. form: how the model thinks; None: it
+        answers at once.
         """
-        self.guard, self.form = guard, form
-        self._engine, self._tokenizer, self._section = engine, tokenizer, section
-        self._most_waiting, self._tell = WAITING_PER_ROW * max_rows, tell
+        self.guard, self.form, self.engine, self.tokenizer = guard, form, engine, tokenizer
+        self.section, self.most_waiting, self._tell = section, WAITING_PER_ROW * max_rows, tell
 
     @property
     def whole(self) -> int | None:
         """Tokens of every answer; None: answers end themselves."""
         return None if self.form is None else self.form.answer_tokens
 
-    async def answer(self, choice: Choice, prompt: Prompt, ask: Ask, until_s: float, show: Show) -> TextReply:
+    async def answer(self, choice: Choice, question: Question, until_s: float) -> TextReply:
         """As many answers as are asked for; raises Refused. until_s: by the clock of the event loop."""
-
-        def replied(answers: tuple[TextAnswer, ...], by: Loaded | None) -> TextReply:
-            return TextReply(
-                answers=answers,
-                version=0 if by is None else by.version,
-                update=0 if by is None else by.update,
-                arm=choice.arm,
-                is_fallback=by is None,
-                prompt_tokens=len(prompt.ids),
-            )
-
-        shown = False
-
-        def shows(index: int, part: str) -> None:
-            nonlocal shown
-            shown = show is not no_show
-            show(index, part)
-
+        if self.guard is not None:
+            self.guard.check_messages(question.ask.messages, choice.arm)
         loaded = None if choice.is_previous else choice.loaded
         why = "neither the version nor the model without its adapter can answer"
         if loaded is not None:
+            drawing = Drawing(self, question, loaded.version, choice.arm)
             try:
-                answers = await self._drawn(loaded.version, prompt, ask, until_s, shows, choice.arm)
+                answers = await drawing.answers(until_s)
             except _Failed as error:
                 self._blame(choice.arm, not_finite=isinstance(error.cause, ArithmeticError))
-                if shown:
+                if drawing.has_shown:
                     raise _not_ready("the version failed behind the part that was sent: ask again") from error
             else:
                 if not self._needs_another(answers):
                     self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
-                    return replied(answers, loaded)
+                    return _reply(answers, question, choice.arm, loaded)
                 count_not_learned("blocked", sum(len(one.ids) for one in answers))
                 self._blame(choice.arm, not_finite=False)
                 why = "the guard kept the answer back, and the model without its adapter cannot answer"
-        if self._section.fallback == "none":
+        if self.section.fallback == "none":
             raise _not_ready("no version can answer, and serving.fallback=none")
         try:
-            answers = await self._drawn(0, prompt, ask, until_s, show, choice.arm)
+            answers = await Drawing(self, question, 0, choice.arm).answers(until_s)
         except _Failed as error:
             raise _not_ready(why) from error
-        return replied(answers, None)
+        return _reply(answers, question, choice.arm, None)
 
     def _needs_another(self, answers: tuple[TextAnswer, ...]) -> bool:
-        """Whether the guard left nothing of what a version said, and nothing is to be learned from it."""
-        if self.guard is None or self.guard.penalty or self._section.fallback == "none":
+        """Return whether the guard blocked all of a version's answers and none of them is learned from."""
+        if self.guard is None or self.guard.penalty or self.section.fallback == "none":
             return False
         return all(one.is_blocked and not one.message.content for one in answers)
 
     def _blame(self, arm: Arm, *, not_finite: bool) -> None:
-        told = Answered(
-            arm=arm, action={}, answer=None, fallback="adapter_off", not_finite=not_finite, is_to_blame=True
-        )
-        self._tell(told)
-
-    async def _drawn(
-        self, version: int, prompt: Prompt, ask: Ask, until_s: float, show: Show, arm: Arm
-    ) -> tuple[TextAnswer, ...]:
-        if self._engine.waiting + ask.count > self._most_waiting:
-            text = f"{self._engine.waiting} answers wait already: ask again later, or another server"
-            raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=RETRY_MS))
-        of = _Drawing(version=version, prompt=prompt, ask=ask, show=show, arm=arm)
-        rows = list[asyncio.Future[TextAnswer]]()
-        try:
-            for index in range(ask.count):
-                rows.append(asyncio.ensure_future(self._begun(of, index)))
-            async with asyncio.timeout_at(until_s):
-                answers = await asyncio.gather(*rows)
-        except TimeoutError as error:
-            text = (
-                "the caller's time was over before the answer was whole; give more, or a smaller max_tokens"
+        self._tell(
+            Answered(
+                arm=arm,
+                action={},
+                answer=None,
+                fallback="adapter_off",
+                not_finite=not_finite,
+                is_to_blame=True,
             )
-            of.count_stopped()
-            raise Refused(Refusal(reason=Reason.DEADLINE, detail=text)) from error
-        except asyncio.CancelledError:
-            of.count_stopped()
-            raise
-        finally:
-            for row in rows:
-                row.cancel()
-            for growing in of.begun:
-                growing.cancel()
-        count_not_learned("thought", sum(one.thought.tokens for one in answers if one.thought is not None))
-        return tuple(answers)
-
-    def _begun(self, of: "_Drawing", index: int) -> Coroutine[Any, Any, TextAnswer]:
-        """Have the engine begin with an answer, or with the thought before it; what follows it to its end."""
-        if self.form is None:
-            return self._grown(self._submit(of, index), of)
-        asked = of.ask.thought_tokens
-        budget = self.form.most if asked is None else asked
-        if not budget or of.arm in self._section.arms_without_thought:
-            return self._grown(self._submit(of, index, self.form.before(None)), of)
-        request = Request(
-            ids=(*of.prompt.ids, *self.form.opens),
-            most=budget,
-            end=self.form.end,
-            **of.draws(index, _OTHER_SEED),
-        )
-        return self._behind(self.form, of.row(self._engine, request), time.monotonic(), of, index)
-
-    async def _behind(
-        self, form: ThinkingForm, row: "_Row", began_s: float, of: "_Drawing", index: int
-    ) -> TextAnswer:
-        """Return an answer behind a thought that grows; raises _Failed, and Refused where the server ends."""
-        thought = await self._thought(row, began_s)
-        metrics.THOUGHT_TOKENS.labels(of.arm).observe(thought.tokens)
-        metrics.THOUGHT_SECONDS.labels(of.arm).observe(thought.milliseconds / 1000.0)
-        answer = await self._grown(self._submit(of, index, form.before(thought)), of)
-        return replace(answer, thought=self._told(thought, of, answer))
-
-    async def _thought(self, row: "_Row", began_s: float) -> Thought:
-        growing = row.growing
-        while not growing.finish:
-            await row.wait()
-        if growing.finish == "cancelled":
-            raise _not_ready(_ENDED)
-        if growing.finish == "failed":
-            raise _Failed(growing.error)
-        return Thought(
-            tokens=len(growing.ids),
-            ids=tuple(growing.ids),
-            is_cut=growing.finish == "length",
-            milliseconds=1000.0 * (time.monotonic() - began_s),
         )
 
-    def _told(self, thought: Thought, of: "_Drawing", answer: TextAnswer) -> Thought:
-        """Its length and cost, and what it says where that was asked for and the guard lets it pass."""
-        hidden = replace(thought, ids=())
-        if not of.ask.show_thought or answer.is_blocked:
-            return hidden
-        ids = thought.ids if thought.is_cut else thought.ids[:-1]
-        text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
-        if self.guard is not None:
-            verdict = self.guard.check_whole(text)
-            if verdict.is_blocked:
-                self.guard.count(verdict, Direction.OUTPUT, of.arm)
-                return hidden
-        return replace(thought, text=text)
 
-    def _submit(self, of: "_Drawing", index: int, before: tuple[int, ...] = ()) -> "_Growth":
-        """Have an answer begun. before: ids behind the prompt."""
-        prompt, ask = of.prompt, of.ask
-        begins = ask.begins_with
-        begin = self._tokenizer(begins, add_special_tokens=False)["input_ids"] if begins else ()
-        request = Request(
-            ids=(*prompt.ids, *before, *begin),
-            most=prompt.most,
-            bias=ask.logit_bias,
-            presence_penalty=ask.presence_penalty,
-            frequency_penalty=ask.frequency_penalty,
-            **of.draws(index),
-        )
-        text = AnswerText(self._tokenizer, stops=ask.stop, begins_with=begins, holds_calls=bool(ask.tools))
-        return _Growth(index, of.row(self._engine, request), text, before)
-
-    async def _grown(self, one: "_Growth", of: "_Drawing") -> TextAnswer:
-        """Follow one answer to its end; raises _Failed."""
-        growing, text, ask, count = one.row.growing, one.text, of.ask, 0
-        held = None if self.guard is None else HeldText(self.guard.guard)
-        while True:
-            # What was written before the end was told is there when it is.
-            finish = growing.finish
-            while count < len(growing.ids) and not text.is_stopped:
-                text.add(growing.ids[count])
-                count += 1
-            if finish == "failed":
-                raise _Failed(growing.error)
-            is_over = bool(finish) or text.is_stopped
-            whole = self._whole(one, of, count, finish) if is_over else None
-            part = text.take_shown() if whole is None else text.take_rest(whole.message)
-            if held is not None and self.guard is not None:
-                part = held.feed(part) + (held.finish() if is_over else "")
-                verdict = self.guard.check_whole(text.text) if is_over and ask.tools else held.verdict
-                if held.verdict.is_blocked or verdict.is_blocked:
-                    growing.cancel()
-                    if part:
-                        of.show(one.index, part)
-                    self.guard.count(verdict, Direction.OUTPUT, of.arm)
-                    # The part that has left, and what was sampled, for the learner alone.
-                    return one.answer(
-                        count,
-                        Message("assistant", held.left),
-                        finish="content_filter",
-                        tokens=(),
-                        ended=False,
-                    )
-            if part:
-                of.show(one.index, part)
-            if whole is not None:
-                return whole
-            await one.row.wait()
-
-    def _whole(self, one: "_Growth", of: "_Drawing", count: int, finish: str) -> TextAnswer:
-        """The first `count` tokens as an answer; raises Refused where the server ended it."""
-        text = one.text
-        if finish == "cancelled" and not text.is_stopped:
-            raise _not_ready(_ENDED)
-        message = as_message(text.text, of.ask.tools, f"{of.prompt.call_id}-{one.index}")
-        is_whole = not text.is_stopped and count == self.whole
-        is_cut = finish == "length" and not text.is_stopped and not is_whole
-        return one.answer(
-            count,
-            message,
-            finish="length" if is_cut else "tool_calls" if message.tool_calls else "stop",
-            tokens=tuple(text.tokens),
-            ended=is_whole or (finish == "eos" and not text.is_stopped),
-        )
+def _reply(answers: tuple[TextAnswer, ...], question: Question, arm: Arm, by: Loaded | None) -> TextReply:
+    return TextReply(
+        answers=answers,
+        version=0 if by is None else by.version,
+        update=0 if by is None else by.update,
+        arm=arm,
+        is_fallback=by is None,
+        prompt_tokens=len(question.ids),
+    )
 
 
 def _not_ready(why: str) -> Refused:
     return Refused(Refusal(reason=Reason.NOT_READY, detail=why, retry_after_ms=RETRY_MS))
 
 
+class _Failed(Exception):
+    """A version could not go on. cause: its error."""
+
+    def __init__(self, cause: Exception | None) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class _Row:
-    """What the engine lets grow; the running event loop is told of each of its tokens and of its end."""
+    """A request in the engine. The running event loop learns of each of its tokens and of its end."""
 
     def __init__(self, engine: TextEngine, request: Request) -> None:
         loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
@@ -492,63 +349,183 @@ class _Row:
         self._changed.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Growth:
-    """An answer that grows, and its text. before: ids between the prompt and it."""
+class Drawing:
+    """The answers of one version to one question."""
 
-    index: int
-    row: _Row
-    text: AnswerText
-    before: tuple[int, ...]
+    def __init__(self, by: TextAnswerer, question: Question, version: int, arm: Arm) -> None:
+        self._by, self._question, self._ask = by, question, question.ask
+        self._version, self._arm = version, arm
+        self._begun: list[Growing] = []
+        """All requests in the engine."""
+        self.has_shown = False
 
-    def answer(self, count: int, message: Message, **said: Any) -> TextAnswer:
-        """Return the first `count` tokens as an answer."""
-        growing = self.row.growing
-        ids, log_prob = tuple(growing.ids[:count]), tuple(growing.log_prob[:count])
-        return TextAnswer(message=message, ids=ids, log_prob=log_prob, before=self.before, **said)
+    async def answers(self, until_s: float) -> tuple[TextAnswer, ...]:
+        """Return the answers; raises _Failed, and Refused where no room or no time is left."""
+        waiting = self._by.engine.waiting
+        if waiting + self._ask.count > self._by.most_waiting:
+            text = f"{waiting} answers wait already: ask again later, or another server"
+            raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=RETRY_MS))
+        rows = list[asyncio.Future[TextAnswer]]()
+        try:
+            for index in range(self._ask.count):
+                rows.append(asyncio.ensure_future(self._begin(index)))
+            async with asyncio.timeout_at(until_s):
+                answers = await asyncio.gather(*rows)
+        except TimeoutError as error:
+            text = (
+                "the caller's time was over before the answer was whole; give more, or a smaller max_tokens"
+            )
+            self._count_stopped()
+            raise Refused(Refusal(reason=Reason.DEADLINE, detail=text)) from error
+        except asyncio.CancelledError:
+            self._count_stopped()
+            raise
+        finally:
+            for row in rows:
+                row.cancel()
+            for growing in self._begun:
+                growing.cancel()
+        count_not_learned("thought", sum(one.thought.tokens for one in answers if one.thought is not None))
+        return tuple(answers)
 
+    def _count_stopped(self) -> None:
+        count_not_learned("stopped", sum(len(growing.ids) for growing in self._begun))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawing:
-    """Answers of one version to one request. begun: all that the engine was given for them."""
+    def _begin(self, index: int) -> Coroutine[Any, Any, TextAnswer]:
+        """Have the engine begin an answer, or the thought before it; return what follows it to its end."""
+        form, asked = self._by.form, self._ask.thought_tokens
+        if form is None:
+            return self._grow(self._submit(index), index)
+        budget = form.most if asked is None else asked
+        if not budget or self._arm in self._by.section.arms_without_thought:
+            return self._grow(self._submit(index, form.directly), index, form.directly)
+        ids = (*self._question.ids, *form.opens)
+        request = Request(ids=ids, most=budget, end=form.end, **self._draws(index, _OTHER_SEED))
+        return self._think(form, self._row(request), index, time.monotonic())
 
-    version: int
-    prompt: Prompt
-    ask: Ask
-    show: Show
-    arm: Arm
-    begun: list[Growing] = field(default_factory=list)
+    def _submit(self, index: int, before: tuple[int, ...] = ()) -> _Row:
+        """Have the engine begin an answer. before: ids behind the prompt."""
+        question, ask = self._question, self._ask
+        tokenizer, begins = self._by.tokenizer, ask.begins_with
+        begin = tokenizer(begins, add_special_tokens=False)["input_ids"] if begins else ()
+        return self._row(
+            Request(
+                ids=(*question.ids, *before, *begin),
+                most=question.most,
+                bias=ask.logit_bias,
+                presence_penalty=ask.presence_penalty,
+                frequency_penalty=ask.frequency_penalty,
+                **self._draws(index),
+            )
+        )
 
-    def row(self, engine: TextEngine, request: Request) -> _Row:
-        row = _Row(engine, request)
-        self.begun.append(row.growing)
+    def _row(self, request: Request) -> _Row:
+        row = _Row(self._by.engine, request)
+        self._begun.append(row.growing)
         return row
 
-    def draws(self, index: int, other: int = 0) -> dict[str, Any]:
+    def _draws(self, index: int, other: int = 0) -> dict[str, Any]:
         """Return how tokens of the answer `index` are drawn. other: of another sequence by the same seed."""
-        ask = self.ask
+        ask = self._ask
         return {
-            "version": self.version,
+            "version": self._version,
             "temperature": ask.temperature or 1.0,
             "top_p": ask.top_p,
             "seed": None if ask.seed is None else (ask.seed + index) % 2**64 ^ other,
             "deterministic": ask.temperature == 0.0,
         }
 
-    def count_stopped(self) -> None:
-        count_not_learned("stopped", sum(len(growing.ids) for growing in self.begun))
+    async def _think(self, form: ThinkingForm, row: _Row, index: int, began_s: float) -> TextAnswer:
+        """Return an answer behind a thought that grows; raises _Failed, and Refused where the server ends."""
+        thought = await self._thought(row, began_s)
+        metrics.THOUGHT_TOKENS.labels(self._arm).observe(thought.tokens)
+        metrics.THOUGHT_SECONDS.labels(self._arm).observe(thought.milliseconds / 1000.0)
+        before = form.before(thought)
+        answer = await self._grow(self._submit(index, before), index, before)
+        return replace(answer, thought=self._visible(thought, answer))
+
+    async def _thought(self, row: _Row, began_s: float) -> Thought:
+        growing = row.growing
+        while not growing.finish:
+            await row.wait()
+        _check(growing, growing.finish)
+        return Thought(
+            tokens=len(growing.ids),
+            ids=tuple(growing.ids),
+            is_cut=growing.finish == "length",
+            milliseconds=1000.0 * (time.monotonic() - began_s),
+        )
+
+    def _visible(self, thought: Thought, answer: TextAnswer) -> Thought:
+        """Return its length and cost, and its text where that was asked for and the guard lets it pass."""
+        hidden, guard = replace(thought, ids=()), self._by.guard
+        if not self._ask.show_thought or answer.is_blocked:
+            return hidden
+        ids = thought.ids if thought.is_cut else thought.ids[:-1]
+        text = str(self._by.tokenizer.decode(ids, skip_special_tokens=True))
+        if guard is not None:
+            verdict = guard.check_whole(text)
+            if verdict.is_blocked:
+                guard.count(verdict, Direction.OUTPUT, self._arm)
+                return hidden
+        return replace(thought, text=text)
+
+    async def _grow(self, row: _Row, index: int, before: tuple[int, ...] = ()) -> TextAnswer:
+        """Return an answer behind the ids `before`, once it is whole or blocked; raises as `_think`."""
+        growing, ask, guard, count = row.growing, self._ask, self._by.guard, 0
+        text = AnswerText(
+            self._by.tokenizer, stops=ask.stop, begins_with=ask.begins_with, holds_calls=bool(ask.tools)
+        )
+        held = None if guard is None else HeldText(guard.guard)
+        message, is_blocked = None, False
+        while True:
+            finish = growing.finish  # read first: once it is set, all tokens are there
+            while count < len(growing.ids) and not text.is_stopped:
+                text.add(growing.ids[count])
+                count += 1
+            is_over = bool(finish) or text.is_stopped
+            if is_over:
+                _check(growing, finish, is_stopped=text.is_stopped)
+                message = as_message(text.text, ask.tools, f"{self._question.call_id}-{index}")
+            part = text.take_shown() if message is None else text.take_rest(message)
+            if held is not None and guard is not None:
+                part = held.feed(part) + (held.finish() if is_over else "")
+                verdict = guard.check_whole(text.text) if is_over and ask.tools else held.verdict
+                if held.verdict.is_blocked or verdict.is_blocked:
+                    growing.cancel()
+                    guard.count(verdict, Direction.OUTPUT, self._arm)
+                    # Its caller gets the part that has left; the learner alone gets what was sampled.
+                    message, is_blocked = Message("assistant", held.left), True
+            if part:
+                self._show(index, part)
+            if message is not None:
+                break
+            await row.wait()
+        is_whole = not text.is_stopped and count == self._by.whole
+        is_cut = finish == "length" and not text.is_stopped and not is_whole
+        answer = TextAnswer(
+            message=message,
+            ids=tuple(growing.ids[:count]),
+            log_prob=tuple(growing.log_prob[:count]),
+            tokens=tuple(text.tokens),
+            finish="length" if is_cut else "tool_calls" if message.tool_calls else "stop",
+            ended=is_whole or (finish == "eos" and not text.is_stopped),
+            before=before,
+        )
+        return replace(answer, tokens=(), finish="content_filter", ended=False) if is_blocked else answer
+
+    def _show(self, index: int, part: str) -> None:
+        if self._question.show is not None:
+            self.has_shown = True
+            self._question.show(index, part)
 
 
-class _Failed(Exception):
-    """A version could not go on. cause: its error."""
-
-    def __init__(self, cause: Exception | None) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-def no_show(_index: int, _part: str) -> None:
-    """Show no part of an answer while it grows."""
+def _check(growing: Growing, finish: str, *, is_stopped: bool = False) -> None:
+    """Raise _Failed, or Refused where the server ended what was to go on."""
+    if finish == "failed":
+        raise _Failed(growing.error)
+    if finish == "cancelled" and not is_stopped:
+        raise _not_ready("the server ended before the answer did")
 
 
 # ---- The versions that can answer: adapters of one base model, in the engine that generates with them.

@@ -44,7 +44,6 @@ from penstock.workloads.language.serving.text_answerer import (
     AnswerGuard,
     TextAnswerer,
     ThinkingForm,
-    no_show,
 )
 from penstock.workloads.language.settings import quieten, told_as
 from penstock.workloads.language.tokenizer import Tokenizer
@@ -121,7 +120,7 @@ class TextService:
         metrics.POLICY_CALLS.labels("generate").inc()
         try:
             self._check(request.policy)
-            reply = await self._conversations.generate(self._ask(request), self._until_s(context), no_show)
+            reply = await self._conversations.generate(self._ask(request), self._until_s(context))
         except Refused as error:
             return pb.GenerateReply(
                 refusal=self._request_errors.refused(request, error), request_id=request.request_id

@@ -17,7 +17,7 @@ from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.guard import Guard, Rule
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.asks import Ask, TextReply, Thought
-from penstock.workloads.language.serving.text_answerer import AnswerGuard, TextAnswerer, no_show
+from penstock.workloads.language.serving.text_answerer import AnswerGuard, Drawing
 from penstock.workloads.language.serving.text_server import TextService
 from tests.support.language.text_stand import FAR, TOKENIZER, WORDS, TextStand, adapter, running, user
 from tests.support.language.thinking_stand import BEHIND, MOST, THOUGHT, WITHOUT, form_of, ids, make_thinker
@@ -246,7 +246,7 @@ async def test_a_caller_without_time_ends_its_thought(thinker: Path) -> None:
     await stand.publish(1)
     until_s = asyncio.get_running_loop().time() + 0.05
     with pytest.raises(Refused) as refused:
-        await stand.conversations.generate(Ask(messages=(user(),), count=3), until_s, no_show)
+        await stand.conversations.generate(Ask(messages=(user(),), count=3), until_s)
     assert refused.value.refusal.reason is Reason.DEADLINE
     stand.engine.step()
     assert (stand.engine.under_way, stand.engine.waiting) == (0, 0)
@@ -256,7 +256,7 @@ async def test_a_caller_that_goes_away_leaves_its_thought_counted(thinker: Path)
     stand, before = TextStand(thinker, form=form_of()), unlearned("stopped")
     await stand.publish(1)
     asked = Ask(messages=(user(),), temperature=0.0)
-    answering = asyncio.ensure_future(stand.conversations.generate(asked, FAR, no_show))
+    answering = asyncio.ensure_future(stand.conversations.generate(asked, FAR))
     while not stand.engine.waiting:
         await asyncio.wait([answering], timeout=0)
     stand.engine.step()
@@ -280,14 +280,14 @@ async def test_a_version_that_cannot_think_is_stood_in_for(thinking: TextStand) 
 async def test_a_version_stays_between_a_thought_and_its_answer(
     thinking: TextStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = TextAnswerer._thought
+    whole = Drawing._thought
 
     async def replaced_meanwhile(*thought: Any) -> Thought:
         found = await whole(*thought)
         await thinking.publish(2)
         return found
 
-    monkeypatch.setattr(TextAnswerer, "_thought", replaced_meanwhile)
+    monkeypatch.setattr(Drawing, "_thought", replaced_meanwhile)
     reply = await ask(thinking)
     assert (reply.version, reply.is_fallback) == (1, False)
     assert reply.answers[0].message.content == BEHIND
