@@ -7,18 +7,17 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from penstock.actor.serving.request_handler import OnReply, RequestHandler
-from penstock.actor.serving.requests import ARMS
+from penstock.actor.serving.requests import served_versions
 from penstock.config.settings import ServingSection
 from penstock.protocol import spaces
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
-from penstock.protocol.refusal import Refused
 from penstock.protocol.spaces import Space
 from penstock.rpc.gate import Context, Malformed
 from penstock.runtime import metrics
@@ -139,26 +138,14 @@ class PolicyService:
         for name, label, body in calls:
             request, reply = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Reply")
             handlers[name] = grpc.unary_unary_rpc_method_handler(
-                self._refusing(label, reply, body), request.FromString, reply.SerializeToString
+                handler.request_errors.refusing(label, reply, body),
+                request.FromString,
+                reply.SerializeToString,
             )
         # Their replies are bytes; a stream's requests as well.
         handlers["Act"] = grpc.unary_unary_rpc_method_handler(self.act, pb.ActRequest.FromString)
         handlers["ActStream"] = grpc.stream_stream_rpc_method_handler(self.act_stream)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
-
-    def _refusing(self, label: str, reply: Any, body: Any) -> Callable[[Any, Context], Awaitable[Any]]:
-        """Return a call that counts itself under `label` and says in its reply why `body` refuses it."""
-        count = metrics.POLICY_CALLS.labels(label).inc
-
-        async def call(request: Any, _context: Context) -> Any:
-            count()
-            try:
-                said = body(request)
-                return await said if isinstance(said, Awaitable) else said
-            except Refused as error:
-                return reply(refusal=self._handler.request_errors.refused(request, error))
-
-        return call
 
     async def act(self, request: pb.ActRequest, context: Context) -> bytes:
         self._count_act()
@@ -193,15 +180,7 @@ class PolicyService:
             policy=section.policy,
             observation_space=spaces.to_proto(observation),
             action_space=spaces.to_proto(action),
-            versions=[
-                pb.ServedVersion(
-                    version=version,
-                    update=loaded.update,
-                    sha256=loaded.sha256,
-                    arms=[ARMS[arm] for arm in arms],
-                )
-                for version, (loaded, arms) in served.items()
-            ],
+            versions=served_versions(served),
             max_batch=section.max_request_rows,
             max_message_bytes=MAX_MESSAGE_BYTES,
             max_episodes=section.max_episodes,

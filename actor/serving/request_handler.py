@@ -34,6 +34,7 @@ from penstock.protocol.limits import MAX_NUMBER
 from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
 from penstock.protocol.spaces import Dict, Space
 from penstock.registry.routing import Arm
+from penstock.rpc.boundary import Context
 from penstock.rpc.identity import CALLER
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
@@ -62,6 +63,20 @@ class RequestErrors:
             words = {"reason": reason, "detail": detail, "others": others}
             log.info("refused", extra=words | _names(request))
         return error.refusal.to_proto()
+
+    def refusing(self, label: str, reply: Any, body: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Return a call that counts itself under `label` and replies with the reason where `body` refuses."""
+        count = metrics.POLICY_CALLS.labels(label).inc
+
+        async def call(request: Any, _context: Context) -> Any:
+            count()
+            try:
+                result = body(request)
+                return await result if isinstance(result, Awaitable) else result
+            except Refused as error:
+                return reply(refusal=self.refused(request, error))
+
+        return call
 
     def failed(self, loaded: Loaded, question: Question, error: Exception) -> None:
         others = self._count("failed")

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from penstock.actor.serving.answering import Answered
-from penstock.actor.serving.batcher import Answer, Question
+from penstock.actor.serving.batcher import Answer, Loaded, Question
 from penstock.actor.serving.episodes import Episode
 from penstock.config.settings import ServingSection
 from penstock.protocol.refusal import Refused, invalid
@@ -170,6 +170,18 @@ ARMS: Final = {
     Arm.CANARY: pb.ARM_CANARY,
     Arm.PINNED: pb.ARM_PINNED,
 }
+
+
+def served_versions(served: Mapping[int, tuple[Loaded, Sequence[Arm]]]) -> list[pb.ServedVersion]:
+    """Return what `Describe` says of versions and their arms. served: see `LoadedVersions.served`."""
+    return [
+        pb.ServedVersion(
+            version=version, update=loaded.update, sha256=loaded.sha256, arms=[ARMS[arm] for arm in arms]
+        )
+        for version, (loaded, arms) in served.items()
+    ]
+
+
 _FALLBACKS: Final = {
     "": pb.FALLBACK_UNSPECIFIED,
     "previous": pb.FALLBACK_PREVIOUS,

@@ -134,7 +134,7 @@ def kwargs_settings(
                 why = said
             elif one["type"] == "extra_forbidden":
                 where = f"environment.kwargs.{key}"
-                why = f"unknown key; use one of {', '.join(kind.model_fields)}"
+                why = f"unknown key; use one of {', '.join(sorted(kind.model_fields))}"
             lines.append(f"{where}: {why}")
         raise ConfigurationError("\n".join(lines)) from error
 

@@ -16,6 +16,7 @@ Opinion                   what a person thinks of one
 CallerShares              how much of something that is bounded each caller holds
 RequestErrors             refusals counted, and in the log
 check_amount, check_count, check_request_id   of rewards and ids in requests, before anything is remembered
+ARMS, served_versions     arms and versions as messages have them
 check_range, check_window, no_weights
 """
 
@@ -31,7 +32,7 @@ from penstock.actor.serving.experience import RunFollower, ServedQueue, count_no
 from penstock.actor.serving.loaded_versions import Choice, LoadedVersions, Weights
 from penstock.actor.serving.release import CanaryMonitor, Traffic
 from penstock.actor.serving.request_handler import RequestErrors
-from penstock.actor.serving.requests import check_amount, check_count, check_request_id
+from penstock.actor.serving.requests import ARMS, check_amount, check_count, check_request_id, served_versions
 from penstock.actor.serving.server_process import (
     HostedService,
     Source,
@@ -48,6 +49,7 @@ from penstock.learner.publish.kept_versions import FinalPolicy, read_final
 from penstock.runtime.lifecycle import BackgroundTasks
 
 __all__ = [
+    "ARMS",
     "Answered",
     "BackgroundTasks",
     "CallerShares",
@@ -78,6 +80,7 @@ __all__ = [
     "make_traffic",
     "no_weights",
     "read_final",
+    "served_versions",
     "withdrawing",
 ]
 

@@ -50,6 +50,7 @@ from penstock.workloads.language.tokenizer import Tokenizer
 from penstock.workloads.plugin.acting import Run
 from penstock.workloads.plugin.fragments import learner_reward
 from penstock.workloads.plugin.serving import (
+    ARMS,
     BackgroundTasks,
     CanaryMonitor,
     Episodes,
@@ -63,6 +64,7 @@ from penstock.workloads.plugin.serving import (
     check_window,
     make_traffic,
     no_weights,
+    served_versions,
     withdrawing,
 )
 
@@ -75,13 +77,7 @@ _CHUNK_BYTES: Final = 256 * KIB
 
 Context = Any
 """grpc.aio.ServicerContext, which the stubs and the generated code type differently."""
-_ARMS: Final = {
-    Arm.LATEST: policy_pb2.ARM_LATEST,
-    Arm.ACTIVE: policy_pb2.ARM_ACTIVE,
-    Arm.CANARY: policy_pb2.ARM_CANARY,
-    Arm.PINNED: policy_pb2.ARM_PINNED,
-}
-_ARM_OF: Final[dict[int, Arm]] = {number: arm for arm, number in _ARMS.items()}
+_ARM_OF: Final[dict[int, Arm]] = {number: arm for arm, number in ARMS.items()}
 _PLAIN: Final = (
     *("request_id", "conversation_id", "client_key", "version", "max_tokens", "not_learned", "regenerate"),
     *("begins_with", "presence_penalty", "frequency_penalty", "show_thought"),
@@ -105,13 +101,14 @@ class TextService:
         self._loop = asyncio.get_running_loop()
 
     def add_to(self, server: "grpc.aio.Server") -> None:
+        refusing = self._request_errors.refusing
         methods: Any = SimpleNamespace(
             Generate=self.generate,
             GenerateStream=self.generate_stream,
-            StartConversation=self.start,
-            Reward=self.reward,
-            EndConversation=self.end,
-            Describe=self.describe,
+            StartConversation=refusing("start_conversation", pb.StartConversationReply, self._start),
+            Reward=refusing("reward", pb.TurnRewardsReply, self._reward),
+            EndConversation=refusing("end_conversation", pb.EndConversationReply, self._end),
+            Describe=refusing("describe", pb.DescribeTextReply, self.describe),
             Http=self.http,
         )
         add_TextServiceServicer_to_server(methods, server)
@@ -153,73 +150,48 @@ class TextService:
                 for begin in range(0, len(part), _CHUNK_BYTES):
                     yield pb.HttpChunk(body=part[begin : begin + _CHUNK_BYTES])
 
-    async def start(
-        self, request: pb.StartConversationRequest, _context: Context
-    ) -> pb.StartConversationReply:
-        metrics.POLICY_CALLS.labels("start_conversation").inc()
-        try:
-            self._check(request.policy)
-            episode = self._conversations.start(
-                request.client_key,
-                request.request_id,
-                not_learned=request.not_learned,
-                arm=_arm(request.arm),
-                must_exist=request.must_exist,
-                opinions=request.opinions,
-            )
-        except Refused as error:
-            return pb.StartConversationReply(refusal=self._request_errors.refused(request, error))
+    def _start(self, request: pb.StartConversationRequest) -> pb.StartConversationReply:
+        self._check(request.policy)
+        episode = self._conversations.start(
+            request.client_key,
+            request.request_id,
+            not_learned=request.not_learned,
+            arm=_arm(request.arm),
+            must_exist=request.must_exist,
+            opinions=request.opinions,
+        )
         return pb.StartConversationReply(
-            conversation_id=episode.id, arm=_ARMS[episode.arm], learned=episode.learned
+            conversation_id=episode.id, arm=ARMS[episode.arm], learned=episode.learned
         )
 
-    async def reward(self, request: pb.TurnRewardsRequest, _context: Context) -> pb.TurnRewardsReply:
-        metrics.POLICY_CALLS.labels("reward").inc()
-        try:
-            check_count(len(request.rewards))
-            rewards = [(one.turn if one.HasField("turn") else None, one.amount) for one in request.rewards]
-            late = await self._conversations.reward(
-                request.conversation_id, request.request_id, rewards, asked=request.asked
-            )
-        except Refused as error:
-            return pb.TurnRewardsReply(refusal=self._request_errors.refused(request, error))
+    async def _reward(self, request: pb.TurnRewardsRequest) -> pb.TurnRewardsReply:
+        check_count(len(request.rewards))
+        rewards = [(one.turn if one.HasField("turn") else None, one.amount) for one in request.rewards]
+        late = await self._conversations.reward(
+            request.conversation_id, request.request_id, rewards, asked=request.asked
+        )
         return pb.TurnRewardsReply(late=late)
 
-    async def end(self, request: pb.EndConversationRequest, _context: Context) -> pb.EndConversationReply:
-        metrics.POLICY_CALLS.labels("end_conversation").inc()
-        try:
-            if request.ending not in _ENDINGS:
-                raise invalid(f"ending={request.ending}: say TERMINATED, TRUNCATED or ABANDONED")
-            total, turns = self._conversations.end(
-                request.conversation_id,
-                request.request_id,
-                terminated=request.ending == policy_pb2.ENDING_TERMINATED,
-                abandoned=request.ending == policy_pb2.ENDING_ABANDONED,
-                reward=request.reward if request.HasField("reward") else None,
-            )
-        except Refused as error:
-            return pb.EndConversationReply(refusal=self._request_errors.refused(request, error))
+    def _end(self, request: pb.EndConversationRequest) -> pb.EndConversationReply:
+        if request.ending not in _ENDINGS:
+            raise invalid(f"ending={request.ending}: say TERMINATED, TRUNCATED or ABANDONED")
+        total, turns = self._conversations.end(
+            request.conversation_id,
+            request.request_id,
+            terminated=request.ending == policy_pb2.ENDING_TERMINATED,
+            abandoned=request.ending == policy_pb2.ENDING_ABANDONED,
+            reward=request.reward if request.HasField("reward") else None,
+        )
         return pb.EndConversationReply(total_return=total, turns=turns)
 
-    async def describe(self, request: pb.DescribeTextRequest, _context: Context) -> pb.DescribeTextReply:
-        metrics.POLICY_CALLS.labels("describe").inc()
-        try:
-            self._check(request.policy)
-        except Refused as error:
-            return pb.DescribeTextReply(refusal=self._request_errors.refused(request, error))
+    def describe(self, request: pb.DescribeTextRequest) -> pb.DescribeTextReply:
+        """Return what is served; raises Refused for another policy."""
+        self._check(request.policy)
         section, limits = self._section, self._conversations.limits
         return pb.DescribeTextReply(
             run=self._run,
             policy=section.policy,
-            versions=[
-                policy_pb2.ServedVersion(
-                    version=version,
-                    update=loaded.update,
-                    sha256=loaded.sha256,
-                    arms=[_ARMS[arm] for arm in arms],
-                )
-                for version, (loaded, arms) in self._versions.served().items()
-            ],
+            versions=served_versions(self._versions.served()),
             max_tokens=limits.most_tokens,
             answer_tokens=limits.answer_tokens,
             max_conversations=section.max_episodes,
@@ -294,7 +266,7 @@ def _to_proto(request: pb.GenerateRequest, reply: TextReply) -> pb.GenerateReply
         request_id=request.request_id,
         answers=[_answer(one.told()) for one in reply.answers],
         version=reply.version,
-        arm=_ARMS[reply.arm],
+        arm=ARMS[reply.arm],
         fallback=policy_pb2.FALLBACK_ADAPTER_OFF if reply.is_fallback else policy_pb2.FALLBACK_UNSPECIFIED,
         conversation_id=reply.conversation_id,
         turn=reply.turn,

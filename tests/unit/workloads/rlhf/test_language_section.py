@@ -14,7 +14,7 @@ from penstock.workloads.rlhf.environment import language
         ({"top_k": 50}, r"environment\.kwargs\.top_k=50: sampling cannot be changed"),
         (
             {"prompt": "x"},
-            r"environment\.kwargs\.prompt: unknown key; use one of task, conversations, base_training",
+            r"environment\.kwargs\.prompt: unknown key; use one of base_training, conversations, device",
         ),
         ({"group": 0}, r"environment\.kwargs\.group=0: Input should be greater than 0"),
     ],

@@ -148,7 +148,7 @@ async def test_on_the_wire_a_hidden_thought_is_numbers_alone(thinking: TextStand
     assert shown.answers[0].thought.text == THOUGHT
     none = await thinking.service.generate(pb.GenerateRequest(**fields, thought_tokens=0), Caller())
     assert not none.answers[0].HasField("thought")
-    described = await thinking.service.describe(pb.DescribeTextRequest(), Caller())
+    described = thinking.service.describe(pb.DescribeTextRequest())
     assert described.thought_tokens == MOST
 
 
