@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -308,11 +307,10 @@ def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) 
     return PeftModel.from_pretrained(network, folder, is_trainable=is_trainable)
 
 
-def _checked_network(
-    folder: Path, card: Card | HeadsCard, base: str | None, device: str, *, is_trainable: bool = False
-) -> Network:
+def _checked_network(folder: Path, card: Card | HeadsCard, base: str | None, device: str) -> Network:
     """Return the network of a folder; raises ConfigurationError for one that gives other numbers now."""
-    network = load_network(folder, base, is_trainable=is_trainable).to(torch.device(device)).eval()
+    network = load_network(folder, base, is_trainable=isinstance(card, HeadsCard))
+    network.to(torch.device(device)).eval()
     checks: Sequence[Scores | Numbers] = card.checks
     found = output_rows(network, [one.ids for one in checks])
     told = [(one.score,) if isinstance(one, Scores) else one.given for one in checks]
@@ -326,21 +324,30 @@ def _checked_network(
     return network
 
 
-class SavedModel(ABC):
-    """A model that was saved; scores what it is shown. One thread at a time."""
+class RewardModel:
+    """A saved model of one score. One thread uses it at a time."""
 
-    def __init__(self, network: Network, encoder: Encoder, by: ScoredBy) -> None:
-        self.network, self.encoder, self.by = network, encoder, by
+    def __init__(self, network: Network, encoder: Encoder, card: Any, by: ScoredBy) -> None:
+        self.network, self.encoder, self.card, self.by = network, encoder, card, by
         self.vocabulary = network.get_input_embeddings().num_embeddings
 
     @classmethod
-    @abstractmethod
     def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> Self:
         """Read a folder that `save` wrote. base: where the base model lies now, where it has moved.
 
         Raises ConfigurationError for a folder that holds none, and for numbers that are not those of
         training: another base model, or a head that is not the one that was trained.
         """
+        card = _read_card(folder, CARD, Card)
+        return cls._over(folder, card, base, device, weights_sha256(folder), mean=card.mean, std=card.std)
+
+    @classmethod
+    def _over(
+        cls, folder: Path, card: Any, base: str | None, device: str, sha256: str, **measured: float
+    ) -> Self:
+        network = _checked_network(folder, card, base, device)
+        encoder = Encoder(load_tokenizer(str(folder)), card.max_tokens)
+        return cls(network, encoder, card, ScoredBy(name=folder.resolve().name, sha256=sha256, **measured))
 
     def encode(self, sample: Sample) -> list[int]:
         """Return the row of token ids that is scored; raises BadSample.
@@ -360,29 +367,15 @@ class SavedModel(ABC):
             )
         return ids
 
-    @abstractmethod
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
         """Return scores of rows that `encode` made; raises BadReward for one that is not finite."""
+        return checked(score_rows(self.network, rows), len(rows), self.by.name)
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
         return Rewards(self.score_rows([self.encode(sample) for sample in samples]), self.by)
 
-    def close(self) -> None:  # noqa: B027 - of a source of rewards; here nothing is held open
-        """Do nothing."""
-
-
-class RewardModel(SavedModel):
-    """A model of one score."""
-
-    @classmethod
-    def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> Self:
-        card = _read_card(folder, CARD, Card)
-        network = _checked_network(folder, card, base, device)
-        by = ScoredBy(name=folder.resolve().name, sha256=weights_sha256(folder), mean=card.mean, std=card.std)
-        return cls(network, Encoder(load_tokenizer(str(folder)), card.max_tokens), by)
-
-    def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
-        return checked(score_rows(self.network, rows), len(rows), self.by.name)
+    def close(self) -> None:
+        """Do nothing: no connection is open."""
 
 
 # ---- A network of several heads: what people will say of a response, each thing as 0 to 1. Its reward is the
@@ -397,21 +390,18 @@ class Judgement:
     reward: float
 
 
-class HeadsModel(SavedModel):
-    """A network with its heads."""
+class HeadsModel(RewardModel):
+    """A saved model of several heads, which may go on learning."""
 
     def __init__(self, network: Network, encoder: Encoder, card: HeadsCard, by: ScoredBy) -> None:
-        super().__init__(network, encoder, by)
-        self.card, self.heads = card, parse_heads(card.heads)
+        super().__init__(network, encoder, card, by)
+        self.heads = parse_heads(card.heads)
 
     @classmethod
     def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> Self:
         card = _read_card(folder, HEADS_CARD, HeadsCard)
-        network = _checked_network(folder, card, base, device, is_trainable=True)
-        digest = hashlib.sha256(weights_sha256(folder).encode())
-        digest.update((folder / HEADS_CARD).read_bytes())
-        by = ScoredBy(name=folder.resolve().name, sha256=digest.hexdigest())
-        return cls(network, Encoder(load_tokenizer(str(folder)), card.max_tokens), card, by)
+        digest = hashlib.sha256(weights_sha256(folder).encode() + (folder / HEADS_CARD).read_bytes())
+        return cls._over(folder, card, base, device, digest.hexdigest())
 
     def save(self, folder: Path) -> None:
         """Write the model; `heads.json` last, so that a folder with one is whole."""
@@ -465,7 +455,7 @@ class HeadsModel(SavedModel):
         rows: new ones together with earlier ones that it is to remember; what is left out is forgotten.
         Raises ValueError where no row can be used, Interrupted once `stop` is set.
         """
-        from penstock.workloads.language.reward.training import checks_of, fit  # noqa: PLC0415 - a Trainer
+        from penstock.workloads.language.reward.training import checks_of, fit_heads  # noqa: PLC0415 - a Trainer
 
         chosen = settings or RewardTraining.model_validate(self.card.trained["settings"])
         found = to_opinions(((f"row {number}", row) for number, row in enumerate(rows, 1)), self.heads)
@@ -475,15 +465,17 @@ class HeadsModel(SavedModel):
             lines = "; ".join(found.bad.lines()) or "none rates what a head is for"
             raise ValueError(f"{len(rows)} rows of feedback: no row can be used: {lines}")
         device = "cpu" if self.network.device.type == "cpu" else None
-        fitted = fit(self.network, train, validation, self.heads, chosen, stop, device=device)
+        _, calibrations, measures = fit_heads(
+            self.network, train, validation, self.heads, chosen, stop, device=device
+        )
         changed = {
-            "calibrations": fitted.calibrations,
+            "calibrations": calibrations,
             "checks": tuple(Numbers(ids=ids, given=given) for ids, given in checks_of(self.network, train)),
             "trained": {**self.card.trained, "settings": chosen.model_dump(mode="json")},
         }
         self.card = self.card.model_copy(update=changed)
         self.by = replace(self.by, sha256="")
-        return fitted.measures
+        return measures
 
     def measured(self, place: str, part: str | None = None) -> HeadsMeasures:
         """Return the measures over all feedback of a place; raises ConfigurationError."""
@@ -494,7 +486,7 @@ class HeadsModel(SavedModel):
         return judge(self.network, items, self.heads)[1]
 
     def _reward(self, shares: Mapping[str, float]) -> float:
-        weights = self.card.weights
+        weights: dict[str, float] = self.card.weights
         return sum(weights[name] * shares[name] for name in weights) / sum(weights.values())
 
 
@@ -546,7 +538,7 @@ def open_source(
     )
 
 
-def load_model(folder: Path, *, base: str | None, device: str) -> SavedModel:
+def load_model(folder: Path, *, base: str | None, device: str) -> RewardModel:
     """Return the reward model in a folder, of one score or of several heads.
 
     base: where its base model lies now, where it has moved. device: as torch names it, or "auto". Raises

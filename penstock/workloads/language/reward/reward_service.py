@@ -31,7 +31,7 @@ from penstock.runtime.metrics import EVENT_LOOP, LATENCY_S, declare, watch_loop
 from penstock.runtime.server_frame import ServerFrame, setter
 from penstock.v1 import reward_pb2 as pb
 from penstock.v1.reward_pb2_grpc import add_RewardServiceServicer_to_server
-from penstock.workloads.language.reward.reward_model import HeadsModel, SavedModel, load_model
+from penstock.workloads.language.reward.reward_model import HeadsModel, RewardModel, load_model
 from penstock.workloads.language.reward.reward_source import (
     MAX_REWARD_SAMPLES,
     BadReward,
@@ -181,7 +181,7 @@ Context = Any
 class RewardService:
     """The calls of reward.proto; one event loop uses it."""
 
-    def __init__(self, model: SavedModel, batcher: Batcher) -> None:
+    def __init__(self, model: RewardModel, batcher: Batcher) -> None:
         self._model, self._batcher = model, batcher
         # Text takes long to tokenise, and a tokenizer is one thread's.
         self._encoding = ComputePool(1, "encoding")
@@ -256,7 +256,7 @@ def main(
 
 
 async def _serve(
-    lifecycle: Lifecycle, settings: Settings, health: Health, model: SavedModel, listen: str
+    lifecycle: Lifecycle, settings: Settings, health: Health, model: RewardModel, listen: str
 ) -> int:
     stop = asyncio.Event()
     lifecycle.on_drain(setter(stop))

@@ -115,7 +115,21 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
             self.add_callback(EarlyStoppingCallback(settings.patience))
         self.control: TrainerControl  # made by the Trainer
         self._heads, self._centring, self._validation = heads, settings.centring, validation
-        self.measures = Measures()
+        self._stop, self.measures = stop, Measures()
+
+    def fit(self, resume: str | None = None) -> None:
+        """Train the network where it is: it keeps the best weights, or the last ones without validation.
+
+        resume: checkpoint to go on from. Raises Interrupted once `stop` is set.
+        """
+        self.train(resume_from_checkpoint=resume)
+        if self._stop.is_set():
+            what = "interrupted" if self._heads else "interrupted: go on with --resume"
+            log.info(what, extra={"step": self.state.global_step})
+            raise Interrupted
+        # Mixed precision wraps the forward pass, which would give other scores than the saved model.
+        self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        self.model.eval()
 
     def compute_loss(
         self,
@@ -296,17 +310,7 @@ class StepWatch(TrainerCallback):  # type: ignore[misc]  # transformers comes wi
             control.should_training_stop = True
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """What the training of heads came to. history: the validation losses. best_epoch: counted from 1."""
-
-    calibrations: dict[str, Calibration]
-    measures: HeadsMeasures
-    history: list[dict[str, Any]]
-    best_epoch: int
-
-
-def fit(
+def fit_heads(
     network: Network,
     train_items: list[Item],
     validation: list[Item],
@@ -315,8 +319,8 @@ def fit(
     stop: threading.Event | None = None,
     *,
     device: str | None = None,
-) -> Fitted:
-    """Train heads where they are, and calibrate them; without a validation side the last weights are kept."""
+) -> tuple[Any, dict[str, Calibration], HeadsMeasures]:
+    """Train heads where they are; return the Trainer's state, the calibrations and the measures."""
     stop = stop or threading.Event()
     if stop.is_set():
         raise Interrupted
@@ -325,22 +329,8 @@ def fit(
             network, train_items, validation, settings,
             heads=heads, checkpoints=Path(folder), device=device, stop=stop,
         )  # fmt: skip
-        trainer.train()
-    if stop.is_set():
-        raise Interrupted
-    _in_full_precision(trainer)
-    network.eval()
-    state = trainer.state
-    validated = [one for one in state.log_history if "eval_loss" in one]
-    history = [{"step": one["step"], "validation_loss": one["eval_loss"]} for one in validated]
-    best = [place for place, one in enumerate(history, 1) if one["step"] == _best_step(state)]
-    calibrations, measures = judge(network, validation, heads)
-    return Fitted(calibrations, measures, history, best[0] if best else math.ceil(state.epoch))
-
-
-def _in_full_precision(trainer: Any) -> None:
-    """Undo the wrapping of mixed precision, with which scores to check would be others."""
-    trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+        trainer.fit()
+    return trainer.state, *judge(network, validation, heads)
 
 
 def _best_step(state: Any) -> int:
@@ -413,13 +403,10 @@ def train(
     )  # fmt: skip
     for callback in callbacks:
         trainer.add_callback(callback)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    if stop.is_set():
-        log.info("interrupted: go on with --resume", extra={"step": trainer.state.global_step})
-        raise Interrupted
+    trainer.fit(checkpoint)
     results = _results(order, trainer, data, encoder)
     results["seconds"] = round(time.monotonic() - began, 1)
-    return _save(order, trainer.model, encoder, data, results)
+    return _save(order, network, encoder, data, results)
 
 
 def read_data(order: Order, encoder: Encoder) -> Data:
@@ -478,7 +465,6 @@ def _same_plan(order: Order, data: Data) -> None:
 
 
 def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder) -> dict[str, Any]:
-    _in_full_precision(trainer)
     if data.validation:
         trainer.evaluate()  # of the best weights, which are loaded now
     state = trainer.state
@@ -526,7 +512,6 @@ def _save(
     order: Order, network: Network, encoder: Encoder, data: Data, results: dict[str, Any]
 ) -> dict[str, Any]:
     """Write model and results; the checkpoints, which hold the optimiser too, are then worth nothing."""
-    network.eval()
     card = Card(
         base=order.base,
         max_tokens=encoder.max_tokens,
@@ -569,7 +554,12 @@ def _train_heads(
     weights: dict[str, float],
     stop: threading.Event,
 ) -> dict[str, Any]:
-    fitted = fit(network, data.train, data.validation, order.heads, order.settings, stop, device=order.device)
+    state, calibrations, measures = fit_heads(
+        network, data.train, data.validation, order.heads, order.settings, stop, device=order.device
+    )
+    losses = [one for one in state.log_history if "eval_loss" in one]
+    history = [{"step": one["step"], "validation_loss": one["eval_loss"]} for one in losses]
+    best = [number for number, one in enumerate(history, 1) if one["step"] == _best_step(state)]
     trained: dict[str, Any] = {
         "feedback": _shown(order.source.place),
         "settings": order.settings.model_dump(mode="json"),
@@ -579,17 +569,17 @@ def _train_heads(
     trained |= {
         "bad_rows": data.bad.count,
         "bad_rows_shown": data.bad.lines(),
-        "best_epoch": fitted.best_epoch,
-        "measures": asdict(fitted.measures),
+        "best_epoch": best[0] if best else math.ceil(state.epoch),
+        "measures": asdict(measures),
     }
     card = HeadsCard(
         base=order.base,
         max_tokens=encoder.max_tokens,
         heads=tuple(f"{one.name}={one.scale.name}" for one in order.heads),
-        calibrations=fitted.calibrations,
+        calibrations=calibrations,
         weights=weights,
         checks=tuple(Numbers(ids=ids, given=given) for ids, given in checks_of(network, data.train)),
         trained=trained,
     )
     reward_model.save(network, encoder.tokenizer, card, order.out)
-    return {**trained, "other_key": data.other_key, "history": fitted.history}
+    return {**trained, "other_key": data.other_key, "history": history}
