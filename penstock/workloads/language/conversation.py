@@ -246,8 +246,10 @@ class LiveConversation:
         self._said: tuple[Message, ...] = ()
         self._tools: Tools = ()
         self._turns: list[SampledTurn] = []
-        self._prompt: tuple[int, ...] = ()
-        self._asked: tuple[Message, ...] = ()
+        self.prompt: tuple[int, ...] = ()
+        """Ids of the prompt that `ask` has returned last; () once the conversation has ended."""
+        self.asked: tuple[Message, ...] = ()
+        """Messages of that prompt."""
         self._first_turn = 0
         self._done: list[tuple[int, Column]] = []
         """Columns that are over, with the number of the first turn of each."""
@@ -282,7 +284,7 @@ class LiveConversation:
             if why:
                 self.cuts[why] += 1
             self.end(terminated=False)
-        self._prompt, self._asked, self._tools = prompt, asked, tools
+        self.prompt, self.asked, self._tools = prompt, asked, tools
         return prompt
 
     def answer(self, sampled: Sampled, message: Message) -> int:
@@ -294,14 +296,14 @@ class LiveConversation:
             raise ValueError("answer: no token was sampled")
         self._turns.append(
             SampledTurn(
-                start=len(self._prompt),
+                start=len(self.prompt),
                 log_prob=sampled.log_prob,
                 version=sampled.version,
                 update=sampled.update,
             )
         )
-        self._ids = (*self._prompt, *sampled.ids)
-        self._said = (*self._asked, message)
+        self._ids = (*self.prompt, *sampled.ids)
+        self._said = (*self.asked, message)
         return self.turns - 1
 
     def reward(self, amount: float, turn: int | None = None) -> bool:
@@ -347,7 +349,7 @@ class LiveConversation:
     @property
     def held_tokens(self) -> int:
         """Tokens of prompts and columns that are held, more than once where they are in several."""
-        return len(self._ids) + len(self._prompt) + sum(len(column.ids) for _, column in self._done)
+        return len(self._ids) + len(self.prompt) + sum(len(column.ids) for _, column in self._done)
 
     def take(self, most: int | None = None) -> list[Column]:
         """Columns that are over and were not taken before, the oldest first; most: of them; None: all."""
@@ -383,7 +385,7 @@ class LiveConversation:
             self._done.append((self._first_turn, column))
         self._first_turn += len(self._turns)
         self._turns, self._ids, self._said = [], (), ()
-        self._prompt, self._asked, self._tools = (), (), ()
+        self.prompt, self.asked, self._tools = (), (), ()
         self._rewarded.clear()
 
 

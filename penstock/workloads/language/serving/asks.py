@@ -7,7 +7,7 @@ context of what follows, and no turn of its column.
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -17,7 +17,7 @@ from penstock.registry.routing import Arm
 from penstock.workloads.language.conversation import LiveConversation, Sampled
 from penstock.workloads.language.engine import LEAST_TEMPERATURE, LEAST_TOP_P
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.plugin.serving import Episode, check_request_id
+from penstock.workloads.plugin.serving import Episode, check_request_id, count_not_learned
 
 MAX_COUNT: Final = 16
 MAX_STOPS: Final = 16
@@ -73,8 +73,7 @@ class Ask:
             raise invalid(f"temperature={self.temperature:g}: say 0, or {LEAST_TEMPERATURE:g} to 100")
         _within("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _within("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        if not LEAST_TOP_P <= self.top_p <= 1.0:
-            raise invalid(f"top_p={self.top_p:g}: say {LEAST_TOP_P:g} to 1")
+        _within("top_p", self.top_p, LEAST_TOP_P, 1.0)
         if not 1 <= self.count <= MAX_COUNT:
             raise invalid(f"count={self.count}: ask for 1 to {MAX_COUNT} answers")
         if len(self.stop) > MAX_STOPS or any(not 0 < len(text) <= MAX_TEXT for text in self.stop):
@@ -266,10 +265,6 @@ def _of_values(values: Iterable[Any]) -> int:
 # ---- One conversation of a client.
 
 
-Unlearned = Callable[[str, int], None]
-"""Takes why sampled tokens are not learned from, and how many."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sibling:
     """An answer that may be gone on with. unlearned: why it is not learned from; "": it is.
@@ -290,7 +285,6 @@ class Talk:
 
     episode: Episode
     live: LiveConversation
-    on_unlearned: Unlearned
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_keeping: bool = False
     """Late rewards are being kept: no column of it is sent meanwhile."""
@@ -300,8 +294,6 @@ class Talk:
     """Columns that are over and wait for late rewards."""
     _turns: list[int | None] = field(default_factory=list)
     """By turn: which it is in the columns; None: it is in none."""
-    _asked: tuple[Message, ...] = ()
-    _prompt: tuple[int, ...] = ()
     siblings: list[Sibling] = field(default_factory=list)
     """Answers to what was asked last."""
     _last: tuple[Ask, TextReply] | None = None
@@ -326,13 +318,13 @@ class Talk:
 
     @property
     def held_bytes(self) -> int:
-        size = ID_BYTES * (len(self._prompt) + self.live.held_tokens) + TURN_BYTES * self.live.turns
+        size = ID_BYTES * self.live.held_tokens + TURN_BYTES * self.live.turns
         for one in self.siblings:
             size += SAMPLED_BYTES * len(one.sampled.ids) + of_message(one.message)
         if self._last is not None:
             answers = self._last[1].answers
             size += sum(of_answer(one) for one in answers)
-            if self._last[0].messages is not self._asked:
+            if self._last[0].messages is not self.live.asked:
                 size += self._last_bytes
         return size + self._asked_bytes
 
@@ -347,12 +339,12 @@ class Talk:
 
         most: tokens of an answer. update: of the weights that will answer.
         """
-        if self.siblings and ask.messages == self._asked:
-            return self._prompt
+        if self.siblings and ask.messages == self.live.asked:
+            return self.live.prompt
         self.choose(ask.messages)
-        self._prompt = self.live.ask(ask.messages, answer_tokens=most, update=update, tools=ask.tools)
-        self._asked, self._asked_bytes = ask.messages, of_ask(ask)
-        return self._prompt
+        prompt = self.live.ask(ask.messages, answer_tokens=most, update=update, tools=ask.tools)
+        self._asked_bytes = of_ask(ask)
+        return prompt
 
     def answered(self, ask: Ask, reply: TextReply, siblings: Sequence[Sibling]) -> None:
         self.siblings.extend(siblings)
@@ -363,15 +355,15 @@ class Talk:
         siblings, self.siblings = self.siblings, []
         if not siblings:
             return
-        count = len(self._asked)
-        follows = messages[count] if messages[:count] == self._asked and len(messages) > count else None
+        asked, count = self.live.asked, len(self.live.asked)
+        follows = messages[count] if messages[:count] == asked and len(messages) > count else None
         said = [one.message for one in siblings]
         chosen = siblings[said.index(follows) if follows in said else 0]
         for one in siblings:
             if one is not chosen:
-                self.on_unlearned("sibling", len(one.sampled.ids))
+                count_not_learned("sibling", len(one.sampled.ids))
         if chosen.unlearned:
-            self.on_unlearned(chosen.unlearned, len(chosen.sampled.ids))
+            count_not_learned(chosen.unlearned, len(chosen.sampled.ids))
             self._turns.append(None)
         else:
             self._turns.append(self.live.answer(chosen.sampled, chosen.message))
@@ -410,12 +402,12 @@ class Talk:
     def give_up(self) -> None:
         self.choose()
         if left_out := self.live.give_up():
-            self.on_unlearned("abandoned", left_out)
+            count_not_learned("abandoned", left_out)
         self._let_go()
 
     def _let_go(self) -> None:
         """Nothing is asked or repeated any more; what is over may wait for late rewards still."""
-        self._asked, self._prompt, self._last = (), (), None
+        self._last = None
         self._asked_bytes = self._last_bytes = 0
 
 

@@ -433,7 +433,7 @@ class Conversations:
         live = LiveConversation(
             self._encoder, most_tokens=self.limits.column_tokens, most_lag=self.limits.most_lag
         )
-        self._talks[episode.id] = Talk(episode, live, count_not_learned)
+        self._talks[episode.id] = Talk(episode, live)
         metrics.EPISODES_OPEN.set(len(self.episodes))
         return episode
 
