@@ -28,7 +28,6 @@ from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message, ToolCall
-from penstock.workloads.language.serving.asks import Ask, TextReply
 from penstock.workloads.language.serving.conversations import ColumnExperience, Conversations, Limits
 from penstock.workloads.language.serving.text_answerer import (
     AdapterVersions,
@@ -36,6 +35,7 @@ from penstock.workloads.language.serving.text_answerer import (
     TextAnswerer,
     ThinkingForm,
 )
+from penstock.workloads.language.serving.text_request import TextReply, TextRequest
 from penstock.workloads.language.serving.text_server import TextService
 from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
 from tests.support.language.chat_words import chat_tokenizer
@@ -220,9 +220,9 @@ class TextStand:
         await self.versions.take_probed(self.weights[version], self.specification.probe)
 
     async def say(self, conversation_id: str, *messages: Message, **fields: Any) -> TextReply:
-        """Ask for the answer to these messages, with the tools."""
+        """TextRequest for the answer to these messages, with the tools."""
         asked: dict[str, Any] = {"messages": messages, "conversation_id": conversation_id, "tools": TOOLS}
-        ask = Ask(**(asked | fields))
+        ask = TextRequest(**(asked | fields))
         return await self.conversations.generate(ask, FAR)
 
     def start(self, name: str = "", **fields: Any) -> str:

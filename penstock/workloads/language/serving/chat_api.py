@@ -32,7 +32,6 @@ from penstock.registry.routing import Arm, labels
 from penstock.rpc.address import is_local
 from penstock.runtime import metrics
 from penstock.runtime.retry import full_jitter
-from penstock.workloads.language.serving.asks import Ask, TextReply
 from penstock.workloads.language.serving.chat_forms import (
     ChatRequest,
     Envelope,
@@ -44,6 +43,7 @@ from penstock.workloads.language.serving.chat_forms import (
     of_value,
 )
 from penstock.workloads.language.serving.conversations import Conversations
+from penstock.workloads.language.serving.text_request import TextReply, TextRequest
 from penstock.workloads.plugin.serving import Episode, LoadedVersions, RequestErrors
 
 log = logging.getLogger(__name__)
@@ -99,26 +99,26 @@ class ChatApi:
         body = _read(ChatRequest, request)
         name = ""
         try:
-            ask = body.ask(request.request_id, self._conversations.limits.most_tokens)
+            wanted = body.text_request(request.request_id, self._conversations.limits.most_tokens)
             arm, version = model_of(body.model, *self._names(request))
             user = checked_text("client_key", body.user or "")
             name = "" if version else body.conversation(request.headers.get("x-conversation-id"))
             if name:
                 metrics.POLICY_CALLS.labels("start_conversation").inc()
                 episode = await self._patiently(partial(self._begun, user, name, arm), until_s)
-                ask = replace(ask, conversation_id=episode.id)
+                wanted = replace(wanted, conversation_id=episode.id)
             else:
-                ask = replace(ask, client_key=user, arm=arm, version=version)
+                wanted = replace(wanted, client_key=user, arm=arm, version=version)
             envelope = Envelope(body.model, request.request_id[:24])
             if body.stream:
                 metrics.POLICY_CALLS.labels("generate_stream").inc()
-                events = self._events(ask, body, envelope, until_s)
+                events = self._events(wanted, body, envelope, until_s)
                 # What is refused before the first part is an error of the call.
                 first = await anext(events)
                 return HttpReply(200, {"content-type": EVENTS}, self._behind(first, events))
             metrics.POLICY_CALLS.labels("generate").inc()
             generate = self._conversations.generate
-            given = await self._patiently(lambda: generate(ask, until_s), until_s)
+            given = await self._patiently(lambda: generate(wanted, until_s), until_s)
         except Refused as error:
             raise self._refused(request, error, name) from error
         except ValueError as error:
@@ -141,10 +141,10 @@ class ChatApi:
             await asyncio.sleep(wait_s)
 
     async def _events(
-        self, ask: Ask, body: ChatRequest, envelope: Envelope, until_s: float
+        self, wanted: TextRequest, body: ChatRequest, envelope: Envelope, until_s: float
     ) -> AsyncGenerator[str, None]:
         begun = set[int]()
-        async with aclosing(self._conversations.stream(ask, until_s)) as parts:
+        async with aclosing(self._conversations.stream(wanted, until_s)) as parts:
             async for part in parts:
                 if isinstance(part, TextReply):
                     for index in sorted({*range(len(part.answers))} - begun):

@@ -23,8 +23,14 @@ from penstock.gateway.frame.requests import NUMERIC, Number
 from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.routing import Arm
 from penstock.workloads.language.prompt import Message, ToolCall, plain
-from penstock.workloads.language.serving.asks import Ask, TextAnswer, TextReply, check_counts, checked_tool
 from penstock.workloads.language.serving.text_answerer import OPENING
+from penstock.workloads.language.serving.text_request import (
+    TextAnswer,
+    TextReply,
+    TextRequest,
+    check_counts,
+    checked_tool,
+)
 
 _ARMS: Final = {arm.value: arm for arm in (Arm.LATEST, Arm.ACTIVE, Arm.CANARY)}
 NAME_FORM: Final = r"[\x21-\x7e]{1,128}"
@@ -161,7 +167,7 @@ class ChatRequest(_Part):
     store: StrictBool | None = None
     penstock: Extension = Extension()
 
-    def ask(self, request_id: str, most_tokens: int) -> Ask:
+    def text_request(self, request_id: str, most_tokens: int) -> TextRequest:
         """Return what is asked; raises ChatError, Refused and ValueError.
 
         most_tokens: that fit; each message, and each call, takes one at least.
@@ -178,7 +184,7 @@ class ChatRequest(_Part):
             stops=len(stop),
             biased=len(self.logit_bias or ()),
         )
-        return Ask(
+        return TextRequest(
             messages=tuple(one.message(index) for index, one in enumerate(self.messages)),
             tools=tuple(checked_tool(index, tool) for index, tool in enumerate(tools)),
             request_id=request_id,
@@ -360,7 +366,7 @@ def _choice(index: int, answer: TextAnswer, *, logprobs: bool) -> dict[str, Any]
 
 
 def _told(given: TextReply) -> list[TextAnswer]:
-    return [answer.told() for answer in given.answers]
+    return [answer.visible() for answer in given.answers]
 
 
 def _message(answer: TextAnswer) -> dict[str, Any]:

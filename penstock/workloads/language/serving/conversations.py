@@ -37,18 +37,18 @@ from penstock.workloads.language.conversation import (
     LiveConversation,
     Sampled,
 )
-from penstock.workloads.language.serving.asks import (
+from penstock.workloads.language.serving.text_answerer import AdapterVersions, Question, Show, TextAnswerer
+from penstock.workloads.language.serving.text_request import (
     BYTES_PER_TOKEN,
     SAMPLED_BYTES,
-    Ask,
+    OpenConversation,
     Sibling,
-    Talk,
     TextAnswer,
     TextReply,
+    TextRequest,
     check_client_key,
-    of_ask,
+    request_bytes,
 )
-from penstock.workloads.language.serving.text_answerer import AdapterVersions, Question, Show, TextAnswerer
 from penstock.workloads.plugin.fragments import HeaderFields, LearnerReward
 from penstock.workloads.plugin.serving import (
     CallerShares,
@@ -217,8 +217,8 @@ class Conversations:
         self._versions, self._answerer, self.episodes = versions, answerer, episodes
         self._experience, self._feedback = experience, feedback
         self._canary_monitor, self._now = canary_monitor, now
-        self._talks: dict[str, Talk] = {}
-        self._ripening: deque[tuple[float, Talk]] = deque()
+        self._talks: dict[str, OpenConversation] = {}
+        self._ripening: deque[tuple[float, OpenConversation]] = deque()
         self._held = CallerShares(section.max_buffered_bytes)
         """Bytes of conversations that are open, or wait for late rewards."""
         self._keeping = asyncio.Lock()
@@ -229,35 +229,38 @@ class Conversations:
 
     # ------------------------------------------------------------ answers
 
-    async def generate(self, ask: Ask, until_s: float, show: Show | None = None) -> TextReply:
+    async def generate(self, request: TextRequest, until_s: float, show: Show | None = None) -> TextReply:
         """Answer; raises Refused. until_s: by the clock of the event loop. show: see `Question`."""
-        ask.check(self.limits.vocabulary, self.limits.thought_tokens)
+        request.check(self.limits.vocabulary, self.limits.thought_tokens)
         whole = self._answerer.whole
-        if whole is not None and ask.begins_with:
+        if whole is not None and request.begins_with:
             raise invalid(
-                f"begins_with={ask.begins_with[:40]!r}: every answer of this model has {whole} tokens of "
+                f"begins_with={request.begins_with[:40]!r}: every answer of this model has {whole} tokens of "
                 "its own; leave it out"
             )
         # What an answer may come to hold: what was asked, and its tokens in a turn and in a reply.
-        most = min(ask.max_tokens or self.limits.answer_tokens, self.limits.most_tokens)
-        needed = of_ask(ask) + 2 * SAMPLED_BYTES * ask.count * (self.limits.thought_room + most)
+        most = min(request.max_tokens or self.limits.answer_tokens, self.limits.most_tokens)
+        sampled_bytes = 2 * SAMPLED_BYTES * request.count * (self.limits.thought_room + most)
+        needed = request_bytes(request) + sampled_bytes
         owner = CALLER.get()
-        self._check_size(ask, owner, needed)
+        self._check_size(request, owner, needed)
         # Held from now on: answers that grow beside one another would each find the same room.
         self._held.add(owner, needed)
         try:
-            return await self._answer(ask, until_s, show)
+            return await self._answer(request, until_s, show)
         finally:
             self._held.add(owner, -needed)
 
-    async def stream(self, ask: Ask, until_s: float) -> AsyncGenerator[tuple[int, str] | TextReply, None]:
+    async def stream(
+        self, request: TextRequest, until_s: float
+    ) -> AsyncGenerator[tuple[int, str] | TextReply, None]:
         """Yield parts of answers, by their index, as they grow, and all of the reply; raises Refused.
 
         Closing it ends the answers that it has begun.
         """
         parts = asyncio.Queue[tuple[int, str] | None]()
         growing = asyncio.ensure_future(
-            self.generate(ask, until_s, lambda index, text: parts.put_nowait((index, text)))
+            self.generate(request, until_s, lambda index, text: parts.put_nowait((index, text)))
         )
         growing.add_done_callback(lambda _: parts.put_nowait(None))
         try:
@@ -267,10 +270,10 @@ class Conversations:
         finally:
             growing.cancel()
 
-    async def _answer(self, ask: Ask, until_s: float, show: Show | None) -> TextReply:
-        if not ask.conversation_id:
-            return await self._without_memory(ask, until_s, show)
-        talk = self._open(ask.conversation_id)
+    async def _answer(self, request: TextRequest, until_s: float, show: Show | None) -> TextReply:
+        if not request.conversation_id:
+            return await self._without_memory(request, until_s, show)
+        talk = self._open(request.conversation_id)
         try:
             async with asyncio.timeout_at(until_s):
                 await talk.busy.acquire()
@@ -278,16 +281,16 @@ class Conversations:
             text = "the caller's time was over while another answer of the conversation was under way"
             raise Refused(Refusal(reason=Reason.DEADLINE, detail=text)) from error
         try:
-            self._open(ask.conversation_id)
-            return talk.repeated(ask) or await self._next(talk, ask, until_s, show)
+            self._open(request.conversation_id)
+            return talk.repeated(request) or await self._next(talk, request, until_s, show)
         finally:
             talk.busy.release()
 
-    async def _without_memory(self, ask: Ask, until_s: float, show: Show | None) -> TextReply:
-        choice = await self._chosen(ask)
-        most, room = self._most(ask), self.limits.thought_room
+    async def _without_memory(self, request: TextRequest, until_s: float, show: Show | None) -> TextReply:
+        choice = await self._chosen(request)
+        most, room = self._most(request), self.limits.thought_room
         try:
-            ids = tuple(self._encoder.begin(ask.messages, ask.tools))
+            ids = tuple(self._encoder.begin(request.messages, request.tools))
         except ValueError as error:
             raise _not_encoded(error) from error
         if len(ids) + room + most > self.limits.most_tokens:
@@ -296,40 +299,42 @@ class Conversations:
                 f"messages: {len(ids)} tokens{behind} and an answer of up to {most} do not fit into "
                 f"{self.limits.most_tokens}; send fewer messages or a smaller max_tokens"
             )
-        call_id = f"call-{ask.request_id[:32]}"
-        question = Question(ask=ask, ids=ids, most=most, call_id=call_id, show=show)
+        call_id = f"call-{request.request_id[:32]}"
+        question = Question(request=request, ids=ids, most=most, call_id=call_id, show=show)
         drawn = await self._drawn(choice, question, until_s)
         count_not_learned("unasked", sum(len(one.ids) for one in drawn.answers))
         return replace(drawn, unlearned="no conversation")
 
-    async def _next(self, talk: Talk, ask: Ask, until_s: float, show: Show | None) -> TextReply:
+    async def _next(
+        self, talk: OpenConversation, request: TextRequest, until_s: float, show: Show | None
+    ) -> TextReply:
         if talk.next_turn >= MAX_TURNS:
             raise invalid(f"conversation_id: has {MAX_TURNS} turns, more are not remembered: start another")
         choice = self._versions.follow(talk.episode.arm, talk.episode.client_key)
         update = 0 if choice.loaded is None else choice.loaded.update
-        most = self._most(ask)
+        most = self._most(request)
         try:
-            ids = talk.prompt_for(ask, self.limits.thought_room + most, update)
+            ids = talk.prompt_for(request, self.limits.thought_room + most, update)
         except ValueError as error:
             raise _not_encoded(error) from error
         finally:
             self._count(talk)
-        if len(talk.siblings) + ask.count > MAX_SIBLINGS:
+        if len(talk.siblings) + request.count > MAX_SIBLINGS:
             raise invalid(
                 f"regenerate: {len(talk.siblings)} answers to these messages are remembered, and no more "
                 f"than {MAX_SIBLINGS}; go on with one of them"
             )
         self._ripen(talk)
         call_id = f"call-{talk.episode.number}-{talk.next_turn}"
-        question = Question(ask=ask, ids=ids, most=most, call_id=call_id, show=show)
+        question = Question(request=request, ids=ids, most=most, call_id=call_id, show=show)
         drawn = await self._drawn(choice, question, until_s)
-        unlearned = self._unlearned(talk, ask, drawn)
+        unlearned = self._unlearned(talk, request, drawn)
         siblings = [self._sibling(drawn, one, unlearned) for one in drawn.answers]
         unlearned = unlearned or next((one.unlearned for one in siblings if one.unlearned), "")
         if self._experience is not None:
             self._experience.note_sampled(talk.name, drawn.version, drawn.answers)
         reply = replace(drawn, conversation_id=talk.episode.id, turn=talk.next_turn, unlearned=unlearned)
-        talk.answered(ask, reply, siblings)
+        talk.answered(request, reply, siblings)
         if talk.episode.opinion is not None:
             talk.episode.opinion.turns = talk.turns
         self._count(talk)
@@ -339,16 +344,16 @@ class Conversations:
         with self._versions.in_use(choice.loaded):
             return await self._answerer.answer(choice, question, until_s)
 
-    def _most(self, ask: Ask) -> int:
-        most, whole = ask.max_tokens or self.limits.answer_tokens, self._answerer.whole
+    def _most(self, request: TextRequest) -> int:
+        most, whole = request.max_tokens or self.limits.answer_tokens, self._answerer.whole
         return most if whole is None else min(most, whole)
 
-    def _unlearned(self, talk: Talk, ask: Ask, drawn: TextReply) -> str:
+    def _unlearned(self, talk: OpenConversation, request: TextRequest, drawn: TextReply) -> str:
         if self._answerer.form is not None:
             return "thought"
         if not talk.episode.learned:
             return talk.episode.unlearned_as
-        return ask.unlearned or ("fallback" if drawn.is_fallback else "")
+        return request.unlearned or ("fallback" if drawn.is_fallback else "")
 
     def _sibling(self, drawn: TextReply, one: TextAnswer, unlearned: str) -> Sibling:
         penalty = 0.0
@@ -360,13 +365,13 @@ class Conversations:
             sampled=sampled, message=one.message, ended=one.ended, unlearned=unlearned, penalty=penalty
         )
 
-    async def _chosen(self, ask: Ask) -> Choice:
-        if ask.version:
-            return await self._versions.exactly(ask.version)
-        if ask.arm is None:
-            return self._versions.choose(ask.client_key)
-        self._check_arm(ask.arm)
-        return self._versions.follow(ask.arm, ask.client_key)
+    async def _chosen(self, request: TextRequest) -> Choice:
+        if request.version:
+            return await self._versions.exactly(request.version)
+        if request.arm is None:
+            return self._versions.choose(request.client_key)
+        self._check_arm(request.arm)
+        return self._versions.follow(request.arm, request.client_key)
 
     def _check_arm(self, arm: Arm) -> None:
         arms = self._versions.arms
@@ -377,23 +382,24 @@ class Conversations:
             text = f"arm={arm.value}: no version is on it; ask for latest, or for a version by its number"
             raise Refused(Refusal(reason=Reason.UNKNOWN_VERSION, detail=text))
 
-    def _check_size(self, ask: Ask, owner: Identity | None, needed: int) -> None:
-        texts = [text for one in ask.messages for _, text in one.texts]
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(ask.tools))
+    def _check_size(self, request: TextRequest, owner: Identity | None, needed: int) -> None:
+        texts = [text for one in request.messages for _, text in one.texts]
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(str(request.tools))
         most = BYTES_PER_TOKEN * self.limits.most_tokens
         if size > most:
             raise invalid(f"messages: have {size} bytes, at most {most} are read; send fewer or shorter ones")
         if needed > self._held.whole:
             raise invalid(
-                f"n={ask.count}: the answers may come to hold {needed} bytes, and all callers together may "
-                f"hold {self._held.whole} (serving.max_buffered_bytes); ask for fewer, or for fewer tokens"
+                f"n={request.count}: the answers may come to hold {needed} bytes, and all callers together "
+                f"may hold {self._held.whole} (serving.max_buffered_bytes); ask for fewer, or for fewer "
+                "tokens"
             )
         if not self._held.fits(owner, needed):
             why = self._held.why_not(owner, "serving.max_buffered_bytes")
             text = f"bytes of conversations: {why}; end some, or ask again later"
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=1000))
 
-    def _count(self, talk: Talk) -> None:
+    def _count(self, talk: OpenConversation) -> None:
         size = talk.held_bytes if talk.episode.id in self._talks else 0
         self._held.add(talk.episode.owner, size - talk.counted_bytes)
         talk.counted_bytes = size
@@ -433,11 +439,11 @@ class Conversations:
         live = LiveConversation(
             self._encoder, most_tokens=self.limits.column_tokens, most_lag=self.limits.most_lag
         )
-        self._talks[episode.id] = Talk(episode, live)
+        self._talks[episode.id] = OpenConversation(episode, live)
         metrics.EPISODES_OPEN.set(len(self.episodes))
         return episode
 
-    def _open(self, conversation_id: str) -> Talk:
+    def _open(self, conversation_id: str) -> OpenConversation:
         return self._talks[self.episodes.find(conversation_id, self._now()).id]
 
     # ------------------------------------------------------------ reward
@@ -469,7 +475,7 @@ class Conversations:
                     episode.remember_reward(request_id, len(late))
         return len(late)
 
-    async def _reward(self, talk: Talk, request_id: str, rewards: Rewards, *, asked: bool) -> int:
+    async def _reward(self, talk: OpenConversation, request_id: str, rewards: Rewards, *, asked: bool) -> int:
         async with talk.busy:
             if request_id in talk.episode.rewarded:
                 return talk.episode.rewarded[request_id]
@@ -535,7 +541,7 @@ class Conversations:
         self._close(talk, is_whole=not abandoned)
         return talk.episode.total_return, talk.turns
 
-    def _close(self, talk: Talk, *, is_whole: bool) -> None:
+    def _close(self, talk: OpenConversation, *, is_whole: bool) -> None:
         episode = talk.episode
         episode.is_over = True
         episode.segment_builder.length = talk.turns
@@ -547,13 +553,13 @@ class Conversations:
         self._forget(talk)
         self._count(talk)
 
-    def _forget(self, talk: Talk) -> None:
+    def _forget(self, talk: OpenConversation) -> None:
         if talk.episode.is_over and not talk.live.over:
             self._talks.pop(talk.episode.id, None)
 
     # ------------------------------------------------------------ columns
 
-    def _ripen(self, talk: Talk) -> None:
+    def _ripen(self, talk: OpenConversation) -> None:
         for _ in range(talk.live.over - talk.ripening):
             if self._section.reward_window_s == 0.0:
                 self._send(talk)
@@ -561,7 +567,7 @@ class Conversations:
                 talk.ripening += 1
                 self._ripening.append((self._now() + self._section.reward_window_s, talk))
 
-    def _send(self, talk: Talk) -> None:
+    def _send(self, talk: OpenConversation) -> None:
         for column in talk.live.take(1):
             if self._experience is not None and talk.episode.learned:
                 self._experience.send(talk.name, talk.episode.lane, column)
@@ -585,12 +591,12 @@ class Conversations:
         if self._experience is not None:
             self._experience.close()
 
-    def _give_up(self, talk: Talk) -> None:
+    def _give_up(self, talk: OpenConversation) -> None:
         talk.give_up()
         self._close(talk, is_whole=False)
 
     def _send_until(self, now_s: float) -> None:
-        kept = list[tuple[float, Talk]]()
+        kept = list[tuple[float, OpenConversation]]()
         while self._ripening and self._ripening[0][0] <= now_s:
             ripe, talk = self._ripening.popleft()
             if talk.is_keeping:  # others do not wait for one whose late rewards are being kept

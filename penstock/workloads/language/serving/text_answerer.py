@@ -19,7 +19,7 @@ from penstock.runtime import metrics
 from penstock.workloads.language.engine import EngineTolerance, Growing, Request, TextEngine
 from penstock.workloads.language.guard import BUILT_IN, Direction, Guard, HeldText, Verdict, read_guard_files
 from penstock.workloads.language.prompt import Message, ToolCall
-from penstock.workloads.language.serving.asks import Ask, TextAnswer, TextReply, Thought
+from penstock.workloads.language.serving.text_request import TextAnswer, TextReply, TextRequest, Thought
 from penstock.workloads.language.settings import GuardSection
 from penstock.workloads.language.tokenizer import Tokenizer
 from penstock.workloads.plugin.serving import (
@@ -229,7 +229,7 @@ class Question:
     ids of its tool calls. show: takes the answers while they grow; None: nobody reads them before their end.
     """
 
-    ask: Ask
+    request: TextRequest
     ids: tuple[int, ...]
     most: int
     call_id: str
@@ -265,7 +265,7 @@ class TextAnswerer:
     async def answer(self, choice: Choice, question: Question, until_s: float) -> TextReply:
         """As many answers as are asked for; raises Refused. until_s: by the clock of the event loop."""
         if self.guard is not None:
-            self.guard.check_messages(question.ask.messages, choice.arm)
+            self.guard.check_messages(question.request.messages, choice.arm)
         loaded = None if choice.is_previous else choice.loaded
         why = "neither the version nor the model without its adapter can answer"
         if loaded is not None:
@@ -353,7 +353,7 @@ class Drawing:
     """The answers of one version to one question."""
 
     def __init__(self, by: TextAnswerer, question: Question, version: int, arm: Arm) -> None:
-        self._by, self._question, self._ask = by, question, question.ask
+        self._by, self._question, self._request = by, question, question.request
         self._version, self._arm = version, arm
         self._begun: list[Growing] = []
         """All requests in the engine."""
@@ -362,12 +362,12 @@ class Drawing:
     async def answers(self, until_s: float) -> tuple[TextAnswer, ...]:
         """Return the answers; raises _Failed, and Refused where no room or no time is left."""
         waiting = self._by.engine.waiting
-        if waiting + self._ask.count > self._by.most_waiting:
+        if waiting + self._request.count > self._by.most_waiting:
             text = f"{waiting} answers wait already: ask again later, or another server"
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=RETRY_MS))
         rows = list[asyncio.Future[TextAnswer]]()
         try:
-            for index in range(self._ask.count):
+            for index in range(self._request.count):
                 rows.append(asyncio.ensure_future(self._begin(index)))
             async with asyncio.timeout_at(until_s):
                 answers = await asyncio.gather(*rows)
@@ -393,7 +393,7 @@ class Drawing:
 
     def _begin(self, index: int) -> Coroutine[Any, Any, TextAnswer]:
         """Have the engine begin an answer, or the thought before it; return what follows it to its end."""
-        form, asked = self._by.form, self._ask.thought_tokens
+        form, asked = self._by.form, self._request.thought_tokens
         if form is None:
             return self._grow(self._submit(index), index)
         budget = form.most if asked is None else asked
@@ -405,16 +405,16 @@ class Drawing:
 
     def _submit(self, index: int, before: tuple[int, ...] = ()) -> _Row:
         """Have the engine begin an answer. before: ids behind the prompt."""
-        question, ask = self._question, self._ask
-        tokenizer, begins = self._by.tokenizer, ask.begins_with
+        question, request = self._question, self._request
+        tokenizer, begins = self._by.tokenizer, request.begins_with
         begin = tokenizer(begins, add_special_tokens=False)["input_ids"] if begins else ()
         return self._row(
             Request(
                 ids=(*question.ids, *before, *begin),
                 most=question.most,
-                bias=ask.logit_bias,
-                presence_penalty=ask.presence_penalty,
-                frequency_penalty=ask.frequency_penalty,
+                bias=request.logit_bias,
+                presence_penalty=request.presence_penalty,
+                frequency_penalty=request.frequency_penalty,
                 **self._draws(index),
             )
         )
@@ -426,13 +426,13 @@ class Drawing:
 
     def _draws(self, index: int, other: int = 0) -> dict[str, Any]:
         """Return how tokens of the answer `index` are drawn. other: of another sequence by the same seed."""
-        ask = self._ask
+        request = self._request
         return {
             "version": self._version,
-            "temperature": ask.temperature or 1.0,
-            "top_p": ask.top_p,
-            "seed": None if ask.seed is None else (ask.seed + index) % 2**64 ^ other,
-            "deterministic": ask.temperature == 0.0,
+            "temperature": request.temperature or 1.0,
+            "top_p": request.top_p,
+            "seed": None if request.seed is None else (request.seed + index) % 2**64 ^ other,
+            "deterministic": request.temperature == 0.0,
         }
 
     async def _think(self, form: ThinkingForm, row: _Row, index: int, began_s: float) -> TextAnswer:
@@ -459,7 +459,7 @@ class Drawing:
     def _visible(self, thought: Thought, answer: TextAnswer) -> Thought:
         """Return its length and cost, and its text where that was asked for and the guard lets it pass."""
         hidden, guard = replace(thought, ids=()), self._by.guard
-        if not self._ask.show_thought or answer.is_blocked:
+        if not self._request.show_thought or answer.is_blocked:
             return hidden
         ids = thought.ids if thought.is_cut else thought.ids[:-1]
         text = str(self._by.tokenizer.decode(ids, skip_special_tokens=True))
@@ -472,9 +472,12 @@ class Drawing:
 
     async def _grow(self, row: _Row, index: int, before: tuple[int, ...] = ()) -> TextAnswer:
         """Return an answer behind the ids `before`, once it is whole or blocked; raises as `_think`."""
-        growing, ask, guard, count = row.growing, self._ask, self._by.guard, 0
+        growing, request, guard, count = row.growing, self._request, self._by.guard, 0
         text = AnswerText(
-            self._by.tokenizer, stops=ask.stop, begins_with=ask.begins_with, holds_calls=bool(ask.tools)
+            self._by.tokenizer,
+            stops=request.stop,
+            begins_with=request.begins_with,
+            holds_calls=bool(request.tools),
         )
         held = None if guard is None else HeldText(guard.guard)
         message, is_blocked = None, False
@@ -486,11 +489,11 @@ class Drawing:
             is_over = bool(finish) or text.is_stopped
             if is_over:
                 _check(growing, finish, is_stopped=text.is_stopped)
-                message = as_message(text.text, ask.tools, f"{self._question.call_id}-{index}")
+                message = as_message(text.text, request.tools, f"{self._question.call_id}-{index}")
             part = text.take_shown() if message is None else text.take_rest(message)
             if held is not None and guard is not None:
                 part = held.feed(part) + (held.finish() if is_over else "")
-                verdict = guard.check_whole(text.text) if is_over and ask.tools else held.verdict
+                verdict = guard.check_whole(text.text) if is_over and request.tools else held.verdict
                 if held.verdict.is_blocked or verdict.is_blocked:
                     growing.cancel()
                     guard.count(verdict, Direction.OUTPUT, self._arm)

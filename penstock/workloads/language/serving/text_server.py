@@ -29,14 +29,6 @@ from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.engine import OWN, EngineTolerance, open_engine
 from penstock.workloads.language.policy import LanguagePolicy
 from penstock.workloads.language.prompt import Message, ToolCall
-from penstock.workloads.language.serving.asks import (
-    Ask,
-    TextAnswer,
-    TextReply,
-    Thought,
-    check_counts,
-    checked_tool,
-)
 from penstock.workloads.language.serving.chat_api import ChatApi, ChatListener
 from penstock.workloads.language.serving.conversations import ColumnExperience, Conversations, Limits
 from penstock.workloads.language.serving.text_answerer import (
@@ -44,6 +36,14 @@ from penstock.workloads.language.serving.text_answerer import (
     AnswerGuard,
     TextAnswerer,
     ThinkingForm,
+)
+from penstock.workloads.language.serving.text_request import (
+    TextAnswer,
+    TextReply,
+    TextRequest,
+    Thought,
+    check_counts,
+    checked_tool,
 )
 from penstock.workloads.language.settings import quieten, told_as
 from penstock.workloads.language.tokenizer import Tokenizer
@@ -82,9 +82,9 @@ _PLAIN: Final = (
     *("request_id", "conversation_id", "client_key", "version", "max_tokens", "not_learned", "regenerate"),
     *("begins_with", "presence_penalty", "frequency_penalty", "show_thought"),
 )
-"""Fields of a request that `Ask` has by the same name."""
+"""Fields of a request that `TextRequest` has by the same name."""
 _OPTIONAL: Final[tuple[Any, ...]] = ("temperature", "top_p", "seed", "thought_tokens")
-"""Those for which `Ask` has what an absent one means."""
+"""Those for which `TextRequest` has what an absent one means."""
 _ENDINGS: Final = (policy_pb2.ENDING_TERMINATED, policy_pb2.ENDING_TRUNCATED, policy_pb2.ENDING_ABANDONED)
 
 
@@ -117,7 +117,7 @@ class TextService:
         metrics.POLICY_CALLS.labels("generate").inc()
         try:
             self._check(request.policy)
-            reply = await self._conversations.generate(self._ask(request), self._until_s(context))
+            reply = await self._conversations.generate(self._text_request(request), self._until_s(context))
         except Refused as error:
             return pb.GenerateReply(
                 refusal=self._request_errors.refused(request, error), request_id=request.request_id
@@ -131,7 +131,7 @@ class TextService:
         metrics.POLICY_CALLS.labels("generate_stream").inc()
         try:
             self._check(request.policy)
-            parts = self._conversations.stream(self._ask(request), self._until_s(context))
+            parts = self._conversations.stream(self._text_request(request), self._until_s(context))
             async with aclosing(parts):
                 async for part in parts:
                     if isinstance(part, TextReply):
@@ -203,7 +203,7 @@ class TextService:
             thought_tokens=limits.thought_tokens,
         )
 
-    def _ask(self, request: pb.GenerateRequest) -> Ask:
+    def _text_request(self, request: pb.GenerateRequest) -> TextRequest:
         # Each message, and each call, takes a token at least.
         check_counts(
             self._conversations.limits.most_tokens,
@@ -214,7 +214,7 @@ class TextService:
             stops=len(request.stop),
             biased=len(request.logit_bias),
         )
-        return _ask(request)
+        return _text_request(request)
 
     def _check(self, policy: str) -> None:
         if policy not in ("", self._section.policy):
@@ -225,11 +225,11 @@ class TextService:
         return math.inf if left_s is None else self._loop.time() + left_s
 
 
-def _ask(request: pb.GenerateRequest) -> Ask:
+def _text_request(request: pb.GenerateRequest) -> TextRequest:
     """What a request asks for; raises Refused for tools that do not parse and an arm that there is not."""
     said = {name: getattr(request, name) for name in _PLAIN}
     said |= {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
-    return Ask(
+    return TextRequest(
         messages=tuple(map(_message, request.messages)),
         tools=tuple(_tool(index, text) for index, text in enumerate(request.tools)),
         arm=_arm(request.arm),
@@ -264,7 +264,7 @@ def _arm(number: int) -> Arm | None:
 def _to_proto(request: pb.GenerateRequest, reply: TextReply) -> pb.GenerateReply:
     return pb.GenerateReply(
         request_id=request.request_id,
-        answers=[_answer(one.told()) for one in reply.answers],
+        answers=[_answer(one.visible()) for one in reply.answers],
         version=reply.version,
         arm=ARMS[reply.arm],
         fallback=policy_pb2.FALLBACK_ADAPTER_OFF if reply.is_fallback else policy_pb2.FALLBACK_UNSPECIFIED,

@@ -8,7 +8,7 @@ import pytest
 from penstock.config.settings import ConfigurationError
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.asks import Thought
+from penstock.workloads.language.serving.text_request import Thought
 from penstock.workloads.thoughts.acting import length_of_answers, question_tokenizer, thinking_form
 from penstock.workloads.thoughts.environment import Layout
 from penstock.workloads.thoughts.tasks import Example, Rings

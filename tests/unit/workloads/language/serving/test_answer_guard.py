@@ -11,8 +11,8 @@ from penstock.runtime import metrics
 from penstock.v1 import text_pb2 as pb
 from penstock.workloads.language.guard import Direction, Guard, Rule, Verdict
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.asks import Ask
 from penstock.workloads.language.serving.text_answerer import AnswerGuard, open_guard
+from penstock.workloads.language.serving.text_request import TextRequest
 from penstock.workloads.language.settings import GuardSection
 from tests.support.language.text_stand import FAR, TOOLS, TextStand, running
 
@@ -48,7 +48,7 @@ async def test_what_is_asked_is_checked_before_anything_answers(dialogue: Path) 
 async def test_a_blocked_answer_leaves_neither_text_nor_ids(dialogue: Path) -> None:
     async with running(TextStand(dialogue, guard=guard_of("add"))) as stand:
         before, shown = blocked("output"), list[str]()
-        ask = Ask(messages=(SUM,), tools=TOOLS, conversation_id=stand.start())
+        ask = TextRequest(messages=(SUM,), tools=TOOLS, conversation_id=stand.start())
         reply = await stand.conversations.generate(ask, FAR, lambda _, part: shown.append(part))
         assert (reply.answers[0].finish, reply.unlearned) == ("content_filter", "fallback")
         assert (reply.version, reply.is_fallback) == (0, True)
@@ -72,7 +72,9 @@ async def test_a_blocked_answer_leaves_neither_text_nor_ids(dialogue: Path) -> N
 async def test_what_streams_before_a_blocked_call_is_what_the_message_says(dialogue: Path) -> None:
     async with running(TextStand(dialogue, guard=guard_of("add"))) as stand:
         shown = list[str]()
-        ask = Ask(messages=(SUM,), tools=TOOLS, conversation_id=stand.start(), begins_with="sum <tool_call>")
+        ask = TextRequest(
+            messages=(SUM,), tools=TOOLS, conversation_id=stand.start(), begins_with="sum <tool_call>"
+        )
         reply = await stand.conversations.generate(ask, FAR, lambda _, part: shown.append(part))
         assert reply.answers[0].is_blocked
         assert "".join(shown) == reply.answers[0].message.content == "sum"
@@ -94,7 +96,7 @@ async def test_the_fallback_answers_for_a_version_of_which_nothing_is_left(dialo
     guard = AnswerGuard(guard=FirstBlocked())
     async with running(TextStand(dialogue, guard=guard)) as stand:
         shown = list[str]()
-        ask = Ask(messages=(SUM,), tools=TOOLS, conversation_id=stand.start(), temperature=0.0)
+        ask = TextRequest(messages=(SUM,), tools=TOOLS, conversation_id=stand.start(), temperature=0.0)
         reply = await stand.conversations.generate(ask, FAR, lambda _, part: shown.append(part))
         assert (reply.version, reply.is_fallback, reply.unlearned) == (0, True, "sampling")
         assert reply.answers[0].message.tool_calls[0].name == "add"

@@ -12,7 +12,7 @@ from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.asks import Ask, TextReply
+from penstock.workloads.language.serving.text_request import TextReply, TextRequest
 from tests.support.language.text_stand import (
     EOS,
     TOKENIZER,
@@ -151,7 +151,7 @@ async def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_f
 
 async def test_without_a_conversation_nothing_is_learned(stand: TextStand) -> None:
     before = unlearned("unasked")
-    reply = await stand.conversations.generate(Ask(messages=(user(),), temperature=0.0), 1e9)
+    reply = await stand.conversations.generate(TextRequest(messages=(user(),), temperature=0.0), 1e9)
     assert (reply.version, reply.unlearned) == (1, "no conversation")
     assert unlearned("unasked") - before == len(reply.answers[0].ids)
     assert stand.fragments() == []
@@ -245,7 +245,9 @@ async def test_in_the_window_a_reward_reaches_a_column_that_is_over(stand: TextS
 async def test_a_version_that_gives_no_numbers_is_stood_in_for_by_the_model_without_its_adapter(
     stand: TextStand,
 ) -> None:
-    alone = await stand.conversations.generate(Ask(messages=(user(),), temperature=0.0, tools=()), 1e9)
+    alone = await stand.conversations.generate(
+        TextRequest(messages=(user(),), temperature=0.0, tools=()), 1e9
+    )
     await stand.publish(2, adapter(stand.base, 2, size=float("inf")))
     conversation = stand.start()
     reply = await stand.say(conversation, user(), tools=(), temperature=0.0)

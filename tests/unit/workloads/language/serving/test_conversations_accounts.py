@@ -10,8 +10,8 @@ from penstock.protocol.fragment import read_payload
 from penstock.protocol.refusal import Refused
 from penstock.runtime import metrics
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.asks import Ask, TextReply
 from penstock.workloads.language.serving.conversations import REASONS
+from penstock.workloads.language.serving.text_request import TextReply, TextRequest
 from tests.support.language.text_stand import FAR, TextStand, tool, user
 
 SAMPLED_OTHERWISE: tuple[dict[str, Any], ...] = ({}, {}, {}, {"seed": 3}, {"count": 2}, {"not_learned": True})
@@ -98,7 +98,7 @@ async def test_each_sampled_token_is_learned_from_or_counted(stand: TextStand, s
 
 async def test_a_client_that_dies_while_its_answer_grows_is_counted(stand: TextStand) -> None:
     before, conversation = not_learned()["stopped"], stand.start()
-    ask = Ask(messages=(user(),), conversation_id=conversation, max_tokens=30)
+    ask = TextRequest(messages=(user(),), conversation_id=conversation, max_tokens=30)
     task = asyncio.ensure_future(stand.conversations.generate(ask, FAR, lambda _index, _part: _cancel(task)))
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.protocol.refusal import Refused
-from penstock.workloads.language.serving.asks import Ask, TextReply
+from penstock.workloads.language.serving.text_request import TextReply, TextRequest
 from tests.support.language.text_stand import FAR, TOOLS, TextStand, adapter, plain_log_prob, user
 
 FAR_APART = 0.2
@@ -69,7 +69,7 @@ async def test_no_other_version_goes_on_behind_a_part_that_was_sent(stand: TextS
                 if "lora_" in name:
                     parameter.fill_(torch.nan)
 
-    ask = Ask(messages=(user(),), conversation_id=stand.start())
+    ask = TextRequest(messages=(user(),), conversation_id=stand.start())
     with pytest.raises(Refused, match="the version failed behind the part that was sent"):
         await stand.conversations.generate(ask, FAR, show)
     assert shown

@@ -54,7 +54,7 @@ def begun(stub: TextServiceStub, **fields: Any) -> str:
 
 
 def ask(stub: TextServiceStub, **fields: Any) -> Any:
-    """Ask once."""
+    """TextRequest once."""
     asked: dict[str, Any] = {"messages": [pb.TextMessage(role="user", content="sum")]} | fields
     return stub.Generate(pb.GenerateRequest(**asked), timeout=PATIENCE_S)
 

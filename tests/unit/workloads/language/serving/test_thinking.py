@@ -16,8 +16,8 @@ from penstock.v1 import text_pb2 as pb
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.guard import Guard, Rule
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.asks import Ask, TextReply, Thought
 from penstock.workloads.language.serving.text_answerer import AnswerGuard, Drawing
+from penstock.workloads.language.serving.text_request import TextReply, TextRequest, Thought
 from penstock.workloads.language.serving.text_server import TextService
 from tests.support.language.text_stand import FAR, TOKENIZER, WORDS, TextStand, adapter, running, user
 from tests.support.language.thinking_stand import BEHIND, MOST, THOUGHT, WITHOUT, form_of, ids, make_thinker
@@ -118,7 +118,7 @@ async def test_a_budget_beyond_the_runs_is_refused(thinking: TextStand, stand: T
 @pytest.mark.parametrize("shows", [True, False])
 async def test_no_stream_holds_what_was_thought(thinking: TextStand, shows: bool) -> None:
     parts = list[str]()
-    asked = Ask(messages=(user(),), temperature=0.0, show_thought=shows, count=3)
+    asked = TextRequest(messages=(user(),), temperature=0.0, show_thought=shows, count=3)
     reply = await thinking.conversations.generate(asked, FAR, lambda _, part: parts.append(part))
     assert sorted(parts) == [BEHIND] * 3
     assert len(reply.answers) == 3
@@ -246,7 +246,7 @@ async def test_a_caller_without_time_ends_its_thought(thinker: Path) -> None:
     await stand.publish(1)
     until_s = asyncio.get_running_loop().time() + 0.05
     with pytest.raises(Refused) as refused:
-        await stand.conversations.generate(Ask(messages=(user(),), count=3), until_s)
+        await stand.conversations.generate(TextRequest(messages=(user(),), count=3), until_s)
     assert refused.value.refusal.reason is Reason.DEADLINE
     stand.engine.step()
     assert (stand.engine.under_way, stand.engine.waiting) == (0, 0)
@@ -255,7 +255,7 @@ async def test_a_caller_without_time_ends_its_thought(thinker: Path) -> None:
 async def test_a_caller_that_goes_away_leaves_its_thought_counted(thinker: Path) -> None:
     stand, before = TextStand(thinker, form=form_of()), unlearned("stopped")
     await stand.publish(1)
-    asked = Ask(messages=(user(),), temperature=0.0)
+    asked = TextRequest(messages=(user(),), temperature=0.0)
     answering = asyncio.ensure_future(stand.conversations.generate(asked, FAR))
     while not stand.engine.waiting:
         await asyncio.wait([answering], timeout=0)

@@ -35,7 +35,7 @@ Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class TextRequest:
     """A request as `GenerateRequest` describes it; None where it says nothing."""
 
     messages: tuple[Message, ...]
@@ -128,7 +128,7 @@ class TextAnswer:
     def is_blocked(self) -> bool:
         return self.finish == "content_filter"
 
-    def told(self) -> "TextAnswer":
+    def visible(self) -> "TextAnswer":
         """Return what a caller may see of it: the ids of a blocked one are as good as its text."""
         return replace(self, ids=(), log_prob=(), tokens=()) if self.is_blocked else self
 
@@ -226,24 +226,24 @@ TURN_BYTES: Final = 256
 _OBJECT_BYTES: Final = 96
 
 
-def of_ask(ask: Ask) -> int:
-    texts = [*ask.stop, ask.begins_with, ask.client_key]
+def request_bytes(request: TextRequest) -> int:
+    texts = [*request.stop, request.begins_with, request.client_key]
     return (
-        sum(map(of_message, ask.messages))
-        + _of_values(ask.tools)
+        sum(map(message_bytes, request.messages))
+        + _of_values(request.tools)
         + sum(map(sys.getsizeof, texts))
-        + _OBJECT_BYTES * (1 + len(ask.logit_bias))
+        + _OBJECT_BYTES * (1 + len(request.logit_bias))
     )
 
 
-def of_answer(answer: TextAnswer) -> int:
-    size = SAMPLED_BYTES * len(answer.ids) + of_message(answer.message) + ID_BYTES * len(answer.before)
+def answer_bytes(answer: TextAnswer) -> int:
+    size = SAMPLED_BYTES * len(answer.ids) + message_bytes(answer.message) + ID_BYTES * len(answer.before)
     if answer.thought is not None:
         size += ID_BYTES * len(answer.thought.ids) + sys.getsizeof(answer.thought.text)
     return size
 
 
-def of_message(message: Message) -> int:
+def message_bytes(message: Message) -> int:
     return _OBJECT_BYTES * (1 + len(message.tool_calls)) + sum(
         sys.getsizeof(text) for _, text in message.texts
     )
@@ -280,7 +280,7 @@ class Sibling:
 
 
 @dataclass(slots=True, eq=False)
-class Talk:
+class OpenConversation:
     """Used by one event loop. episode: its id, owner, arm and rewards. busy: held while it is answered."""
 
     episode: Episode
@@ -296,7 +296,7 @@ class Talk:
     """By turn: which it is in the columns; None: it is in none."""
     siblings: list[Sibling] = field(default_factory=list)
     """Answers to what was asked last."""
-    _last: tuple[Ask, TextReply] | None = None
+    _last: tuple[TextRequest, TextReply] | None = None
     _asked_bytes: int = 0
     _last_bytes: int = 0
     _has_ended: bool = False
@@ -320,35 +320,35 @@ class Talk:
     def held_bytes(self) -> int:
         size = ID_BYTES * self.live.held_tokens + TURN_BYTES * self.live.turns
         for one in self.siblings:
-            size += SAMPLED_BYTES * len(one.sampled.ids) + of_message(one.message)
+            size += SAMPLED_BYTES * len(one.sampled.ids) + message_bytes(one.message)
         if self._last is not None:
             answers = self._last[1].answers
-            size += sum(of_answer(one) for one in answers)
+            size += sum(answer_bytes(one) for one in answers)
             if self._last[0].messages is not self.live.asked:
                 size += self._last_bytes
         return size + self._asked_bytes
 
-    def repeated(self, ask: Ask) -> TextReply | None:
+    def repeated(self, request: TextRequest) -> TextReply | None:
         """What was answered to this very request; None where it is another, or wants another answer."""
-        if self._last is None or ask.regenerate or self._last[0] != _what(ask):
+        if self._last is None or request.regenerate or self._last[0] != _what(request):
             return None
         return self._last[1]
 
-    def prompt_for(self, ask: Ask, most: int, update: int) -> tuple[int, ...]:
+    def prompt_for(self, request: TextRequest, most: int, update: int) -> tuple[int, ...]:
         """Ids that the answers to these messages begin behind; raises ValueError, see `LiveConversation.ask`.
 
         most: tokens of an answer. update: of the weights that will answer.
         """
-        if self.siblings and ask.messages == self.live.asked:
+        if self.siblings and request.messages == self.live.asked:
             return self.live.prompt
-        self.choose(ask.messages)
-        prompt = self.live.ask(ask.messages, answer_tokens=most, update=update, tools=ask.tools)
-        self._asked_bytes = of_ask(ask)
+        self.choose(request.messages)
+        prompt = self.live.ask(request.messages, answer_tokens=most, update=update, tools=request.tools)
+        self._asked_bytes = request_bytes(request)
         return prompt
 
-    def answered(self, ask: Ask, reply: TextReply, siblings: Sequence[Sibling]) -> None:
+    def answered(self, request: TextRequest, reply: TextReply, siblings: Sequence[Sibling]) -> None:
         self.siblings.extend(siblings)
-        self._last, self._last_bytes = (_what(ask), reply), of_ask(ask)
+        self._last, self._last_bytes = (_what(request), reply), request_bytes(request)
 
     def choose(self, messages: tuple[Message, ...] = ()) -> None:
         """Make the sibling a turn that these messages go on with; the first where they do not say."""
@@ -411,5 +411,5 @@ class Talk:
         self._asked_bytes = self._last_bytes = 0
 
 
-def _what(ask: Ask) -> Ask:
-    return replace(ask, request_id="", regenerate=False)
+def _what(request: TextRequest) -> TextRequest:
+    return replace(request, request_id="", regenerate=False)
