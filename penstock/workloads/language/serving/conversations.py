@@ -1,17 +1,17 @@
-"""All conversations of a server, answers without one, and their columns on the way to the learner.
+"""All conversations of a server, answers without a conversation, and columns on their way to the learner.
 
-Columns that are over wait for late rewards (serving.reward_window_s), then go to the learner as fragments
-of one column each. What cannot be learned from is answered all the same, and counted in tokens by reason:
+A finished column waits for late rewards (serving.reward_window_s), then goes to the learner as a fragment.
+Tokens that are not learned from are answered all the same, and counted by reason:
 
     arm         the conversation follows a version that is not the learner's newest
-    unasked     its client does not want it, or there is no conversation
-    sampling    it was not drawn from the policy as it is
-    blocked     the guard let not all of it pass, and that is no reward
-    thought     it was thought, or answered behind a thought: what it is worth only a known answer tells
+    unasked     the client asked for no learning, or there is no conversation
+    sampling    the request changed how tokens are drawn
+    blocked     the guard blocked a part of the answer, and the run sets no penalty for that
+    thought     a thought, or an answer behind one: only a known answer could reward it
     fallback    the model answered without its adapter
-    sibling     of several answers to the same messages another was gone on with
-    stopped     its caller did not wait for its end
-    abandoned   its caller did not say what came of it
+    sibling     the next messages continue another answer to the same messages
+    stopped     the caller did not wait for the end of the answer
+    abandoned   the caller did not report the outcome
     full, too_large, stale, lost   as those of a policy server
 """
 
@@ -73,7 +73,7 @@ REASONS: Final = (
 
 
 class ColumnExperience:
-    """Used by one event loop."""
+    """Sends columns to the learner. Used by one event loop."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ColumnExperience:
         reward: LearnerReward | None = None,
         journal: SampleJournal | None = None,
     ) -> None:
-        """follower: whose queue the fragments go to. journal: for the audit.
+        """follower: its queue takes the fragments. journal: for the audit.
 
         Raises ConfigurationError for a run of other tensors.
         """
@@ -106,9 +106,9 @@ class ColumnExperience:
             self._journal.close()
 
     def send(self, conversation: str, lane: int, column: Column) -> None:
-        """Have a column of a conversation learned from, if there is room for it.
+        """Queue a column of a conversation for the learner, if there is room for it.
 
-        lane: its slot, in which conversations follow one another.
+        lane: its slot, which the conversations of a lane use one after another.
         """
         tokens = sum(len(turn.log_prob) for turn in column.turns)
         if self._is_beyond(column):
@@ -135,7 +135,7 @@ class ColumnExperience:
         self._on_queued()
 
     def _is_beyond(self, column: Column) -> bool:
-        """Whether the broker would refuse it, and the session with it."""
+        """Return whether the broker would refuse it, and end the session."""
         given = {
             "reward": [turn.reward for turn in column.turns],
             "log_prob": [number for turn in column.turns for number in turn.log_prob],
@@ -153,9 +153,9 @@ Rewards = Sequence[tuple[int | None, float]]
 
 
 def _turn(turn: int | None, turns: int | None) -> int:
-    """The number of a turn of a conversation that is over and sent; raises Refused (INVALID).
+    """Return the number of a turn of a conversation that has ended; raises Refused (INVALID).
 
-    turns: that it had; None where it is forgotten.
+    turns: their number; None where the conversation is forgotten.
     """
     if turn is None and not turns:
         raise invalid("rewards.turn: absent, and no newest turn is known; name it")
@@ -171,7 +171,7 @@ def _turn(turn: int | None, turns: int | None) -> int:
 
 
 Feedback = Callable[[str, Sequence[tuple[str, int, float]]], Awaitable[None]]
-"""Keeps rewards (conversation id, turn, amount) of a caller that came too late."""
+"""Writes late rewards of a caller to the registry: (conversation id, turn, amount)."""
 
 MAX_SIBLINGS: Final = 64
 """Of one turn."""
@@ -179,11 +179,11 @@ MAX_SIBLINGS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What fits, in tokens.
+    """Limits of a conversation, in tokens.
 
     most_tokens: of messages and answer together. column_tokens: of a column. answer_tokens: of an answer
-    where a request does not say. vocabulary: token ids that there are. most_lag: updates that a column may
-    span; None: any. thought_tokens: of a thought; 0: there are none. thought_room: of what stands between the
+    whose request names no limit. vocabulary: number of token ids. most_lag: updates that a column may span;
+    None: any number. thought_tokens: of a thought; 0: the model does not think. thought_room: between the
     messages and an answer.
     """
 
@@ -197,7 +197,7 @@ class Limits:
 
 
 class Conversations:
-    """One event loop uses it."""
+    """Answers requests for text. Used by one event loop."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class Conversations:
         canary_monitor: CanaryMonitor,
         now: Callable[[], float],
     ) -> None:
-        """experience: None where nothing is learned. feedback: None without a registry. now: in seconds."""
+        """experience: None: nothing is learned. feedback: None: there is no registry. now: in seconds."""
         self._section, self.limits, self._encoder = section, limits, encoder
         self._versions, self._answerer, self.episodes = versions, answerer, episodes
         self._experience, self._feedback = experience, feedback
@@ -220,7 +220,7 @@ class Conversations:
         self._talks: dict[str, OpenConversation] = {}
         self._ripening: deque[tuple[float, OpenConversation]] = deque()
         self._held = CallerShares(section.max_buffered_bytes)
-        """Bytes of conversations that are open, or wait for late rewards."""
+        """Bytes of conversations that are open or wait for late rewards."""
         self._keeping = asyncio.Lock()
 
     @property
@@ -238,13 +238,13 @@ class Conversations:
                 f"begins_with={request.begins_with[:40]!r}: every answer of this model has {whole} tokens of "
                 "its own; leave it out"
             )
-        # What an answer may come to hold: what was asked, and its tokens in a turn and in a reply.
+        # The most that an answer may hold: the request, and its tokens in a turn and in a reply.
         most = min(request.max_tokens or self.limits.answer_tokens, self.limits.most_tokens)
         sampled_bytes = 2 * SAMPLED_BYTES * request.count * (self.limits.thought_room + most)
         needed = request_bytes(request) + sampled_bytes
         owner = CALLER.get()
         self._check_size(request, owner, needed)
-        # Held from now on: answers that grow beside one another would each find the same room.
+        # Reserved now: answers that are made at the same time would otherwise each count the same room.
         self._held.add(owner, needed)
         try:
             return await self._answer(request, until_s, show)
@@ -254,9 +254,9 @@ class Conversations:
     async def stream(
         self, request: TextRequest, until_s: float
     ) -> AsyncGenerator[tuple[int, str] | TextReply, None]:
-        """Yield parts of answers, by their index, as they grow, and all of the reply; raises Refused.
+        """Yield parts of answers with their index as they come, and last the whole reply; raises Refused.
 
-        Closing it ends the answers that it has begun.
+        Closing the generator ends the answers.
         """
         parts = asyncio.Queue[tuple[int, str] | None]()
         growing = asyncio.ensure_future(
@@ -416,9 +416,9 @@ class Conversations:
         must_exist: bool = False,
         opinions: bool = False,
     ) -> Episode:
-        """A new conversation, or the one that this request has started before; raises Refused.
+        """Return a new conversation, or the one that the same request started before; raises Refused.
 
-        opinions: its rewards are what a person thinks of it.
+        must_exist: start none. opinions: its rewards are a person's opinions of the answers.
         """
         check_client_key(client_key)
         check_request_id(request_id)
@@ -451,9 +451,9 @@ class Conversations:
     async def reward(
         self, conversation_id: str, request_id: str, rewards: Rewards, *, asked: bool = False
     ) -> int:
-        """Add rewards, once; how many were late. Raises Refused when none was taken.
+        """Add rewards once, and return how many of them were late. Raises Refused when none was taken.
 
-        asked: somebody was asked about these turns.
+        asked: a person was asked for an opinion of these turns.
         """
         check_request_id(request_id)
         episode = self.episodes.find_any(conversation_id)
@@ -468,7 +468,7 @@ class Conversations:
         turns = None if episode is None else episode.segment_builder.length
         late = [(_turn(turn, turns), amount) for turn, amount in rewards]
         async with self._keeping:
-            # The same request may have come again while the first was being kept.
+            # The same request may have come again while the registry took the first one.
             if episode is None or request_id not in episode.rewarded:
                 await self._keep(conversation_id, late)
                 if episode is not None:
@@ -519,7 +519,10 @@ class Conversations:
         abandoned: bool,
         reward: float | None,
     ) -> tuple[float, int]:
-        """It is over: the sum of its rewards, and its turns; the same when said again. Raises Refused."""
+        """End a conversation and return the sum of its rewards and its turns; repeats return the same.
+
+        Raises Refused.
+        """
         check_request_id(request_id)
         known = self.episodes.find_any(conversation_id)
         if known is not None and known.is_over and known.ending_request == request_id != "":
@@ -573,7 +576,7 @@ class Conversations:
                 self._experience.send(talk.name, talk.episode.lane, column)
 
     def sweep(self) -> None:
-        """Give up conversations whose client is silent, and send what has ripened."""
+        """Give up conversations of silent clients, and send the columns that have waited long enough."""
         now = self._now()
         for episode in self.episodes.overdue(now):
             talk = self._talks[episode.id]
@@ -582,7 +585,7 @@ class Conversations:
         self._send_until(now)
 
     def finish(self) -> None:
-        """Give up what is open, and send all that ripens as it is."""
+        """Give up all open conversations, and send all columns now."""
         for episode in self.episodes:
             self._give_up(self._talks[episode.id])
         self._send_until(math.inf)
@@ -599,7 +602,7 @@ class Conversations:
         kept = list[tuple[float, OpenConversation]]()
         while self._ripening and self._ripening[0][0] <= now_s:
             ripe, talk = self._ripening.popleft()
-            if talk.is_keeping:  # others do not wait for one whose late rewards are being kept
+            if talk.is_keeping:  # other columns do not wait for the registry
                 kept.append((ripe, talk))
                 continue
             talk.ripening -= 1
@@ -610,6 +613,6 @@ class Conversations:
 
 
 def _not_encoded(error: ValueError) -> Refused:
-    """Messages that make no prompt; what people write is no matter of the log."""
+    """Return the refusal of messages that make no prompt; the log does not quote what people write."""
     logged = error.unquoted if isinstance(error, ForeignWord) else ""
     return Refused(Refusal(reason=Reason.INVALID, detail=str(error), logged=logged))

@@ -1,4 +1,4 @@
-"""An answer of the chosen version, or of the model without its adapter where that cannot go on."""
+"""Answers of the chosen version, or of the model without its adapter where that version fails."""
 
 import asyncio
 import json
@@ -36,19 +36,19 @@ from penstock.workloads.plugin.serving import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerGuard:
-    """Any number of conversations use it.
+    """A guard for any number of conversations.
 
-    penalty: reward of an answer that was blocked, at most 0; 0: it is not learned from.
+    penalty: reward of a blocked answer, at most 0; 0: a blocked answer is not learned from.
     """
 
     guard: Guard
     penalty: float = 0.0
 
     def check_messages(self, messages: Sequence[Message], arm: Arm) -> None:
-        """Raise Refused (INVALID) that names the first message that is blocked, and by what."""
+        """Raise Refused (INVALID), which names the first blocked message and the rule."""
         for index, message in enumerate(messages):
             if message.role == "assistant":
-                continue  # what a model has said was checked when it said it, or is its caller's own
+                continue  # it was checked when the model wrote it, or the caller wrote it
             verdict = self.guard.check(message.content, Direction.INPUT)
             if verdict.is_blocked:
                 self.count(verdict, Direction.INPUT, arm)
@@ -72,19 +72,21 @@ def open_guard(section: GuardSection, penalty: float = 0.0) -> AnswerGuard | Non
     return AnswerGuard(guard=Guard((*BUILT_IN, *rules), classifier), penalty=penalty)
 
 
-# ---- The text of an answer while its tokens come: where it is stopped, what is safe to show, calls of
-# tools.
+# ---- The text of an answer while its tokens come: stop texts, what may be shown already, tool calls.
 
 OPENING: Final = "<tool_call>"
 _CALL: Final = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _UNFINISHED: Final = "\ufffd"
-"""What a decoder writes for a character of which not all bytes came."""
+"""What a decoder writes for a character whose bytes have not all come."""
 _BYTE: Final = re.compile(r"<0x[0-9A-F]{2}>")
 """Token of one byte (byte fallback): a later byte may change the text of all bytes before it."""
 
 
 class AnswerText:
-    """Grows token by token. stops: texts that end it. begins_with: what was written for the model."""
+    """The text of an answer, which grows token by token.
+
+    stops: texts that end it. begins_with: its beginning, which the request has set.
+    """
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class AnswerText:
         begins_with: str = "",
         holds_calls: bool = False,
     ) -> None:
-        """holds_calls: whether what may be the call of a tool is kept back while it grows."""
+        """holds_calls: whether text that may be a tool call is held back."""
         self._tokenizer, self._stops, self._begin = tokenizer, tuple(stops), begins_with
         self._held = (*self._stops, OPENING) if holds_calls else self._stops
         self._ids: list[int] = []
@@ -105,7 +107,7 @@ class AnswerText:
         """Text that each token added."""
 
     def add(self, token: int) -> None:
-        """One more token; where a text of `stops` is complete `text` ends before it, and `is_stopped`."""
+        """Add a token; once a text of `stops` is complete, `text` ends before it and `is_stopped` is set."""
         self._ids.append(token)
         before = self.text
         written = self._begin + self._tokenizer.decode(self._ids, skip_special_tokens=True)
@@ -117,11 +119,11 @@ class AnswerText:
         self.text = written[: min(found)] if found else written
 
     def take_shown(self) -> str:
-        """Text that was not taken before and is certain: no part of a stop, a call or half a character."""
+        """Return the new text that is certain: no part of a stop, of a tool call or of a character."""
         return self._take(self._certain())
 
     def take_rest(self, message: Message) -> str:
-        """What was not taken before of the message that the text has become."""
+        """Return the new text of the final message."""
         return self._take(message.content)
 
     def _take(self, text: str) -> str:
@@ -136,7 +138,7 @@ class AnswerText:
         return min(certain, text.partition(OPENING)[0], key=len).rstrip()  # as it is before a call
 
     def _without_held(self, text: str) -> str:
-        """The text without what may be the beginning of a stop or a call at its end."""
+        """Return the text without an end that may be the beginning of a stop or a tool call."""
         begun = (
             length
             for held in self._held
@@ -147,7 +149,7 @@ class AnswerText:
 
 
 def as_message(text: str, tools: Collection[dict[str, Any]], call_id: str) -> Message:
-    """The assistant's message of a text. call_id: first part of the ids of its calls."""
+    """Return a text as the assistant's message. call_id: first part of the ids of its tool calls."""
     names = {tool["function"]["name"] for tool in tools}
     calls: list[ToolCall] = []
 
@@ -163,10 +165,10 @@ def as_message(text: str, tools: Collection[dict[str, Any]], call_id: str) -> Me
 
 
 def _parsed(text: str, names: Collection[str]) -> tuple[str, str] | None:
-    """Name and arguments of a call, which are text and JSON; None for what is none."""
+    """Return the name of a tool call and its arguments as JSON; None for text that is no call."""
     try:
-        said = json.loads(text)
-        name, arguments = said.get("name"), said.get("arguments", {})
+        call = json.loads(text)
+        name, arguments = call.get("name"), call.get("arguments", {})
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         written.encode()  # half a pair of surrogates has no bytes
     except (ValueError, RecursionError):
@@ -176,10 +178,10 @@ def _parsed(text: str, names: Collection[str]) -> tuple[str, str] | None:
     return name, written
 
 
-# ---- What a model thinks before it answers: how thoughts stand in a row, and how one is drawn.
+# ---- Thoughts before answers: their place in a row of ids.
 
 _OTHER_SEED: Final = 1 << 63
-"""A thought is drawn from another sequence than the answer behind it."""
+"""Changes the seed, so that a thought and its answer are drawn from different sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +189,8 @@ class ThinkingForm:
     """How a model thinks.
 
     opens: ids between the prompt and a thought. end: the token that ends a thought. closes: ids between that
-    and the answer. directly: ids between the prompt and an answer without a thought. most: tokens of a
-    thought, its end among them. answer_tokens: of every answer; None: answers end themselves.
+    token and the answer. directly: ids between the prompt and an answer without a thought. most: tokens of a
+    thought with its end. answer_tokens: of every answer; None: the model ends its answers.
     """
 
     opens: tuple[int, ...]
@@ -201,7 +203,7 @@ class ThinkingForm:
     @property
     def room(self) -> int:
         """Most tokens between the prompt and the answer."""
-        # A thought that its budget ends is closed as well.
+        # 1 for the end token, which also follows a thought that its budget ended.
         return max(len(self.opens) + self.most + 1 + len(self.closes), len(self.directly))
 
     def before(self, thought: Thought | None) -> tuple[int, ...]:
@@ -214,19 +216,19 @@ class ThinkingForm:
 # ---- Answers.
 
 Show = Callable[[int, str], None]
-"""Takes text that came to an answer: its index, and the part."""
+"""Takes a new part of an answer: the index of the answer, and the text."""
 
 RETRY_MS: Final = 500
 WAITING_PER_ROW: Final = 4
-"""Answers that may wait for each that grows."""
+"""Answers that may wait, for each answer that grows at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is answered.
+    """A request with its prompt.
 
-    ids: of the prompt, as the answers begin behind it. most: tokens of an answer. call_id: first part of the
-    ids of its tool calls. show: takes the answers while they grow; None: nobody reads them before their end.
+    ids: of the prompt. most: tokens of an answer. call_id: first part of the ids of its tool calls.
+    show: takes the parts of answers as they come; None: the caller reads whole answers.
     """
 
     request: TextRequest
@@ -237,7 +239,7 @@ class Question:
 
 
 class TextAnswerer:
-    """Used by one event loop; the engine has a thread of its own."""
+    """Answers questions. Used by one event loop; the engine runs in another thread."""
 
     def __init__(
         self,
@@ -263,7 +265,7 @@ class TextAnswerer:
         return None if self.form is None else self.form.answer_tokens
 
     async def answer(self, choice: Choice, question: Question, until_s: float) -> TextReply:
-        """As many answers as are asked for; raises Refused. until_s: by the clock of the event loop."""
+        """Return all answers to a question; raises Refused. until_s: by the clock of the event loop."""
         if self.guard is not None:
             self.guard.check_messages(question.request.messages, choice.arm)
         loaded = None if choice.is_previous else choice.loaded
@@ -326,7 +328,7 @@ def _not_ready(why: str) -> Refused:
 
 
 class _Failed(Exception):
-    """A version could not go on. cause: its error."""
+    """A version failed. cause: its error."""
 
     def __init__(self, cause: Exception | None) -> None:
         super().__init__(str(cause))
@@ -339,10 +341,10 @@ class _Row:
     def __init__(self, engine: TextEngine, request: Request) -> None:
         loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
 
-        def tell(_: Growing) -> None:
+        def notify(_: Growing) -> None:
             loop.call_soon_threadsafe(self._changed.set)
 
-        self.growing = engine.submit(request, tell)
+        self.growing = engine.submit(request, notify)
 
     async def wait(self) -> None:
         await self._changed.wait()
@@ -404,7 +406,7 @@ class Drawing:
         return self._think(form, self._row(request), index, time.monotonic())
 
     def _submit(self, index: int, before: tuple[int, ...] = ()) -> _Row:
-        """Have the engine begin an answer. before: ids behind the prompt."""
+        """Have the engine begin an answer. before: ids between the prompt and the answer."""
         question, request = self._question, self._request
         tokenizer, begins = self._by.tokenizer, request.begins_with
         begin = tokenizer(begins, add_special_tokens=False)["input_ids"] if begins else ()
@@ -425,7 +427,7 @@ class Drawing:
         return row
 
     def _draws(self, index: int, other: int = 0) -> dict[str, Any]:
-        """Return how tokens of the answer `index` are drawn. other: of another sequence by the same seed."""
+        """Return how tokens of the answer `index` are drawn. other: changes the seed."""
         request = self._request
         return {
             "version": self._version,
@@ -457,7 +459,7 @@ class Drawing:
         )
 
     def _visible(self, thought: Thought, answer: TextAnswer) -> Thought:
-        """Return its length and cost, and its text where that was asked for and the guard lets it pass."""
+        """Return the thought without its text, unless the request wants it and the guard lets it pass."""
         hidden, guard = replace(thought, ids=()), self._by.guard
         if not self._request.show_thought or answer.is_blocked:
             return hidden
@@ -524,18 +526,18 @@ class Drawing:
 
 
 def _check(growing: Growing, finish: str, *, is_stopped: bool = False) -> None:
-    """Raise _Failed, or Refused where the server ended what was to go on."""
+    """Raise _Failed for an answer that failed, and Refused for one that the server ended."""
     if finish == "failed":
         raise _Failed(growing.error)
     if finish == "cancelled" and not is_stopped:
         raise _not_ready("the server ended before the answer did")
 
 
-# ---- The versions that can answer: adapters of one base model, in the engine that generates with them.
+# ---- The versions that can answer: adapters of one base model in the engine.
 
 
 class AdapterVersions(LoadedVersions):
-    """See `LoadedVersions`. Whatever loads and drops adapters does so one after the other."""
+    """See `LoadedVersions`. Adapters are loaded and dropped one at a time."""
 
     def __init__(
         self,
@@ -545,7 +547,7 @@ class AdapterVersions(LoadedVersions):
         section: ServingSection,
         tolerance: EngineTolerance | None = None,
     ) -> None:
-        """policy: whose network the engine generates with. fetch: see `LoadedVersions`.
+        """policy: the engine generates with its network. fetch: see `LoadedVersions`.
 
         tolerance: measures the engine with the first weights; None: it answers by a plain pass itself.
         """
@@ -555,14 +557,14 @@ class AdapterVersions(LoadedVersions):
         self._in_use = Counter[int]()
 
     async def load(self, weights: Weights) -> Loaded:
-        """See `LoadedVersions.load`; the policy of what is returned is that of all versions."""
+        """See `LoadedVersions.load`; all versions have the same policy object."""
         await asyncio.to_thread(self._engine.load, weights.version, weights.blob)
         return Loaded(self._policy, weights.version, weights.update, sha256(weights.blob))
 
     async def take_probed(self, weights: Weights, probe: Probe) -> tuple[float, ...]:
-        """Answer `latest` with these; what the probe says under them, as they are loaded.
+        """Answer `latest` with these weights, and return the engine's answer to the probe under them.
 
-        Raises RunFailed for an engine whose first answer the learner would not take.
+        Raises RunFailed where the first answer is further from the right one than the learner allows.
         """
         async with self._changing:
             loaded = await self.load(weights)
@@ -580,7 +582,7 @@ class AdapterVersions(LoadedVersions):
             await self._let_go()
 
     async def steer(self, arms: Arms) -> list[str]:
-        """See `LoadedVersions.steer`; a shadow is not asked, and that is said."""
+        """See `LoadedVersions.steer`; returns a line for a shadow, which a server of text does not ask."""
         unasked = []
         if arms.traffic.shadow is not None:
             unasked = [f"shadow={arms.traffic.shadow}: a server of text asks none; set it to 0"]
@@ -600,7 +602,7 @@ class AdapterVersions(LoadedVersions):
 
     @contextmanager
     def in_use(self, loaded: Loaded | None) -> Iterator[None]:
-        """Keep a version for a request that comes to the engine several times. None: there is none."""
+        """Keep a version loaded for a request that uses the engine several times; None: no version."""
         if loaded is None:
             yield
             return
@@ -609,9 +611,9 @@ class AdapterVersions(LoadedVersions):
             yield
         finally:
             self._in_use[loaded.version] -= 1
-            self._in_use += Counter()  # forget those that are in use no more
+            self._in_use += Counter()  # drop counts of 0
 
     async def _let_go(self) -> None:
-        """Drop the adapters that answer no arm and no request; one that is answering stays until later."""
+        """Drop the adapters that answer no arm and no request; one that still answers stays."""
         for version in sorted({*self._engine.versions} - self.served().keys() - self._in_use.keys()):
             await asyncio.to_thread(self._engine.drop, version)

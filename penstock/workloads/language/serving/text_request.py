@@ -1,7 +1,7 @@
-"""What a client asks for, what it gets, and one conversation of it: what of that is gone on with, and earns.
+"""A request for text, its answers, and one open conversation: its turns and their rewards.
 
-An answer (sibling) that is not gone on with is not learned from. One that was not sampled from the policy is
-context of what follows, and no turn of its column.
+Several answers to the same messages are siblings. Only the sibling that the next messages continue is learned
+from. An answer that was not sampled from the policy is context of the next prompt, and no turn of its column.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from penstock.workloads.plugin.serving import Episode, check_request_id, count_n
 MAX_COUNT: Final = 16
 MAX_STOPS: Final = 16
 MAX_TEXT: Final = 256
-"""Most characters of a stop text, and of what an answer begins with."""
+"""Most characters of a stop text, and of `begins_with`."""
 MAX_BIASED: Final = 1024
-"""Most token ids whose logits a request changes."""
+"""Most token ids with a logit bias in one request."""
 MAX_TOOLS: Final = 128
 BYTES_PER_TOKEN: Final = 64
-"""More bytes of messages than this for each token that fits are not read at all."""
+"""Messages with more bytes than this for each token that fits are refused unread."""
 _MOST_BIAS: Final = 100.0
 _TOOL_FORM: Final = 'write {"type": "function", "function": {"name": …, "parameters": …}}'
 
@@ -36,7 +36,7 @@ Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """A request as `GenerateRequest` describes it; None where it says nothing."""
+    """A request; the fields are those of `GenerateRequest`, None where the request leaves one out."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -61,9 +61,9 @@ class TextRequest:
     show_thought: bool = False
 
     def check(self, vocabulary: int, most_thought: int = 0) -> None:
-        """Raise Refused (INVALID) that names the field, for what cannot be answered.
+        """Raise Refused (INVALID), which names the field, for a request that cannot be answered.
 
-        most_thought: tokens of a thought; 0: the model does not think.
+        vocabulary: number of token ids. most_thought: tokens of a thought; 0: the model does not think.
         """
         check_request_id(self.request_id)
         check_client_key(self.client_key)
@@ -98,21 +98,22 @@ class TextRequest:
 
     @property
     def unlearned(self) -> str:
-        """Why the answer is not learned from, by how it is drawn; "": it may be."""
+        """Return why the answer is not learned from, by the sampling options; "": it may be."""
         if self.not_learned:
             return "unasked"
-        how = (self.temperature, self.top_p, self.presence_penalty, self.frequency_penalty)
-        changed = how != (1.0, 1.0, 0.0, 0.0) or self.seed is not None
+        options = (self.temperature, self.top_p, self.presence_penalty, self.frequency_penalty)
+        changed = options != (1.0, 1.0, 0.0, 0.0) or self.seed is not None
         is_drawn_otherwise = changed or self.logit_bias or self.begins_with
         return "sampling" if is_drawn_otherwise else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextAnswer:
-    """An answer. ids: as sampled. log_prob: of each. tokens: text of each. ended: by itself.
+    """An answer. ids: as sampled. log_prob, tokens: log-probability and text of each id.
 
-    Of one that was blocked (`content_filter`) ids and log_prob are for the learner alone. before: ids between
-    the prompt and the answer. thought: what they hold that was thought; None: nothing.
+    ended: the model ended it itself. before: ids between the prompt and the answer. thought: the thought
+    among them; None: there is none. The ids and log_prob of a blocked answer (`content_filter`) are for the
+    learner alone.
     """
 
     message: Message
@@ -129,15 +130,16 @@ class TextAnswer:
         return self.finish == "content_filter"
 
     def visible(self) -> "TextAnswer":
-        """Return what a caller may see of it: the ids of a blocked one are as good as its text."""
+        """Return what a caller may see of it: the ids of a blocked answer would reveal its text."""
         return replace(self, ids=(), log_prob=(), tokens=()) if self.is_blocked else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thought:
-    """A thought. tokens: how many it had. milliseconds: that it took. is_cut: its budget ended it.
+    """A thought before an answer. tokens: their number. milliseconds: its duration.
 
-    ids: as sampled. text: of them, for a caller. Of one that is hidden they are () and None.
+    is_cut: its budget ended it. ids: as sampled. text: their text, for a caller. Of a hidden thought they are
+    () and None.
     """
 
     tokens: int
@@ -149,7 +151,7 @@ class Thought:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextReply:
-    """Answers of one version; fields as in `GenerateReply`."""
+    """The answers of one version; the fields are those of `GenerateReply`."""
 
     answers: tuple[TextAnswer, ...]
     version: int
@@ -165,9 +167,9 @@ class TextReply:
 def check_counts(
     most: int, *, messages: int, calls: int, tools: int, characters: int, stops: int, biased: int
 ) -> None:
-    """Raise Refused for more than `most` messages or calls, or too many of the rest.
+    """Raise Refused for more than `most` messages or calls, or for too many of the other parts.
 
-    Before any of them is made, because an empty one has two bytes on the wire and hundreds in memory.
+    The caller checks before it makes any object: an empty one has two bytes on the wire, hundreds in memory.
     """
     for name, count, limit in (
         ("messages", messages, most),
@@ -195,7 +197,7 @@ def check_client_key(client_key: str) -> None:
 
 
 def _check_history(messages: Sequence[Message]) -> None:
-    """Raise Refused for messages that no answer follows: nothing is asked, or a tool answers no call."""
+    """Raise Refused where an assistant's message is the last, or a tool answers a call that was not made."""
     if not messages:
         raise invalid("messages: give at least one")
     last = len(messages) - 1
@@ -216,12 +218,12 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise invalid(f"{name}={value:g}: say {low:g} to {high:g}")
 
 
-# ---- What conversations take in memory.
+# ---- Memory that conversations take, in bytes.
 
 ID_BYTES: Final = 48
 """A token id in a tuple."""
 SAMPLED_BYTES: Final = 256
-"""A token with its log-probability and its text, as it was answered."""
+"""A sampled token with its log-probability and its text."""
 TURN_BYTES: Final = 256
 _OBJECT_BYTES: Final = 96
 
@@ -250,7 +252,7 @@ def message_bytes(message: Message) -> int:
 
 
 def _of_values(values: Iterable[Any]) -> int:
-    """Bytes of what JSON holds, without recursion, because it may be deep."""
+    """Return the bytes of JSON values; without recursion, because they may be nested deeply."""
     size, waiting = 0, list(values)
     while waiting:
         value = waiting.pop()
@@ -267,9 +269,9 @@ def _of_values(values: Iterable[Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sibling:
-    """An answer that may be gone on with. unlearned: why it is not learned from; "": it is.
+    """An answer that the next messages may continue. unlearned: why it is not learned from; "": it is.
 
-    penalty: reward that it has as soon as it is a turn.
+    penalty: a reward that it gets as soon as it is a turn.
     """
 
     sampled: Sampled
@@ -281,21 +283,24 @@ class Sibling:
 
 @dataclass(slots=True, eq=False)
 class OpenConversation:
-    """Used by one event loop. episode: its id, owner, arm and rewards. busy: held while it is answered."""
+    """A conversation of a client, used by one event loop. episode: its id, owner, arm and rewards.
+
+    busy: held while an answer is being made.
+    """
 
     episode: Episode
     live: LiveConversation
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_keeping: bool = False
-    """Late rewards are being kept: no column of it is sent meanwhile."""
+    """Late rewards are being written to the registry; no column of it is sent meanwhile."""
     counted_bytes: int = 0
-    """Of `held_bytes`, so many are counted among those of all conversations."""
+    """The part of `held_bytes` that is counted in the total of all conversations."""
     ripening: int = 0
-    """Columns that are over and wait for late rewards."""
+    """Finished columns that wait for late rewards."""
     _turns: list[int | None] = field(default_factory=list)
-    """By turn: which it is in the columns; None: it is in none."""
+    """For each turn its number in the columns; None: it is in no column."""
     siblings: list[Sibling] = field(default_factory=list)
-    """Answers to what was asked last."""
+    """Answers to the newest messages."""
     _last: tuple[TextRequest, TextReply] | None = None
     _asked_bytes: int = 0
     _last_bytes: int = 0
@@ -304,7 +309,7 @@ class OpenConversation:
 
     @property
     def name(self) -> str:
-        """Return its id without the part that proves it was given."""
+        """Return its id without the part that proves that this server made it."""
         return self.episode.id.rpartition("-")[0]
 
     @property
@@ -313,7 +318,7 @@ class OpenConversation:
 
     @property
     def next_turn(self) -> int:
-        """Number of the turn that answers what is asked next, or once more."""
+        """Return the number of the turn that the next answer belongs to."""
         return len(self._turns)
 
     @property
@@ -329,15 +334,15 @@ class OpenConversation:
         return size + self._asked_bytes
 
     def repeated(self, request: TextRequest) -> TextReply | None:
-        """What was answered to this very request; None where it is another, or wants another answer."""
+        """Return the reply to the same request before; None for another request, or with `regenerate`."""
         if self._last is None or request.regenerate or self._last[0] != _what(request):
             return None
         return self._last[1]
 
     def prompt_for(self, request: TextRequest, most: int, update: int) -> tuple[int, ...]:
-        """Ids that the answers to these messages begin behind; raises ValueError, see `LiveConversation.ask`.
+        """Return the ids of the prompt for these messages; raises ValueError as `LiveConversation.ask`.
 
-        most: tokens of an answer. update: of the weights that will answer.
+        most: tokens of an answer. update: number of the update that made the weights that will answer.
         """
         if self.siblings and request.messages == self.live.asked:
             return self.live.prompt
@@ -351,14 +356,13 @@ class OpenConversation:
         self._last, self._last_bytes = (_what(request), reply), request_bytes(request)
 
     def choose(self, messages: tuple[Message, ...] = ()) -> None:
-        """Make the sibling a turn that these messages go on with; the first where they do not say."""
+        """Make the sibling that these messages continue a turn; the first one where they continue none."""
         siblings, self.siblings = self.siblings, []
         if not siblings:
             return
         asked, count = self.live.asked, len(self.live.asked)
         follows = messages[count] if messages[:count] == asked and len(messages) > count else None
-        said = [one.message for one in siblings]
-        chosen = siblings[said.index(follows) if follows in said else 0]
+        chosen = next((one for one in siblings if one.message == follows), siblings[0])
         for one in siblings:
             if one is not chosen:
                 count_not_learned("sibling", len(one.sampled.ids))
@@ -374,7 +378,7 @@ class OpenConversation:
     # ---- rewards
 
     def place_of(self, turn: int | None) -> int:
-        """The number of a turn, None: the newest, which is then gone on with; raises ValueError."""
+        """Return the number of a turn; None: the newest, for which a sibling is chosen. Raises ValueError."""
         self.choose()
         number = len(self._turns) - 1 if turn is None else turn
         if not 0 <= number < len(self._turns):
@@ -394,7 +398,7 @@ class OpenConversation:
     # ---- the end
 
     def end(self, *, terminated: bool) -> None:
-        """It is over; where its last answer was cut short it is truncated in any case."""
+        """End it; where its last answer was cut short, its column is truncated in any case."""
         self.choose()
         self.live.end(terminated=terminated and self._has_ended)
         self._let_go()
@@ -406,7 +410,7 @@ class OpenConversation:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Nothing is asked or repeated any more; what is over may wait for late rewards still."""
+        """Drop the reply that could be repeated; finished columns may still wait for late rewards."""
         self._last = None
         self._asked_bytes = self._last_bytes = 0
 

@@ -1,4 +1,4 @@
-"""A server of text: TextService on gRPC, and all that stands behind it, put together."""
+"""A server of text: TextService on gRPC, and the server that puts its parts together."""
 
 import asyncio
 import json
@@ -82,14 +82,14 @@ _PLAIN: Final = (
     *("request_id", "conversation_id", "client_key", "version", "max_tokens", "not_learned", "regenerate"),
     *("begins_with", "presence_penalty", "frequency_penalty", "show_thought"),
 )
-"""Fields of a request that `TextRequest` has by the same name."""
+"""Fields of `GenerateRequest` that `TextRequest` has by the same name."""
 _OPTIONAL: Final[tuple[Any, ...]] = ("temperature", "top_p", "seed", "thought_tokens")
-"""Those for which `TextRequest` has what an absent one means."""
+"""Fields with a default in `TextRequest` where the message has none."""
 _ENDINGS: Final = (policy_pb2.ENDING_TERMINATED, policy_pb2.ENDING_TRUNCATED, policy_pb2.ENDING_ABANDONED)
 
 
 class TextService:
-    """The calls of text.proto; one event loop uses it."""
+    """The calls of text.proto. Used by one event loop."""
 
     def __init__(
         self, run: str, section: ServingSection, conversations: Conversations, versions: LoadedVersions
@@ -127,7 +127,7 @@ class TextService:
     async def generate_stream(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateChunk]:
-        """See text.proto. Ends, with the answers that it has begun, when its caller goes away."""
+        """See text.proto. The answers end when the caller goes away."""
         metrics.POLICY_CALLS.labels("generate_stream").inc()
         try:
             self._check(request.policy)
@@ -204,8 +204,8 @@ class TextService:
         )
 
     def _text_request(self, request: pb.GenerateRequest) -> TextRequest:
-        # Each message, and each call, takes a token at least.
-        check_counts(
+        """Return a request as data; raises Refused for too many parts, bad tools and an unknown arm."""
+        check_counts(  # each message and each tool call takes at least one token
             self._conversations.limits.most_tokens,
             messages=len(request.messages),
             calls=sum(len(message.tool_calls) for message in request.messages),
@@ -214,7 +214,17 @@ class TextService:
             stops=len(request.stop),
             biased=len(request.logit_bias),
         )
-        return _text_request(request)
+        given = {name: getattr(request, name) for name in _PLAIN}
+        given |= {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
+        return TextRequest(
+            messages=tuple(map(_message, request.messages)),
+            tools=tuple(_tool(index, text) for index, text in enumerate(request.tools)),
+            arm=_arm(request.arm),
+            stop=tuple(request.stop),
+            count=request.count or 1,
+            logit_bias=dict(request.logit_bias),
+            **given,
+        )
 
     def _check(self, policy: str) -> None:
         if policy not in ("", self._section.policy):
@@ -223,21 +233,6 @@ class TextService:
     def _until_s(self, context: Context) -> float:
         left_s = context.time_remaining()
         return math.inf if left_s is None else self._loop.time() + left_s
-
-
-def _text_request(request: pb.GenerateRequest) -> TextRequest:
-    """What a request asks for; raises Refused for tools that do not parse and an arm that there is not."""
-    said = {name: getattr(request, name) for name in _PLAIN}
-    said |= {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
-    return TextRequest(
-        messages=tuple(map(_message, request.messages)),
-        tools=tuple(_tool(index, text) for index, text in enumerate(request.tools)),
-        arm=_arm(request.arm),
-        stop=tuple(request.stop),
-        count=request.count or 1,
-        logit_bias=dict(request.logit_bias),
-        **said,
-    )
 
 
 def _message(message: pb.TextMessage) -> Message:
@@ -326,12 +321,12 @@ class TextServer:
         form: ThinkingForm | None = None,
         words: Collection[str] | None = None,
     ) -> None:
-        """of: the run, as it was read. tokenizer: of its model. answer_tokens: where a request does not say.
+        """of: the run. tokenizer: of its model. answer_tokens: of an answer whose request names no limit.
 
-        device: where it generates, "auto": CUDA where there is one. engine_name: see `open_engine`. guard:
-        what messages and answers pass. form: how the model thinks; None: it answers at once. What is answered
-        behind thoughts is not learned from. words: that messages may hold; None: any. Raises
-        ConfigurationError for settings that fit neither one another nor the run.
+        device: as torch names it; "auto": CUDA where there is one. engine_name: see `open_engine`. guard:
+        checks messages and answers; None: nothing is checked. form: how the model thinks; None: it answers at
+        once. Answers behind thoughts are not learned from. words: the words that messages may hold; None: any
+        text. Raises ConfigurationError for settings that do not fit one another or the run.
         """
         quieten()
         torch.set_num_threads(of.actor.threads)
@@ -384,14 +379,14 @@ class TextServer:
             )
 
     async def apply(self, weights: Weights) -> tuple[float, ...]:
-        """Answer with these weights as `HostedService` says; raises Fatal for those that do not fit."""
+        """See `HostedService`; raises Fatal for weights that do not fit the run's policy."""
         try:
             return await self._versions.take_probed(weights, self._of.specification.probe)
         except ValueError as error:
             raise Fatal(f"weights {weights.version} cannot be applied: {error}") from error
 
     def cut(self) -> None:
-        """See `HostedService`: a conversation that goes on is not cut, its rewards are still to come."""
+        """See `HostedService`: an open conversation is not cut, because its rewards may still come."""
 
     def sweep(self) -> None:
         self._conversations.sweep()
@@ -417,7 +412,7 @@ def _policy(of: Run, device: str) -> LanguagePolicy:
 def _experience(
     section: ServingSection, of: Run, run_follower: RunFollower | None, server: str, pad_id: int
 ) -> ColumnExperience | None:
-    """What is learned from, sent to the learner of the run that is followed; None: nothing is."""
+    """Return what sends columns to the run's learner; None without a run to follow."""
     if run_follower is None:
         return None
     check_window(section, of.specification)
@@ -429,7 +424,7 @@ def _experience(
 def _tolerance(
     settings: Settings, of: Run, engine_name: str, policy: LanguagePolicy
 ) -> EngineTolerance | None:
-    """What measures an engine that does not answer the probe by the very pass it is measured against."""
+    """Return what measures an engine; None for one whose answers to the probe are the plain pass itself."""
     if engine_name == OWN and policy.device.type == "cpu":
         return None
     return EngineTolerance(engine_name, lambda: _policy(of, "cpu"), settings.learner.probe_tolerance)
