@@ -1,6 +1,6 @@
 """OpenAI's API over the conversations of a server of text: chat completions, models and rewards.
 
-The call `Http` of text.proto and the listener of `serving.http_listen` hand it requests as data.
+Requests come by the call `Http` of text.proto, or by the listener of `serving.http_listen`.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ from penstock.workloads.language.serving.chat_forms import (
     RewardRequest,
     model_of,
     models,
-    of_refusal,
-    of_validation,
-    of_value,
+    refusal_error,
+    validation_error,
+    value_error,
 )
 from penstock.workloads.language.serving.conversations import Conversations
 from penstock.workloads.language.serving.text_request import TextReply, TextRequest
@@ -49,17 +49,17 @@ from penstock.workloads.plugin.serving import Episode, LoadedVersions, RequestEr
 log = logging.getLogger(__name__)
 
 _FINAL: Final = "final"
-"""Name of the request that ends a conversation, and of a reward that comes with it."""
+"""Id of the request that ends a conversation, and of the reward in it."""
 _MODELS: Final = "/v1/models"
 _LONGEST_WAIT_S: Final = 1.0
-"""Between two attempts at an answer for which there was no room."""
+"""Seconds between two attempts at an answer when the server had no room."""
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
 
 class ChatApi:
-    """One event loop uses it. policy: its name."""
+    """Answers requests to the API. Used by one event loop. policy: its name."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ChatApi:
         }
 
     async def answer(self, request: HttpRequest, until_s: float) -> HttpReply:
-        """Return the answer, an error among them. until_s: by the clock of the event loop."""
+        """Return the answer, which may be an error. until_s: by the clock of the event loop."""
         path = _MODELS if request.path.startswith(f"{_MODELS}/") else request.path
         method, answer = self._routes.get(path, ("", self._models))
         if request.headers.get("content-type", JSON).partition(";")[0] != JSON:
@@ -113,7 +113,7 @@ class ChatApi:
             if body.stream:
                 metrics.POLICY_CALLS.labels("generate_stream").inc()
                 events = self._events(wanted, body, envelope, until_s)
-                # What is refused before the first part is an error of the call.
+                # A refusal before the first part is an error of the call, not of the stream.
                 first = await anext(events)
                 return HttpReply(200, {"content-type": EVENTS}, self._behind(first, events))
             metrics.POLICY_CALLS.labels("generate").inc()
@@ -122,14 +122,14 @@ class ChatApi:
         except Refused as error:
             raise self._refused(request, error, name) from error
         except ValueError as error:
-            raise of_value(error) from error
+            raise value_error(error) from error
         return json_reply(envelope.completion(given, logprobs=bool(body.logprobs)))
 
     async def _begun(self, user: str, name: str, arm: Arm | None) -> Episode:
         return self._conversations.start(user, name, arm=arm)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]], until_s: float) -> T:
-        """Return the result; where there is no room, try again until the caller's time is over."""
+        """Return the result of an attempt; repeat it while the server has no room and the caller has time."""
         loop, waits = asyncio.get_running_loop(), full_jitter(cap_s=_LONGEST_WAIT_S)
         while True:
             try:
@@ -168,7 +168,7 @@ class ChatApi:
                 async for one in events:
                     yield one.encode()
             except Refused as error:
-                yield event(of_refusal(error).body).encode()
+                yield event(refusal_error(error).body).encode()
 
     # ---- Models and rewards.
 
@@ -194,12 +194,12 @@ class ChatApi:
         if body.model is not None:
             model_of(body.model, *self._names(request))
         try:
-            said = await self._rewarded(body, request.request_id)
+            result = await self._rewarded(body, request.request_id)
         except Refused as error:
             raise self._refused(request, error, body.conversation_id, is_reward=True) from error
         except ValueError as error:
-            raise of_value(error) from error
-        return json_reply(said)
+            raise value_error(error) from error
+        return json_reply(result)
 
     async def _rewarded(self, body: RewardRequest, request_id: str) -> dict[str, Any]:
         metrics.POLICY_CALLS.labels("start_conversation").inc()
@@ -210,7 +210,7 @@ class ChatApi:
             metrics.POLICY_CALLS.labels("reward").inc()
             once = once or (_FINAL if body.final else request_id)
             late = await self._conversations.reward(episode.id, once, [(body.turn, body.reward)])
-        said: dict[str, Any] = {
+        result: dict[str, Any] = {
             "object": "reward",
             "conversation_id": body.conversation_id,
             "late": bool(late),
@@ -220,11 +220,11 @@ class ChatApi:
             total, turns = self._conversations.end(
                 episode.id, _FINAL, terminated=True, abandoned=False, reward=None
             )
-            said |= {"total_return": total, "turns": turns}
-        return said
+            result |= {"total_return": total, "turns": turns}
+        return result
 
     def _names(self, request: HttpRequest) -> tuple[str, dict[str, int], Sequence[str]]:
-        """What the policy is called where the request came in, its labels, and further names there."""
+        """Return the policy's name for this caller, its labels, and the names of other agents."""
         arms = self._versions.arms
         return request.agent or self._policy, {} if arms is None else labels(arms), request.others
 
@@ -232,13 +232,13 @@ class ChatApi:
         self, request: HttpRequest, error: Refused, conversation: str, *, is_reward: bool = False
     ) -> ChatError:
         self._request_errors.refused(request, error)
-        return of_refusal(error, conversation=conversation, is_reward=is_reward)
+        return refusal_error(error, conversation=conversation, is_reward=is_reward)
 
 
 class ChatListener:
     """Serves the API over HTTP on this machine, without accounts, in the event loop of the server.
 
-    Raises ConfigurationError for an address that is none of this machine's, and without what HTTP needs;
+    Raises ConfigurationError for an address of another machine, and where packages of HTTP are not installed;
     AddressInUse.
     """
 
@@ -279,10 +279,10 @@ class ChatListener:
 
 def _read(kind: type[B], request: HttpRequest) -> B:
     try:
-        said = json.loads(request.body)
+        given = json.loads(request.body)
     except (ValueError, RecursionError) as error:
         raise ChatError(400, "the body is not JSON", code="invalid_json") from error
     try:
-        return kind.model_validate(said)
+        return kind.model_validate(given)
     except ValidationError as error:
-        raise of_validation(error, said) from error
+        raise validation_error(error, given) from error

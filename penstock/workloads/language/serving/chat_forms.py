@@ -35,7 +35,7 @@ from penstock.workloads.language.serving.text_request import (
 _ARMS: Final = {arm.value: arm for arm in (Arm.LATEST, Arm.ACTIVE, Arm.CANARY)}
 NAME_FORM: Final = r"[\x21-\x7e]{1,128}"
 ConversationName = Annotated[str, Field(pattern=f"^{NAME_FORM}$")]
-"""What a caller calls a conversation: printable, without blanks."""
+"""A caller's name for a conversation: printable characters without blanks."""
 
 
 class _Part(BaseModel):
@@ -43,7 +43,7 @@ class _Part(BaseModel):
 
 
 class _SentBack(BaseModel):
-    """A part of a message, in which clients leave or add fields, such as `index` of a streamed call."""
+    """A part of a message; clients may add fields, such as `index` of a streamed tool call."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -65,7 +65,7 @@ class _ToolCall(_SentBack):
 
 
 class ChatMessage(_SentBack):
-    """One message. Content is text, or parts of text; images and sound are refused."""
+    """A message. Its content is text, or parts of text; images and sound are refused."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | list[_TextPart] | None, Field(validate_default=True)] = None
@@ -87,7 +87,7 @@ class ChatMessage(_SentBack):
         return content
 
     def message(self, index: int) -> Message:
-        """Return it as the model is asked; raises ChatError for what is no text."""
+        """Return it as the model reads it; raises ChatError for text that is not valid Unicode."""
         text = self.content or ""
         if not isinstance(text, str):
             text = "".join(part.text for part in text)
@@ -126,14 +126,14 @@ class _NamedTool(_Part):
 
 
 class Extension(_Part):
-    """What the API has no field for: `extra_body={"penstock": {…}}` of its client."""
+    """Fields beyond the API: `extra_body={"penstock": {…}}` of its client."""
 
     regenerate: StrictBool = False
-    """Of a conversation: answer the same messages once more."""
+    """In a conversation: answer the same messages once more."""
     learn: StrictBool = True
     """False: answer, and learn nothing from it."""
     thought_tokens: Annotated[int, Field(ge=0, lt=2**31, strict=True)] | None = None
-    """Most tokens of the thought before each answer; None: as the run says; 0: no thought."""
+    """Most tokens of the thought before each answer; None: the run's limit; 0: no thought."""
     show_thought: StrictBool = False
     """Tell what was thought."""
 
@@ -157,7 +157,7 @@ class ChatRequest(_Part):
     top_p: Number | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0), NUMERIC] | None = None
-    """0 alone: the server tells of the tokens that were drawn."""
+    """Only 0: the server returns the log-probabilities of the drawn tokens alone."""
     logit_bias: dict[int, Number] | None = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
@@ -168,9 +168,9 @@ class ChatRequest(_Part):
     penstock: Extension = Extension()
 
     def text_request(self, request_id: str, most_tokens: int) -> TextRequest:
-        """Return what is asked; raises ChatError, Refused and ValueError.
+        """Return the request as data; raises ChatError, Refused and ValueError.
 
-        most_tokens: that fit; each message, and each call, takes one at least.
+        most_tokens: that fit; each message and each tool call takes at least one.
         """
         self._check()
         tools = [] if self.tool_choice == "none" else self.tools or []
@@ -205,9 +205,9 @@ class ChatRequest(_Part):
         )
 
     def conversation(self, header: str | None) -> str:
-        """Return what the caller calls its conversation; "": it says nothing. Raises ChatError.
+        """Return the caller's name for its conversation; "": it gives none. Raises ChatError.
 
-        header: X-Conversation-Id, which counts before `metadata.conversation_id`.
+        header: X-Conversation-Id, which takes precedence over `metadata.conversation_id`.
         """
         name = header or (self.metadata or {}).get("conversation_id", "")
         if name and not re.fullmatch(NAME_FORM, name):
@@ -227,7 +227,7 @@ class ChatRequest(_Part):
             )
 
     def _begins_with(self) -> str:
-        """What the answer begins with, so that it becomes what is asked for."""
+        """Return the beginning of the answer that `tool_choice` or `response_format` calls for."""
         if isinstance(self.tool_choice, _NamedTool):
             name = self.tool_choice.function.name
             functions = [tool.get("function") for tool in self.tools or ()]
@@ -241,11 +241,11 @@ class ChatRequest(_Part):
 
 
 class RewardRequest(_Part):
-    """The body of POST /v1/rewards: rewards for turns of a conversation, and whether it is over.
+    """The body of POST /v1/rewards: a reward for a turn of a conversation, and whether it has ended.
 
-    conversation_id: as the caller calls it. reward: of `turn`; None: of the newest. final: it is over.
-    id: under the same one nothing is added twice. user, model: as in the requests of the conversation; no
-    model: that of the first.
+    conversation_id: the caller's name for it. reward: of `turn`, from 0; without `turn`: of the newest.
+    final: the conversation has ended. id: a reward is added once under it. user, model: as in the requests of
+    the conversation; no model: that of the first.
     """
 
     conversation_id: ConversationName
@@ -260,10 +260,10 @@ class RewardRequest(_Part):
 def model_of(
     name: str, policy: str, labels: Mapping[str, int], others: Sequence[str] = ()
 ) -> tuple[Arm | None, int]:
-    """Return the arm and the version that a model name asks for: POLICY, POLICY:latest, POLICY:40, its label.
+    """Return the arm and the version of a model's name: POLICY, POLICY:latest, POLICY:40, POLICY:LABEL.
 
-    policy: that is served, as its caller calls it. labels: versions by label. others: further names, for the
-    error. Raises ChatError 404 for others.
+    policy: the caller's name for the served policy. labels: versions by label. others: further names, for the
+    error. Raises ChatError 404 for any other name.
     """
     given, colon, which = name.partition(":")
     if given == policy and not colon:
@@ -281,7 +281,7 @@ def model_of(
 
 
 class Envelope:
-    """What all parts of one answer have in common. model: as the caller asked for it."""
+    """Writes a reply as a completion, or as events of a stream. model: its name in the request."""
 
     def __init__(self, model: str, name: str) -> None:
         self._model, self._id, self._created = model, f"chatcmpl-{name}", int(time.time())
@@ -289,7 +289,7 @@ class Envelope:
     def completion(self, given: TextReply, *, logprobs: bool) -> dict[str, Any]:
         choices = [
             _choice(index, answer, logprobs=logprobs) | {"message": _message(answer)}
-            for index, answer in enumerate(_told(given))
+            for index, answer in enumerate(_visible(given))
         ]
         return self._answered("chat.completion", given) | {
             "choices": choices,
@@ -302,8 +302,8 @@ class Envelope:
         return event(self._head("chat.completion.chunk") | {"choices": [choice]})
 
     def last_parts(self, given: TextReply, *, logprobs: bool, with_usage: bool) -> Iterator[str]:
-        """Return calls of tools, the ends of all answers, and what they took, as events."""
-        for index, answer in enumerate(_told(given)):
+        """Yield events: the tool calls and the end of each answer, then the tokens that were used."""
+        for index, answer in enumerate(_visible(given)):
             calls = [{"index": place} | call for place, call in enumerate(_calls(answer))]
             if calls:
                 yield self.part(index, {"tool_calls": calls})
@@ -315,7 +315,7 @@ class Envelope:
         yield "data: [DONE]\n\n"
 
     def _answered(self, kind: str, given: TextReply) -> dict[str, Any]:
-        # The model name by which this version can be asked for: tracing of agents records the field as
+        # The model name of this version. Tracers of agents record the field as
         # gen_ai.openai.response.system_fingerprint (OpenTelemetry's conventions for OpenAI).
         policy = self._model.partition(":")[0]
         return self._head(kind) | {"system_fingerprint": f"{policy}:{given.version}"}
@@ -326,7 +326,7 @@ class Envelope:
 
 def usage(given: TextReply) -> dict[str, Any]:
     thoughts = [answer.thought.tokens for answer in given.answers if answer.thought is not None]
-    written = sum(len(answer.ids) for answer in _told(given)) + sum(thoughts)
+    written = sum(len(answer.ids) for answer in _visible(given)) + sum(thoughts)
     counted: dict[str, Any] = {
         "prompt_tokens": given.prompt_tokens,
         "completion_tokens": written,
@@ -346,7 +346,7 @@ def extension(given: TextReply) -> dict[str, Any]:
         "fallback": "adapter_off" if given.is_fallback else None,
         "learned": not given.unlearned,
         "unlearned": given.unlearned or None,
-        "token_ids": [answer.ids for answer in _told(given)],
+        "token_ids": [answer.ids for answer in _visible(given)],
         "thoughts": [_thought(answer) for answer in given.answers],
     }
 
@@ -354,18 +354,18 @@ def extension(given: TextReply) -> dict[str, Any]:
 def models(
     run: str, policy: str, served: Mapping[int, Sequence[Arm]], labels: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Return the names that can be asked for. policy: as its caller calls it. served: versions, with arms."""
+    """Return the models. policy: the caller's name for it. served: versions with their arms."""
     arms = {arm.value for of in served.values() for arm in of}
     names = [policy, *(f"{policy}:{one}" for one in (*sorted(arms), *served, *labels))]
     return [{"id": name, "object": "model", "created": 0, "owned_by": run} for name in names]
 
 
 def _choice(index: int, answer: TextAnswer, *, logprobs: bool) -> dict[str, Any]:
-    told = _logprobs(answer) if logprobs else None
-    return {"index": index, "finish_reason": answer.finish, "logprobs": told}
+    shown = _logprobs(answer) if logprobs else None
+    return {"index": index, "finish_reason": answer.finish, "logprobs": shown}
 
 
-def _told(given: TextReply) -> list[TextAnswer]:
+def _visible(given: TextReply) -> list[TextAnswer]:
     return [answer.visible() for answer in given.answers]
 
 
@@ -382,8 +382,8 @@ def _thought(answer: TextAnswer) -> dict[str, Any] | None:
     thought = answer.thought
     if thought is None:
         return None
-    told = {"tokens": thought.tokens, "milliseconds": thought.milliseconds, "is_cut": thought.is_cut}
-    return told | ({"text": thought.text, "token_ids": thought.ids} if thought.ids else {})
+    fields = {"tokens": thought.tokens, "milliseconds": thought.milliseconds, "is_cut": thought.is_cut}
+    return fields | ({"text": thought.text, "token_ids": thought.ids} if thought.ids else {})
 
 
 def _calls(answer: TextAnswer) -> list[dict[str, Any]]:
@@ -399,7 +399,7 @@ def _logprobs(answer: TextAnswer) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-# ---- Refusals, and bodies of another form.
+# ---- Refusals and malformed bodies as errors of the API.
 
 _LOST: Final = "conversation_not_found"
 _KINDS: Final = {
@@ -421,20 +421,17 @@ _NAMES: Final = {
     "arm": "model",
     "version": "model",
 }
-"""What a field of the server's is called here."""
+"""Names that the API has for fields of a request for text."""
 _OF_REWARDS: Final = {
     "episode_id": "conversation_id",
     "request_id": "conversation_id",
     "rewards.turn": "turn",
 }
-"""And in a reward."""
+"""Names that it has for fields of a reward."""
 
 
-def of_refusal(error: Refused, *, conversation: str = "", is_reward: bool = False) -> ChatError:
-    """Return a refusal as an answer.
-
-    conversation: what the caller calls its conversation. is_reward: whether it posted a reward.
-    """
+def refusal_error(error: Refused, *, conversation: str = "", is_reward: bool = False) -> ChatError:
+    """Return a refusal as an error. conversation: the caller's name for it. is_reward: it posted a reward."""
     refusal = error.refusal
     status, kind, code = _KINDS.get(refusal.reason, (502, "server_error", "refused"))
     detail = refusal.detail
@@ -450,7 +447,7 @@ def of_refusal(error: Refused, *, conversation: str = "", is_reward: bool = Fals
     return ChatError(status, detail, param=param, code=code, kind=kind, retry_s=retry_s)
 
 
-def of_value(error: ValueError) -> ChatError:
+def value_error(error: ValueError) -> ChatError:
     return ChatError(400, str(error), param=_field(str(error)), code="invalid_value")
 
 
@@ -459,7 +456,7 @@ def _field(detail: str) -> str | None:
     return None if found is None else found[1] or found[2]
 
 
-def of_validation(error: ValidationError, body: Any) -> ChatError:
+def validation_error(error: ValidationError, body: Any) -> ChatError:
     first = error.errors()[0]
     place = ".".join(_place(first["loc"], body, is_missing=first["type"] == "missing")) or None
     if first["type"] == "extra_forbidden":
@@ -470,9 +467,9 @@ def of_validation(error: ValidationError, body: Any) -> ChatError:
 
 
 def _place(location: Sequence[str | int], body: Any, *, is_missing: bool) -> Iterator[str]:
-    """The parts of a place that are in the body: those of a choice among forms are not.
+    """Yield the parts of a location that are in the body; pydantic adds the names of alternative types.
 
-    is_missing: what the last part names is not there.
+    is_missing: the body has no field of the last name.
     """
     for index, part in enumerate(location):
         is_there = isinstance(body, dict) and part in body
