@@ -1,7 +1,7 @@
-"""What several heads learn (`relevance=stars`, `thumb=thumbs`, `charm=0:10`), and how good a reward model is.
+"""The heads of a reward model (`relevance=stars`, `thumb=thumbs`, `charm=0:10`), and measures of a model.
 
-Beside these every network of heads has one more, which learns which of two responses is better. A model is
-measured, and its heads are calibrated, on examples that it was not trained on.
+A network of heads has one more head, which learns which of two responses is better. Measures and calibrations
+are computed on examples that the model was not trained on.
 """
 
 import math
@@ -38,13 +38,13 @@ from penstock.workloads.language.feedback import (
 from penstock.workloads.language.prompt import identity, parse_prompt
 
 PREFERRED: Final = "preferred"
-"""The name of the head that compares."""
+"""Name of the head that compares two responses."""
 MAX_HEADS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Something that is rated. name: as the `key` of rows."""
+    """A head, which predicts the ratings of one key. name: the `key` of its rows."""
 
     name: str
     scale: Scale
@@ -54,12 +54,12 @@ class Head:
         return self.scale.name == "thumbs"
 
     def share(self, raw: Any) -> float:
-        """Return a rating of its scale as 0 to 1; raises ValueError that says why it is none."""
+        """Return a rating, mapped to 0 to 1; raises ValueError for one that is not on the scale."""
         return (self.scale.to_score(raw) + 1) / 2
 
 
 def parse_heads(texts: Sequence[str]) -> tuple[Head, ...]:
-    """Return the heads that `NAME=SCALE` texts declare."""
+    """Return the heads of `NAME=SCALE` texts; raises ConfigurationError."""
     heads = tuple(map(_parse, texts))
     names = [one.name for one in heads]
     for name in names:
@@ -71,7 +71,7 @@ def parse_heads(texts: Sequence[str]) -> tuple[Head, ...]:
 
 
 def parse_weights(texts: Sequence[str]) -> dict[str, float]:
-    """Return the weights of heads in the reward of `NAME=NUMBER` texts; the last of a name counts."""
+    """Return the heads' weights in the reward by `NAME=NUMBER` texts; of two of a name the last counts."""
     weights: dict[str, float] = {}
     for text in texts:
         name, _, number = text.partition("=")
@@ -84,10 +84,10 @@ def parse_weights(texts: Sequence[str]) -> dict[str, float]:
     return weights
 
 
-def reward_weights(heads: Sequence[Head], said: Mapping[str, float] | None) -> dict[str, float]:
-    """Return the weight of each head in the reward: what was said, else 1, and 0 for that of pairs."""
+def reward_weights(heads: Sequence[Head], given: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the weight of each head in the reward: the given one, else 1, and 0 for the head of pairs."""
     weights = {**{one.name: 1.0 for one in heads}, PREFERRED: 0.0}
-    for name, value in (said or {}).items():
+    for name, value in (given or {}).items():
         if name not in weights:
             raise ConfigurationError(
                 f"weight {name}={value:g}: there is no such head; use {', '.join(weights)}"
@@ -115,19 +115,19 @@ def _parse(text: str) -> Head:
     return Head(name, found)
 
 
-# ---- What makes a head's number the share of people who say yes: σ(slope · z + shift), after Platt (1999).
+# ---- Calibration (Platt 1999): of an output z, σ(slope · z + shift) is the share of people who say yes.
 
 Array = NDArray[np.float64]
 
 LEAST: Final = 30
-"""Fewest ratings by which a head is calibrated; below, its numbers stay as they are."""
+"""Fewest ratings for which a head is calibrated."""
 _STEPS: Final = 50
 _RIDGE: Final = 1e-3
-"""Pulls slope to 1 and shift to 0, by as much as a thousandth of a rating would: a finite optimum always."""
+"""Weight of a penalty that pulls slope to 1 and shift to 0, so that there is always a finite optimum."""
 
 
 class Calibration(NamedTuple):
-    """A line under a sigmoid."""
+    """Slope and shift of the line whose sigmoid is the calibrated share."""
 
     slope: float = 1.0
     shift: float = 0.0
@@ -137,26 +137,27 @@ class Calibration(NamedTuple):
         return value
 
 
-def calibrate(logits: Array, said: Array) -> Calibration:
-    """Return the calibration of a head by its numbers and what was said, [S] each, NaN where unrated.
+def calibrate(logits: Array, ratings: Array) -> Calibration:
+    """Return the calibration of a head, fitted by Newton's method.
 
-    No change where fewer than LEAST were rated, or where it would turn the order around.
+    logits: float [S], the head's outputs. ratings: 0 to 1, float [S], NaN where unrated. The result changes
+    nothing where fewer than LEAST are rated, or where it would reverse the order.
     """
-    given = ~np.isnan(said)
+    given = ~np.isnan(ratings)
     if given.sum() < LEAST:
         return Calibration()
     x = np.stack([logits[given], np.ones(int(given.sum()))], 1)
     weights = np.array([1.0, 0.0])
     for _ in range(_STEPS):
         shares = 1 / (1 + np.exp(-np.clip(x @ weights, -60, 60)))
-        gradient = x.T @ (shares - said[given]) + _RIDGE * (weights - [1.0, 0.0])
+        gradient = x.T @ (shares - ratings[given]) + _RIDGE * (weights - [1.0, 0.0])
         curvature = (x * (shares * (1 - shares))[:, None]).T @ x + _RIDGE * np.eye(2)
         step = np.linalg.solve(curvature, gradient)
         weights -= step * min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
     return Calibration(float(weights[0]), float(weights[1])) if weights[0] > 0 else Calibration()
 
 
-# ---- Feedback of several kinds as what a network of several heads learns from.
+# ---- Feedback of several kinds as examples for a network of several heads.
 
 
 Opinion = Judged | Preference
@@ -169,7 +170,7 @@ def read_opinions(place: str, heads: Sequence[Head], part: str | None = None) ->
 
 
 def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Feedback:
-    """Return the opinions in rows: pairs, and all that one rater said of a response as one."""
+    """Return the opinions in rows: pairs, and for each rater and response one example with all ratings."""
     by_name = {one.name: one for one in heads}
     bad, other_key = BadRows(), 0
     of_rater: dict[tuple[str, str, str], Judged] = {}
@@ -184,7 +185,7 @@ def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Feedback:
             other_key += 1
             return None
         share, response = head.share(present(row, "score")), response_of(row, "response")
-        # Without a rater it is unknown whether two rows are of one person.
+        # A row without a rater is an example alone: two such rows may be of two people.
         key = (str(row.get("rater") or where), identity(prompt), response)
         is_new = key not in of_rater
         judged = of_rater.setdefault(key, Judged(prompt=prompt, response=response, where=where))
@@ -196,7 +197,7 @@ def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Feedback:
 
 
 def split_opinions(opinions: Sequence[Example], *, share: float, seed: int) -> Split:
-    """Return about `share` of the prompts, with all that was said of them, for validation; 0: none."""
+    """Return a split with about `share` of the prompts, and all opinions on them, for validation."""
     sides: tuple[list[Example], list[Example]] = [], []
     border = int(share * 2**64)
     for one in opinions:
@@ -205,7 +206,7 @@ def split_opinions(opinions: Sequence[Example], *, share: float, seed: int) -> S
     return Split(tuple(sides[0]), tuple(sides[1]))
 
 
-# ---- How good a reward model is: of one score, and of several heads.
+# ---- Measures of a model of one score.
 
 
 BINS: Final = 10
@@ -213,13 +214,13 @@ BINS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """None where nothing was there to measure it on.
+    """Measures of a model of one score; None where there were no examples for one.
 
-    mse, mae: of scored examples. slope, intercept: of the line score = slope · prediction + intercept with
-    the least squared error; 1 and 0 for a calibrated model. pair_accuracy: share of pairs in the right order,
-    of those that were given and of scored responses to one prompt; an equal score counts half.
-    calibration_error: expected calibration error of σ(difference) on the pairs that were given (Guo et al.
-    2017, BINS bins of equal width).
+    mse, mae: mean squared and absolute error on scored examples. slope, intercept: of the line
+    score = slope · prediction + intercept with the least squared error; 1 and 0 for a calibrated model.
+    pair_accuracy: share of pairs in the right order, over given pairs and pairs of scored responses to one
+    prompt; equal scores count half. calibration_error: expected calibration error of σ(difference) on the
+    given pairs (Guo et al. 2017, BINS bins of equal width).
     """
 
     scored: int = 0
@@ -233,7 +234,7 @@ class Measures:
 
 
 def measure(examples: Sequence[Example], scores: Sequence[tuple[float, ...]]) -> Measures:
-    """Return measures. scores: one for a scored example, (chosen, rejected) for a pair."""
+    """Return the measures. scores: one score for a scored example, (chosen, rejected) for a pair."""
     both = list(zip(examples, scores, strict=True))
     scored = [(example, given[0]) for example, given in both if isinstance(example, Scored)]
     given_pairs = np.array(
@@ -256,7 +257,7 @@ def measure(examples: Sequence[Example], scores: Sequence[tuple[float, ...]]) ->
 
 
 def doubt(found: Mapping[str, Any] | None) -> str:
-    """Return why a run should not learn from a model: it orders pairs no better than chance; else ""."""
+    """Return why a run should not learn from a model that orders pairs no better than chance; else ""."""
     if not found or not found["pairs"]:
         return ""
     pairs, accuracy = found["pairs"], found["pair_accuracy"]
@@ -275,19 +276,19 @@ def expected_calibration_error(margins: Array) -> float:
     return _distance(confidence, (np.sign(margins) + 1) / 2, (confidence - 0.5) * 2)
 
 
-def _distance(predicted: Array, said: Array, place: Array) -> float:
+def _distance(predicted: Array, observed: Array, place: Array) -> float:
     """Return the mean distance over BINS bins of equal width, weighted by their counts; place: 0 to 1."""
     bins = np.minimum((place * BINS).astype(int), BINS - 1)
     total = 0.0
     for one in range(BINS):
         inside = bins == one
         if inside.any():
-            total += float(inside.mean() * abs(predicted[inside].mean() - said[inside].mean()))
+            total += float(inside.mean() * abs(predicted[inside].mean() - observed[inside].mean()))
     return total
 
 
 def _margins(scored: Sequence[tuple[Scored, float]]) -> Array:
-    """Return better minus worse, as predicted, of every two unequal responses to one prompt."""
+    """Return the predicted margin, better minus worse, of every two unequal responses to one prompt."""
     of_prompt: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for example, predicted in scored:
         of_prompt[identity(example.prompt)].append((example.score, predicted))
@@ -311,16 +312,16 @@ def _line(predicted: Array, truth: Array) -> tuple[float | None, float | None]:
     return float(slope), float(intercept)
 
 
-# ---- Of several heads.
+# ---- Measures of several heads.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadMeasures:
-    """Of one head; None where nothing was there to measure it on.
+    """Measures of one head; None where there were no ratings for one.
 
-    ratings: how many. squared_error: mean, on the scale 0 to 1. auc: of telling ratings above a half from
-    those below. calibration_error: mean distance of what was said from what was predicted, over BINS bins of
-    equal width, weighted by their ratings (Guo et al. 2017).
+    ratings: their number. squared_error: mean, on the scale 0 to 1. auc: area under the ROC curve for ratings
+    above a half against those below. calibration_error: mean distance of rated and predicted shares over BINS
+    bins of equal width, weighted by their ratings (Guo et al. 2017).
     """
 
     ratings: int = 0
@@ -331,7 +332,7 @@ class HeadMeasures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadsMeasures:
-    """Of all heads. pair_accuracy: share of the pairs in the right order; equal scores count half."""
+    """Measures of all heads. pair_accuracy: share of pairs in the right order; equal scores count half."""
 
     heads: Mapping[str, HeadMeasures]
     pairs: int = 0
@@ -343,8 +344,8 @@ def measure_heads(
 ) -> HeadsMeasures:
     """Return the measures of predictions.
 
-    names: of K heads. shares: predicted, 0 to 1, [S, K]. targets: said, NaN where unrated, [S, K].
-    margins: of each pair, better minus worse, [P].
+    names: of K heads. shares: predicted, 0 to 1, [S, K]. targets: rated, 0 to 1, NaN where unrated, [S, K].
+    margins: better minus worse of each pair, [P].
     """
     found = {name: measure_head(shares[:, k], targets[:, k]) for k, name in enumerate(names)}
     apart = np.zeros(0) if margins is None else margins
@@ -354,19 +355,19 @@ def measure_heads(
 def measure_head(shares: Array, targets: Array) -> HeadMeasures:
     """Return the measures of one head; shares, targets: [S], NaN where unrated."""
     given = ~np.isnan(targets)
-    predicted, said = shares[given], targets[given]
-    if not len(said):
+    predicted, rated = shares[given], targets[given]
+    if not len(rated):
         return HeadMeasures()
     return HeadMeasures(
-        ratings=len(said),
-        squared_error=float(np.mean((predicted - said) ** 2)),
-        auc=area_under_curve(predicted[said > 0.5], predicted[said < 0.5]),
-        calibration_error=_distance(predicted, said, predicted),
+        ratings=len(rated),
+        squared_error=float(np.mean((predicted - rated) ** 2)),
+        auc=area_under_curve(predicted[rated > 0.5], predicted[rated < 0.5]),
+        calibration_error=_distance(predicted, rated, predicted),
     )
 
 
 def area_under_curve(above: Array, below: Array) -> float | None:
-    """Return how often a score of the first is above one of the second, ties half; None: one is empty."""
+    """Return how often a score above is larger than one below, ties count half; None: one side is empty."""
     if not len(above) or not len(below):
         return None
     ordered = np.sort(below)

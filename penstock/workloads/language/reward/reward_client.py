@@ -1,8 +1,7 @@
 """Rewards from elsewhere: a reward service, over one connection, or an HTTP endpoint.
 
-Scores are a function of the samples, so a call whose reply was lost is simply sent again. A call of more
-samples than a request may hold is sent as several; if the model behind the address changes between them, it
-begins again.
+Scores are a function of the samples, so a call whose reply was lost is sent again. A call with more samples
+than one request holds is sent as several requests; if the model changes between them, all are sent again.
 """
 
 import json
@@ -50,10 +49,10 @@ _MAX_BYTES: Final = MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES
 
 
 class RewardClient:
-    """See the module; used by any number of threads. Connects when first used.
+    """A client of a reward service for any number of threads. Connects at the first call.
 
-    `address`: HOST:PORT or unix:/path. `deadline_s`: of a call with all its requests and repetitions.
-    Raises ValueError for a malformed address or plaintext that was not asked for.
+    address: HOST:PORT or unix:/path. deadline_s: of a call with all its requests and repetitions. Raises
+    ValueError for a malformed address, and for plaintext that the credentials do not allow.
     """
 
     def __init__(
@@ -86,9 +85,9 @@ class RewardClient:
                 return Rewards(tuple(value for part in parts for value in part.values), parts[0].by)
 
     def judge(self, sample: Sample) -> dict[str, float]:
-        """Return what people are expected to say of a response, 0 to 1 by head.
+        """Return the predicted ratings of a response by head, 0 to 1.
 
-        Raises BadSample, BadReward, Unavailable; BadSample where the model there has one head alone.
+        Raises BadSample, also for a model of one score; BadReward; Unavailable.
         """
         until_s = time.monotonic() + self._deadline_s
         request = pb.ScoreRequest(samples=[sample_to_proto(sample)])
@@ -104,7 +103,7 @@ class RewardClient:
         self._channel.close()
 
     def _attempt(self, call: Any, request: Any, until_s: float) -> Any:
-        # Silence is waited for half of the time, then the call is made again.
+        # One attempt takes at most half of the time, so that a lost call is made again.
         timeout_s = max(_LEAST_S, min(until_s - time.monotonic(), self._deadline_s / 2))
         try:
             reply = call(request, timeout=timeout_s)
@@ -146,7 +145,7 @@ def _is_overloaded(error: Exception) -> bool:
 
 
 def _requests(samples: Sequence[Sample]) -> Iterator[pb.ScoreRequest]:
-    """As few requests as hold the samples in order; raises BadSample for one that no message holds."""
+    """Yield the fewest requests that hold the samples in order; raises BadSample for a too large one."""
     request, size = pb.ScoreRequest(), 0
     for index, sample in enumerate(samples):
         message = sample_to_proto(sample)
@@ -161,14 +160,14 @@ def _requests(samples: Sequence[Sample]) -> Iterator[pb.ScoreRequest]:
     yield request
 
 
-# ---- Rewards from an HTTP endpoint of yours.
+# ---- Rewards from an HTTP endpoint.
 
 MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
 _LATER: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 _SHOWN: Final = 200
 
 
-# Its lines, one for each call, would grow the log of an actor for as long as it runs.
+# It logs a line for each call.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
@@ -186,7 +185,7 @@ class HttpRewards:
         attempt_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Raises ConfigurationError for what is no http:// or https:// URL."""
+        """Raise ConfigurationError for text that is no http:// or https:// URL."""
         with told_as(f"reward={url!r}", httpx2.InvalidURL):
             parsed = httpx2.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
@@ -198,7 +197,7 @@ class HttpRewards:
         self._client = httpx2.Client(timeout=attempt_s or deadline_s / 2, headers=dict(headers or {}))
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
-        """Their rewards; raises BadReward, BadSample (the endpoint refuses the request), Unavailable."""
+        """Return their rewards; raises BadReward, BadSample where the endpoint refuses, Unavailable."""
         body = {
             "samples": [
                 {"prompt": plain(one.prompt), "response": one.response}
@@ -247,7 +246,7 @@ class HttpRewards:
 
 
 class _Later(Exception):
-    """An answer that may be another one soon."""
+    """A status after which the call is repeated."""
 
 
 def _read(reply: httpx2.Response, whose: str) -> bytes:

@@ -66,14 +66,14 @@ BATCH_TOKENS: Final = 16_384
 """Most token places, padding too, of one forward pass: bounds its memory."""
 
 HEADS: Final = ("score", "classifier")
-"""What transformers calls the head of a model for classification."""
+"""Attributes of transformers' classification models that hold the head."""
 
 Network = Any
 """A transformers.PreTrainedModel or peft.PeftModel, which come without types."""
 
 
 def build(base: str, settings: RewardTraining, pad_id: int, *, outputs: int = 1) -> Network:
-    """A network with a new head in float32, with a new adapter for LoRA. outputs: numbers of the head."""
+    """Return a float32 network with a new head, and a new adapter for LoRA. outputs: of the head."""
     torch.manual_seed(settings.seed)
     network = classifier(base, num_labels=outputs, pad_token_id=pad_id, problem_type="regression")
     if not settings.lora:
@@ -105,7 +105,7 @@ def classifier(base: str, **said: Any) -> Network:
 def output_rows(
     network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
 ) -> list[list[float]]:
-    """All numbers of the head for rows of token ids in their order, in batches of rows of similar length."""
+    """Return the head's outputs for rows of token ids in order; rows of similar length form a batch."""
     training = network.training
     network.eval()
     outputs: list[list[float]] = [[] for _ in rows]
@@ -125,12 +125,12 @@ def output_rows(
 def score_rows(
     network: Network, rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS
 ) -> list[float]:
-    """Scores of rows of token ids in their order: the first number of the head."""
+    """Return the scores of rows of token ids, in their order: the first output of the head."""
     return [given[0] for given in output_rows(network, rows, batch_tokens)]
 
 
 def _batches(rows: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
-    """Rows by length in parts whose padded size stays below the limit; a longer row is a batch alone."""
+    """Return indices of rows by batch, whose padded size is at most the limit; a longer row is one alone."""
     batches: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda index: len(rows[index])):
         # Sorted by length: the newest row is the longest of its batch.
@@ -146,10 +146,10 @@ def _batches(rows: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An example to learn from.
+    """An encoded example.
 
-    rows: its one row of token ids, or (chosen, rejected). target: the score of one row, or the shares of K
-    heads, NaN where unrated.
+    rows: its one row of token ids, or (chosen, rejected). target: the score of one row, or its ratings by K
+    heads, 0 to 1, NaN where unrated; None for a pair.
     """
 
     example: Example
@@ -160,7 +160,7 @@ class Item:
 def encode(
     examples: Sequence[Example], encoder: Encoder, bad: BadRows, heads: Sequence[Head] = ()
 ) -> list[Item]:
-    """Items of the examples that fit, in order; the others are counted in `bad`."""
+    """Return the examples that fit as items, in order; `bad` counts the others."""
     items = []
     for example in examples:
         try:
@@ -204,12 +204,12 @@ def sides_of(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
     return sides
 
 
-# ---- Models as they are saved: the network, and a card that says what was learned from what.
+# ---- Saved models: the network, and a card that records the training.
 
 CARD: Final = "reward.json"
 HEADS_CARD: Final = "heads.json"
 TOLERANCE: Final = 1e-3
-"""How far the scores of the examples to check may differ on another machine."""
+"""Most relative difference of the scores of recorded rows on another machine."""
 
 C = TypeVar("C", bound="_Card")
 
@@ -222,7 +222,7 @@ class Scores(BaseModel):
 
 
 class Numbers(BaseModel):
-    """A row of token ids, and the numbers of all heads."""
+    """A row of token ids, and the outputs of all heads."""
 
     ids: tuple[int, ...]
     given: tuple[float, ...]
@@ -237,7 +237,7 @@ class _Card(BaseModel):
 
 
 class Card(_Card):
-    """What `reward.json` says beside the weights."""
+    """The content of `reward.json`. mean, std: of the scores of a reference set."""
 
     mean: float
     std: float
@@ -245,7 +245,7 @@ class Card(_Card):
 
 
 class HeadsCard(_Card):
-    """What `heads.json` says. heads: NAME=SCALE. weights: of each head in the reward."""
+    """The content of `heads.json`. heads: NAME=SCALE. weights: of each head in the reward."""
 
     heads: tuple[str, ...]
     calibrations: dict[str, Calibration]
@@ -254,7 +254,7 @@ class HeadsCard(_Card):
 
 
 def save(network: Network, tokenizer: Any, card: Card | HeadsCard, folder: Path) -> None:
-    """Write a model; the card last, so that a folder with one is whole."""
+    """Write a model; the card last, so that a folder with a card is complete."""
     if isinstance(card, Card):
         network.config.reward = {"mean": card.mean, "std": card.std, "max_tokens": card.max_tokens}
     folder.mkdir(parents=True, exist_ok=True)
@@ -276,7 +276,7 @@ def _read_card(folder: Path, name: str, kind: type[C]) -> C:
 
 
 def weights_sha256(folder: Path) -> str:
-    """Return a digest of the weights in a folder and of what they were made for."""
+    """Return a digest of the weights, the configuration and the tokenizer in a folder."""
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), folder / "config.json", folder / "tokenizer.json"]):
         if path.exists():
@@ -289,8 +289,8 @@ def weights_sha256(folder: Path) -> str:
 def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) -> Network:
     """Return the network of a folder, with its adapter on the base model where it has one.
 
-    base: where the base model lies now, where it has moved. is_trainable: whether its adapter may learn on.
-    Raises ConfigurationError.
+    base: folder of the base model where it has moved; None: the recorded one. is_trainable: the adapter may
+    be trained further. Raises ConfigurationError.
     """
     if not (folder / "adapter_config.json").exists():
         return classifier(str(folder))
@@ -308,13 +308,13 @@ def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) 
 
 
 def _checked_network(folder: Path, card: Card | HeadsCard, base: str | None, device: str) -> Network:
-    """Return the network of a folder; raises ConfigurationError for one that gives other numbers now."""
+    """Return the network of a folder; raises ConfigurationError where it gives other scores than recorded."""
     network = load_network(folder, base, is_trainable=isinstance(card, HeadsCard))
     network.to(torch.device(device)).eval()
     checks: Sequence[Scores | Numbers] = card.checks
     found = output_rows(network, [one.ids for one in checks])
-    told = [(one.score,) if isinstance(one, Scores) else one.given for one in checks]
-    for given, numbers in zip(told, found, strict=True):
+    recorded = [(one.score,) if isinstance(one, Scores) else one.given for one in checks]
+    for given, numbers in zip(recorded, found, strict=True):
         for expected, number in zip(given, numbers, strict=True):
             if not abs(number - expected) <= TOLERANCE * max(1.0, abs(expected)):  # NaN is no score
                 raise ConfigurationError(
@@ -333,10 +333,10 @@ class RewardModel:
 
     @classmethod
     def load(cls, folder: Path, *, base: str | None = None, device: str = "cpu") -> Self:
-        """Read a folder that `save` wrote. base: where the base model lies now, where it has moved.
+        """Read a folder that `save` wrote. base: folder of the base model where it has moved.
 
-        Raises ConfigurationError for a folder that holds none, and for numbers that are not those of
-        training: another base model, or a head that is not the one that was trained.
+        Raises ConfigurationError for a folder without a model, and for scores other than the recorded ones,
+        which another base model or another head would give.
         """
         card = _read_card(folder, CARD, Card)
         return cls._over(folder, card, base, device, weights_sha256(folder), mean=card.mean, std=card.std)
@@ -350,9 +350,9 @@ class RewardModel:
         return cls(network, encoder, card, ScoredBy(name=folder.resolve().name, sha256=sha256, **measured))
 
     def encode(self, sample: Sample) -> list[int]:
-        """Return the row of token ids that is scored; raises BadSample.
+        """Return the row of token ids to score.
 
-        That is for a response that does not fit, or ids that are of another tokenizer.
+        Raises BadSample for a response that does not fit, and for ids of another tokenizer.
         """
         try:
             if not sample.response_ids:
@@ -378,20 +378,20 @@ class RewardModel:
         """Do nothing: no connection is open."""
 
 
-# ---- A network of several heads: what people will say of a response, each thing as 0 to 1. Its reward is the
-# weighted mean of the heads' shares, moved to −1 … 1.
+# ---- A model of several heads: it predicts ratings of a response, each 0 to 1. The reward is the weighted
+# mean of the predictions, mapped to −1 … 1.
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a model says of a response. shares: 0 to 1, by head, that of pairs too. reward: 0 to 1."""
+    """Predictions for a response. shares: 0 to 1 by head, with the head of pairs. reward: 0 to 1."""
 
     shares: dict[str, float]
     reward: float
 
 
 class HeadsModel(RewardModel):
-    """A saved model of several heads, which may go on learning."""
+    """A saved model of several heads, which may be trained further."""
 
     def __init__(self, network: Network, encoder: Encoder, card: HeadsCard, by: ScoredBy) -> None:
         super().__init__(network, encoder, card, by)
@@ -411,14 +411,14 @@ class HeadsModel(RewardModel):
         return self.judge_rows([self.encode(sample) for sample in samples])
 
     def judge_rows(self, rows: Sequence[Sequence[int]]) -> list[Judgement]:
-        """Return what people will say of rows that `encode` made; raises BadReward for one not finite."""
+        """Return the predictions for rows that `encode` made; raises BadReward for outputs not finite."""
         names = [*(one.name for one in self.heads), PREFERRED]
         given = np.array(output_rows(self.network, rows)).reshape(len(rows), len(names))
         if not np.isfinite(given).all():
             raise BadReward(f"{self.by.name}: gives numbers that are not finite")
         shares = [self.card.calibrations[name].share(given[:, k]).tolist() for k, name in enumerate(names)]
         found = [dict(zip(names, one, strict=True)) for one in zip(*shares, strict=True)]
-        return [Judgement(said, self._reward(said)) for said in found]
+        return [Judgement(one, self._reward(one)) for one in found]
 
     def score_rows(self, rows: Sequence[Sequence[int]]) -> tuple[float | None, ...]:
         rewards = [2 * one.reward - 1 for one in self.judge_rows(rows)]
@@ -429,9 +429,8 @@ class HeadsModel(RewardModel):
     ) -> float:
         """Return the reward of a response to a message, 0 to 1.
 
-        feedback: what somebody said of this very response, by head, each on its own scale; it counts instead
-        of what the model expects. Raises BadSample, and ValueError for feedback that names no head or is not
-        on its scale.
+        feedback: ratings of this response by head, each on the head's scale; they replace the predictions.
+        Raises BadSample, and ValueError for feedback that names no head or is not on its scale.
         """
         [found] = self.judge([Sample(prompt=user_msg, response=response)])
         heads = {one.name: one for one in self.heads}
@@ -440,8 +439,8 @@ class HeadsModel(RewardModel):
                 raise ValueError(
                     f"feedback[{name!r}]: there is no such head; this model has {', '.join(heads)}"
                 )
-        said = {name: heads[name].share(raw) for name, raw in (feedback or {}).items()}
-        return self._reward({**found.shares, **said})
+        rated = {name: heads[name].share(raw) for name, raw in (feedback or {}).items()}
+        return self._reward({**found.shares, **rated})
 
     def update_from_feedback(
         self,
@@ -450,10 +449,10 @@ class HeadsModel(RewardModel):
         settings: RewardTraining | None = None,
         stop: threading.Event | None = None,
     ) -> HeadsMeasures:
-        """Go on learning from rows of feedback, where the model stands; returns measures of those held out.
+        """Train the model further on rows of feedback, and return measures of the rows held out.
 
-        rows: new ones together with earlier ones that it is to remember; what is left out is forgotten.
-        Raises ValueError where no row can be used, Interrupted once `stop` is set.
+        rows: new rows, and the earlier ones that it should remember. Raises ValueError where no row can be
+        used, Interrupted once `stop` is set.
         """
         from penstock.workloads.language.reward.training import checks_of, fit_heads  # noqa: PLC0415 - a Trainer
 
@@ -478,7 +477,7 @@ class HeadsModel(RewardModel):
         return measures
 
     def measured(self, place: str, part: str | None = None) -> HeadsMeasures:
-        """Return the measures over all feedback of a place; raises ConfigurationError."""
+        """Return the measures on all feedback of a place; raises ConfigurationError."""
         from penstock.workloads.language.reward.training import judge  # noqa: PLC0415 - a Trainer
 
         found = read_opinions(place, self.heads, part)
@@ -490,7 +489,7 @@ class HeadsModel(RewardModel):
         return sum(weights[name] * shares[name] for name in weights) / sum(weights.values())
 
 
-# ---- The source of rewards that a text names: an address, an endpoint, a function, or a model's folder.
+# ---- The source of rewards by its text: an address, an endpoint, a function, or the folder of a model.
 
 
 def open_source(
@@ -505,10 +504,10 @@ def open_source(
 ) -> RewardSource:
     """Return the source that a text names.
 
-    is_local: the text is of this machine's configuration, not from the wire. base, device: of a folder's
-    model. deadline_s: of a call to a service or endpoint. headers: for an HTTP endpoint. Raises
-    ConfigurationError for what names none, a function from the wire, or headers that would leave this machine
-    in plain words.
+    is_local: the text is from this machine's configuration, not from the network. base, device: of the model
+    in a folder. deadline_s: of a call to a service or endpoint. headers: for an HTTP endpoint. Raises
+    ConfigurationError for any other text, for a function named over the network, and for headers that would
+    leave this machine unencrypted.
     """
     if text.startswith(("http://", "https://")):
         host = urlsplit(text).hostname or ""
@@ -541,8 +540,8 @@ def open_source(
 def load_model(folder: Path, *, base: str | None, device: str) -> RewardModel:
     """Return the reward model in a folder, of one score or of several heads.
 
-    base: where its base model lies now, where it has moved. device: as torch names it, or "auto". Raises
-    ConfigurationError for a folder that holds none.
+    base: folder of the base model where it has moved. device: as torch names it, or "auto". Raises
+    ConfigurationError for a folder without a model.
     """
     kind = HeadsModel if (folder / HEADS_CARD).exists() else RewardModel
     return kind.load(folder, base=base, device=device_of(device))

@@ -1,6 +1,6 @@
-"""The reward service: one reward model behind gRPC, in its own process so that it can have its own GPU.
+"""The reward service: one reward model behind gRPC, in a process that may have its own GPU.
 
-It is stateless. An error of a request is a refusal in the reply that names the sample; a full queue is
+It is stateless. A bad request is refused in the reply, which names the sample; a full queue is refused as
 OVERLOADED with a time to try again.
 """
 
@@ -62,7 +62,7 @@ REWARD_PASS_SECONDS = _families.histogram(
 log = logging.getLogger(__name__)
 
 MAX_WAITING_ROWS: Final = 8192
-"""Rows that may wait; a caller with more is told to come again."""
+"""Rows that may wait; further calls are refused as OVERLOADED."""
 RETRY_MS: Final = 200
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ _Waiting = tuple[Rows, "asyncio.Future[Scores]"]
 
 
 class Batcher:
-    """Scores rows of calls that come at the same time together, in one thread."""
+    """Scores the rows of concurrent calls together, in one thread."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Batcher:
         self._is_busy = False
 
     async def ask(self, rows: Rows) -> Scores:
-        """Scores of the rows in their order; raises Refused (OVERLOADED), and what scoring raises."""
+        """Return the scores of rows in their order; raises Refused (OVERLOADED), and errors of scoring."""
         if self._rows and self._rows + len(rows) > MAX_WAITING_ROWS:
             text = f"{self._rows} samples wait; send it again"
             raise Refused(Refusal(reason=Reason.OVERLOADED, detail=text, retry_after_ms=RETRY_MS))
@@ -106,7 +106,7 @@ class Batcher:
         return await future
 
     async def alone(self, work: Callable[[], T]) -> T:
-        """Return what work of another kind gives, done between two passes."""
+        """Return the result of other work, which is done between two passes."""
         return await self._loop.run_in_executor(self._thread, work)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Batcher:
         running.add_done_callback(lambda done: self._passed(batch, done))
 
     def _take(self) -> list[_Waiting]:
-        """The next calls whose caller still waits, as many as one pass takes; a larger one alone."""
+        """Return the next calls that fit in one pass and still have a caller; a larger call alone."""
         batch: list[_Waiting] = []
         taken = 0
         while self._waiting and (not batch or taken + len(self._waiting[0][0]) <= self._max_rows):
@@ -169,7 +169,7 @@ CALLS: Final[Calls] = {
 """Which party may call what."""
 SCORING: Final = "scoring"
 STALL_S: Final = 120.0
-"""A batch that takes longer will not end."""
+"""Seconds after which a batch counts as stalled."""
 MAX_BATCH_ROWS: Final = 256
 DRAIN_GRACE_S: Final = 10.0
 RULES: Final = {name: CallRule(parse=read_score_request) for name in ("Score", "Judge")}
@@ -179,11 +179,11 @@ Context = Any
 
 
 class RewardService:
-    """The calls of reward.proto; one event loop uses it."""
+    """The calls of reward.proto. Used by one event loop."""
 
     def __init__(self, model: RewardModel, batcher: Batcher) -> None:
         self._model, self._batcher = model, batcher
-        # Text takes long to tokenise, and a tokenizer is one thread's.
+        # Text takes long to tokenise, and a tokenizer may be used by one thread at a time.
         self._encoding = ComputePool(1, "encoding")
         self._loop = asyncio.get_running_loop()
 
@@ -227,7 +227,7 @@ class RewardService:
         return await self._loop.run_in_executor(self._encoding, self._rows, request)
 
     def _rows(self, request: pb.ScoreRequest) -> list[list[int]]:
-        """Token ids of each sample; raises Refused that names the first that cannot be scored."""
+        """Return the token ids of each sample; raises Refused, which names the first bad sample."""
         if not request.samples:
             raise invalid("samples: give at least one")
         rows = []
@@ -292,6 +292,6 @@ async def _serve(
 
 
 def _rest(health: Health) -> None:
-    """A batch was scored, and another may not come for long."""
+    """Stop watching for a stall: the next batch may come much later."""
     health.progress(SCORING)
     health.suspend(SCORING)

@@ -1,6 +1,6 @@
-"""Where rewards come from, as a caller sees it: samples in, one reward or none for each out.
+"""Sources of rewards: for each sample a reward, or None where the source gives none.
 
-A reward that a source does not give is None, never a number that stands for it. All errors are RewardError.
+All errors are RewardError.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from penstock.workloads.language.prompt import Message, Prompt
 
 
 class RewardError(Exception):
-    """A call for rewards that came to nothing."""
+    """A call for rewards failed."""
 
 
 class BadReward(RewardError, ValueError):
-    """The source gave what is no reward."""
+    """The source returned something that is no reward."""
 
 
 class BadSample(RewardError, ValueError):
@@ -32,16 +32,16 @@ class BadSample(RewardError, ValueError):
 
 
 class Unavailable(RewardError, OSError):
-    """No answer in the time there was."""
+    """No answer before the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """A response to a prompt, as text, as token ids of the reward model's own tokenizer, or both.
 
-    A reward model reads the ids where `response_ids` has any: they are what was sampled, text may be
-    tokenised otherwise. Functions and endpoints read the text.
-    cut_short: the limit on its length ended the response, which did not come to its own end.
+    A reward model reads the ids where `response_ids` has any: they are the sampled ones, and the text might
+    be tokenised into others. Functions and endpoints read the text. cut_short: the length limit ended the
+    response.
     """
 
     prompt: Prompt = ""
@@ -53,9 +53,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredBy:
-    """Whose rewards they are. sha256: of its weights or its source, "" where that cannot be known.
+    """The model or function that gave rewards. sha256: of its weights or source code, "" where unknown.
 
-    mean, std: of its scores over a reference set; None where not measured.
+    mean, std: of its scores on a reference set; None where not measured.
     """
 
     name: str
@@ -83,7 +83,7 @@ class RewardSource(Protocol):
 
 
 def checked(values: Sequence[Any], expected: int, whose: str) -> tuple[float | None, ...]:
-    """Return the values as rewards; raises BadReward that names the first that is none."""
+    """Return the values as rewards; raises BadReward, which names the first value that is no reward."""
     if len(values) != expected:
         raise BadReward(f"{whose}: {len(values)} rewards for {expected} samples")
     return tuple(_reward(value, index, whose) for index, value in enumerate(values))
@@ -106,10 +106,10 @@ Function = Callable[[list[Prompt], list[str]], Sequence[float | None]]
 
 
 class CallableRewards:
-    """Asks a function of the user's for rewards; calls of several threads take turns."""
+    """Calls a user's function for rewards, from one thread at a time."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigurationError for a path that leads to no function."""
+        """Raise ConfigurationError for a path that names no function."""
         self._function: Function = load(path)
         try:
             file = inspect.getsourcefile(self._function)
@@ -137,7 +137,7 @@ class CallableRewards:
         """Do nothing: nothing is held."""
 
 
-# ---- Samples and rewards on the wire, and what a request may unfold to.
+# ---- Samples and rewards as messages, and limits of a request that are checked before it is parsed.
 
 MAX_REWARD_SAMPLES: Final = 1024
 """Most samples of one call of the reward service."""
@@ -152,7 +152,7 @@ _CONVERSATION: Final = pb.RewardSample.CONVERSATION_FIELD_NUMBER
 
 
 def read_score_request(data: bytes) -> pb.ScoreRequest:
-    """Return the message; raises Unfit for what would unfold to too much, and DecodeError."""
+    """Return the message; raises Unfit for one that would take too much memory, and DecodeError."""
     try:
         _check_outline(data)
     except Unfit as error:
@@ -194,7 +194,7 @@ def sample_to_proto(sample: Sample) -> pb.RewardSample:
 
 
 def sample_from_proto(message: pb.RewardSample) -> Sample:
-    """The sample of a message; raises ValueError for one with two prompts, or text above MAX_SAMPLE_BYTES."""
+    """Return a message as a sample; raises ValueError for two prompts, and for one that is too large."""
     if message.prompt and message.conversation:
         raise ValueError("prompt and conversation: give one of the two")
     if message.ByteSize() > MAX_SAMPLE_BYTES:

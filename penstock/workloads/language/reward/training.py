@@ -1,7 +1,7 @@
 """Trains a reward model from feedback, of one score or several heads, by transformers' Trainer.
 
-The weights with the best validation loss are kept. A drain ends a training behind the step under way; that of
-one score has written a checkpoint by then, from which `resume` goes on as if nothing had been.
+The weights with the best validation loss are kept. A drain ends a training after the current step. A training
+of one score then writes a checkpoint, from which `resume` continues with the same result.
 """
 
 import hashlib
@@ -74,20 +74,20 @@ RESULTS: Final = "training_results.json"
 PLAN: Final = "plan.json"
 CHECKPOINTS: Final = "checkpoints"
 CHECKED: Final = 4
-"""Rows whose scores a saved model holds, to be checked when it is loaded."""
+"""Rows whose scores a saved model records; loading checks them."""
 MAX_REFERENCE: Final = 4096
 """Most rows of the reference set that are scored."""
 LEAST_STD: Final = 1e-6
 RATING_WEIGHT: Final = 4.0
-"""The slope of (σ(z) − t)² is at most a quarter of the cross-entropy's: this makes them comparable."""
+"""Weight of (σ(z) − t)², whose slope is at most a quarter of that of the cross-entropy."""
 
 
 class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes without types
-    """transformers' Trainer with the losses of a reward model, of one score where it has no heads."""
+    """transformers' Trainer with the losses of a reward model; without heads it trains one score."""
 
     control: Any
     loss_is_scaled_for_ga = True
-    """`compute_loss` divides by the examples of the whole batch: the Trainer only adds micro-batches up."""
+    """`compute_loss` divides by the examples of the whole batch; the Trainer adds the micro-batches."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         device: str | None,
         stop: threading.Event,
     ) -> None:
-        """device: "cpu", or a GPU where there is one. stop: ends the training behind the step under way."""
+        """device: "cpu"; other values: a GPU where there is one. stop: ends it after the current step."""
         super().__init__(
             model=network,
             args=_arguments(settings, checkpoints, device, validates=bool(validation)),
@@ -138,7 +138,7 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """A micro-batch's share of the mean over its batch, which may be smaller at an epoch's end."""
+        """Return a micro-batch's part of the mean loss of its batch, which is smaller at an epoch's end."""
         found = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         logits, targets, here = found.logits.float(), inputs["targets"], _examples(inputs)
         if self._heads:
@@ -154,7 +154,7 @@ class RewardTrainer(Trainer):  # type: ignore[misc]  # transformers comes withou
         return parts, sum(_examples(part) for part in parts)
 
     def evaluate(self, *_arguments: Any, **_named: Any) -> dict[str, float]:
-        """Measure the validation side; the loss is without the centring, which says nothing of the model."""
+        """Measure the validation side; the loss is without the centring term, which measures nothing."""
         found: dict[str, Any] = {}
         if self._heads:
             logits, targets, margins = _outputs(self.model, self._validation, len(self._heads))
@@ -178,7 +178,7 @@ def _examples(inputs: dict[str, Tensor]) -> int:
 
 
 def loss_of(scores: Tensor, targets: Tensor, centring: float) -> Tensor:
-    """Loss of each example, [S + P], from the scores of a batch, [S + 2P], as `Collate` orders them."""
+    """Return the loss of each example, [S + P]. scores: of a batch, [S + 2P], as `Collate` orders them."""
     scored = (scores[: len(targets)] - targets) ** 2
     chosen, rejected = scores[len(targets) :].chunk(2) if len(scores) > len(targets) else (scores[:0],) * 2
     return torch.cat([scored, _apart(chosen, rejected, centring)])
@@ -197,10 +197,10 @@ def _loss_of_one(item: Item, given: Sequence[float]) -> float:
 def heads_loss(
     logits: Tensor, targets: Tensor, heads: Sequence[Head], pairs: Tensor, centring: float
 ) -> Tensor:
-    """Return the loss of a batch, where most people rate some things only.
+    """Return the loss of a batch: for each head the mean over its ratings, and the mean over pairs.
 
     logits: [S, K] of S rated responses. targets: 0 to 1, NaN where unrated, [S, K].
-    pairs: logits of the comparing head, (chosen, rejected), [P, 2].
+    pairs: logits of the head of pairs, (chosen, rejected), [P, 2].
     """
     total = logits.sum() * 0.0  # of a batch without any rating too
     if len(logits):
@@ -217,7 +217,7 @@ def heads_loss(
 def judge(
     network: Network, validation: Sequence[Item], heads: Sequence[Head]
 ) -> tuple[dict[str, Calibration], HeadsMeasures]:
-    """Return what calibrates the heads, and measures of the calibrated heads, by what was not trained on."""
+    """Return the calibrations of the heads, and measures of the calibrated heads, on the validation side."""
     logits, targets, margins = _outputs(network, validation, len(heads))
     calibrations = {one.name: calibrate(logits[:, k], targets[:, k]) for k, one in enumerate(heads)}
     shares = np.stack([calibrations[one.name].share(logits[:, k]) for k, one in enumerate(heads)], 1)
@@ -226,7 +226,7 @@ def judge(
 
 
 def _outputs(network: Network, items: Sequence[Item], heads: int) -> tuple[Array, Array, Array]:
-    """Return the heads' numbers and targets, [S, K], and of each pair the better minus the worse, [P]."""
+    """Return the heads' outputs and targets, [S, K], and the margin of each pair, better minus worse, [P]."""
     rated, pairs = sides_of(items)
     rows = [row for item in (*rated, *pairs) for row in item.rows]
     found = np.array(output_rows(network, rows)).reshape(len(rows), heads + 1)
@@ -269,7 +269,7 @@ def _arguments(
 
 
 class _Drain(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
-    """Ends the training behind the step under way, with a checkpoint."""
+    """Ends the training after the current step, with a checkpoint."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -289,7 +289,7 @@ class _Progress(TrainerCallback):  # type: ignore[misc]  # transformers comes wi
 
 
 class StepWatch(TrainerCallback):  # type: ignore[misc]  # transformers comes without types
-    """Notes when steps end; ends the training after `most`, or after `within_s` and at `least` so many."""
+    """Records when steps end; ends the training after `most` steps, or after `within_s` and `least` steps."""
 
     def __init__(self, most: int, *, least: int, within_s: float) -> None:
         self._most, self._least, self._within_s = most, least, within_s
@@ -339,7 +339,7 @@ def _best_step(state: Any) -> int:
 
 
 def checks_of(network: Network, items: Sequence[Item]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Return the first rows of examples with what a network gives for them."""
+    """Return the first row of each of the first CHECKED examples with the network's outputs."""
     rows = [item.rows[0] for item in items[:CHECKED]]
     return [(tuple(ids), tuple(one)) for ids, one in zip(rows, output_rows(network, rows), strict=True)]
 
@@ -349,10 +349,11 @@ def checks_of(network: Network, items: Sequence[Item]) -> list[tuple[tuple[int, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to train from what, and where to.
+    """A training. source: the feedback. base: folder or hub name of the model. out: folder of the result.
 
-    reference: rows to take mean and std over; None: the training examples. heads: of a model of several,
-    whose source has neither scale nor key. weights: of heads in the reward; others have 1, that of pairs 0.
+    reference: rows for the mean and std of scores; None: the training examples. resume: continue from a
+    checkpoint in `out`. heads: of a model of several heads, whose source has neither scale nor key; (): one
+    score. weights: of heads in the reward; others have 1, the head of pairs 0.
     """
 
     source: Source
@@ -368,7 +369,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Encoded examples. cut: prompts that lost their beginning. other_key: rows that rate something else."""
+    """Encoded examples. cut: number of prompts without their beginning. other_key: rows of other keys."""
 
     train: list[Item]
     validation: list[Item]
@@ -380,9 +381,9 @@ class Data:
 def train(
     order: Order, stop: threading.Event | None = None, callbacks: Sequence[TrainerCallback] = ()
 ) -> dict[str, Any]:
-    """Train, save and return the results: of one score, what `training_results.json` holds.
+    """Train a model, save it and return the results; of one score those of `training_results.json`.
 
-    callbacks: called at each step as transformers does; they may end the training early.
+    callbacks: of transformers; they may end the training early. Raises ConfigurationError, Interrupted.
     """
     began, stop = time.monotonic(), stop or threading.Event()
     checkpoint = _prepare(order)
@@ -410,7 +411,7 @@ def train(
 
 
 def read_data(order: Order, encoder: Encoder) -> Data:
-    """Read, split and encode; raises ConfigurationError when nothing is left of one side."""
+    """Read, split and encode feedback; raises ConfigurationError when one side is empty."""
     share, seed = order.settings.validation_share, order.settings.seed
     if order.heads:
         feedback = read_opinions(order.source.place, order.heads, order.source.part)
@@ -428,7 +429,7 @@ def read_data(order: Order, encoder: Encoder) -> Data:
 
 
 def _prepare(order: Order) -> str | None:
-    """The checkpoint to go on from; raises ConfigurationError for a folder that does not fit."""
+    """Return the checkpoint to resume from; raises ConfigurationError for a folder that does not fit."""
     folder = order.out / CHECKPOINTS
     last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     if any((order.out / card).exists() for card in (CARD, HEADS_CARD)):
@@ -492,13 +493,13 @@ def _results(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder)
 
 
 def _shown(place: str) -> str:
-    """Return the place of feedback; of a URL only its kind: it may hold a password."""
+    """Return the place of feedback; of a URL only its scheme, because it may hold a password."""
     kind, is_url, _ = place.partition("://")
     return f"{kind}://…" if is_url else place
 
 
 def _reference(order: Order, trainer: RewardTrainer, data: Data, encoder: Encoder) -> tuple[float, float]:
-    """Mean and standard deviation of the scores over the reference set, or over the first training rows."""
+    """Return mean and standard deviation of the scores of the reference set, or of training rows."""
     items = data.train
     if order.reference is not None:
         found = read(order.reference)
@@ -511,7 +512,7 @@ def _reference(order: Order, trainer: RewardTrainer, data: Data, encoder: Encode
 def _save(
     order: Order, network: Network, encoder: Encoder, data: Data, results: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write model and results; the checkpoints, which hold the optimiser too, are then worth nothing."""
+    """Write model and results, and remove the checkpoints."""
     card = Card(
         base=order.base,
         max_tokens=encoder.max_tokens,
@@ -528,7 +529,7 @@ def _save(
 
 
 def _taught(weights: Mapping[str, float], items: Sequence[Item]) -> dict[str, float]:
-    """Return the weights without those of heads that nothing teaches, which say what chance made of them."""
+    """Return the weights, 0 for heads without a training row, whose outputs are random."""
     taught = {
         name
         for item in items
