@@ -1,8 +1,8 @@
-"""A conversation as token ids: by the tokenizer's chat template, under way, and as columns of what is over.
+"""A conversation as token ids: the chat template, open conversations, and columns of finished ones.
 
-What was sampled is never tokenised again: `follow` renders the messages before it with a mark in place of the
-answer, and tokenises only what the template puts behind the mark. A template that renders earlier messages
-otherwise once others follow them (some leave out what was thought) cannot be continued.
+Sampled tokens are never tokenised again: `follow` renders the messages with a mark in place of the answer,
+and tokenises only the text behind the mark. A template that renders earlier messages differently once others
+follow them (some leave out thoughts) cannot be continued.
 """
 
 import json
@@ -36,15 +36,15 @@ from penstock.workloads.plugin.fragments import (
 _MARK: Final = "⟦answer⟧"
 
 Tools = Sequence[dict[str, Any]]
-"""Functions that may be called, as the template takes them: {"type": "function", "function": {…}} each."""
+"""Functions that the model may call, in the form {"type": "function", "function": {…}}."""
 
 
 class NotContinued(ValueError):
-    """What follows cannot be put behind what was sampled."""
+    """New messages cannot follow the sampled tokens."""
 
 
 class ForeignWord(ValueError):
-    """A word that the model does not have. unquoted: the same without the word, which is its caller's."""
+    """A word that the model does not have. unquoted: the message without the caller's word, for logs."""
 
     def __init__(self, place: str, word: str, words: int) -> None:
         of = f"none of the {words} words of the model"
@@ -56,7 +56,7 @@ class ChatEncoder:
     """Used by one thread at a time; raises ValueError for a tokenizer without a chat template."""
 
     def __init__(self, tokenizer: Tokenizer, words: Collection[str] | None = None) -> None:
-        """words: that messages may hold, with blanks between them; None: any text."""
+        """words: the words that messages may hold, separated by blanks; None: any text."""
         if tokenizer.chat_template is None:
             raise ValueError(
                 "the tokenizer has no chat template: set tokenizer.chat_template and save it with the model"
@@ -66,9 +66,9 @@ class ChatEncoder:
         self._controls = sorted(set(tokenizer.all_special_tokens) | set(tokenizer.get_added_vocab()))
 
     def begin(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Ids of a prompt that ends where the assistant begins.
+        """Return the ids of a prompt that ends where the assistant begins.
 
-        Raises ValueError for texts with control tokens, and for what the template does not take.
+        Raises ValueError for texts with control tokens, and for messages that the template does not take.
         """
         self._check(messages, tools)
         return self._ids(self._render(messages, tools, opens=True))
@@ -76,9 +76,9 @@ class ChatEncoder:
     def follow(
         self, before: Sequence[Message], last_id: int, new: Sequence[Message], tools: Tools = ()
     ) -> list[int]:
-        """Ids between an answer's last token and the next answer.
+        """Return the ids between an answer's last token and the next answer.
 
-        before: the messages that the answer answered. last_id: its last token, which may be its end.
+        before: the messages that the answer answered. last_id: its last token, which may be the end token.
         new: the messages after it, at least one. Raises NotContinued, and ValueError as `begin`.
         """
         self._check(new, tools)
@@ -93,7 +93,7 @@ class ChatEncoder:
         return self._ids(tail)
 
     def _check(self, messages: Sequence[Message], tools: Tools) -> None:
-        """Text of people and tools holds no control tokens: it could speak in another's name."""
+        """Raise ValueError for control tokens in texts, with which one role could pose as another."""
         for index, message in enumerate(messages):
             for name, text in message.texts:
                 self._check_text(f"messages[{index}].{name}", text)
@@ -135,24 +135,24 @@ class ChatEncoder:
 
 
 def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates want it: the arguments of tool calls as an object, where they are one."""
+    """Return a message for the template, with the arguments of tool calls as objects where they are JSON."""
     for call in message.get("tool_calls", ()):
         try:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         except (ValueError, RecursionError):
-            continue  # A model may write what is no JSON; the template gets its text.
+            continue  # The model wrote no JSON: the template gets its text.
     return message
 
 
-# ---- A conversation as a column: all its tokens in order, of which the assistant's were sampled.
+# ---- A conversation as a column: all its tokens in order; those of the assistant were sampled.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTurn:
-    """Tokens that were sampled, and what they earned.
+    """The sampled tokens of one answer, and their reward.
 
-    start: index of the first among the column's ids, from 1. log_prob: of each, when it was sampled.
-    version, update: of the weights that sampled it.
+    start: index of the first among the column's ids, at least 1. log_prob: of each token when it was sampled.
+    version, update: of the weights that sampled them.
     """
 
     start: int
@@ -168,7 +168,7 @@ class SampledTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """ids: all tokens. turns: in order, apart or beside one another. terminated: it was over, not cut."""
+    """A column. ids: all tokens. turns: in order, without overlap. terminated: it ended and was not cut."""
 
     ids: tuple[int, ...]
     turns: tuple[SampledTurn, ...] = field(default=())
@@ -180,7 +180,7 @@ class Column:
 
 
 def column_tensors(columns: Sequence[Column], pad_id: int) -> dict[str, Any]:
-    """The tensors of the module's table, by name: [T, N], `observation` [T + 1, N], `final/…` [K]."""
+    """Return the tensors of a fragment by name: [T, N], `observation` [T + 1, N], `final/…` [K]."""
     steps, count = max(column.rows for column in columns), len(columns)
     tokens = np.full((steps + 1, count), pad_id, np.int64)
     tensors: dict[str, Any] = {
@@ -208,11 +208,9 @@ def column_tensors(columns: Sequence[Column], pad_id: int) -> dict[str, Any]:
 
 
 def weight_spans(columns: Sequence[Column], steps: int) -> tuple[WeightSpan, ...]:
-    """Return which weights sampled what.
+    """Return which weights sampled which steps: one span where all are the same, else one for each turn.
 
-    One span of all steps where they are the same everywhere, else one a turn.
-
-    steps: T of the fragment. Raises ValueError where nothing was sampled.
+    steps: T of the fragment. Raises ValueError where no token was sampled.
     """
     sampled = {(turn.version, turn.update) for column in columns for turn in column.turns}
     if not sampled:
@@ -229,7 +227,7 @@ def weight_spans(columns: Sequence[Column], steps: int) -> tuple[WeightSpan, ...
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """An answer. ids: its tokens. log_prob: of each. version, update: of the weights that sampled it."""
+    """A sampled answer. ids: its tokens. log_prob: of each. version, update: of the weights."""
 
     ids: tuple[int, ...]
     log_prob: tuple[float, ...]
@@ -238,7 +236,10 @@ class Sampled:
 
 
 class LiveConversation:
-    """Used by one thread. most_tokens: of a column. most_lag: updates that a column may span; None: any."""
+    """A conversation that continues, for one thread.
+
+    most_tokens: of a column. most_lag: updates that a column may span; None: any number.
+    """
 
     def __init__(self, encoder: ChatEncoder, *, most_tokens: int, most_lag: int | None = None) -> None:
         self._encoder, self._most_tokens, self._most_lag = encoder, most_tokens, most_lag
@@ -252,11 +253,11 @@ class LiveConversation:
         """Messages of that prompt."""
         self._first_turn = 0
         self._done: list[tuple[int, Column]] = []
-        """Columns that are over, with the number of the first turn of each."""
+        """Finished columns, each with the number of its first turn."""
         self._rewarded: set[int] = set()
-        """Turns of the open column that were rewarded."""
+        """Turns of the open column with a reward."""
         self.cuts: Counter[str] = Counter()
-        """Columns that were cut so far, by reason."""
+        """Number of columns that were cut, by reason."""
 
     @property
     def turns(self) -> int:
@@ -265,11 +266,11 @@ class LiveConversation:
     def ask(
         self, messages: Sequence[Message], *, answer_tokens: int, update: int, tools: Tools = ()
     ) -> tuple[int, ...]:
-        """Ids of the prompt that ends where the next answer begins.
+        """Return the ids of the prompt that ends where the next answer begins.
 
-        messages: all of the conversation, as its caller has it. answer_tokens: most of the answer.
-        update: of the weights that will answer. Raises ValueError for what does not fit, and for messages
-        that cannot be a prompt; the conversation is then as it was before.
+        messages: all messages of the caller's conversation. answer_tokens: most tokens of the answer. update:
+        number of the update that made the weights that will answer. Raises ValueError for a prompt that does
+        not fit, and for messages that make no prompt; the conversation then stays as it was.
         """
         asked = tuple(messages)
         prompt = self._continued(asked, tools)
@@ -288,7 +289,7 @@ class LiveConversation:
         return prompt
 
     def answer(self, sampled: Sampled, message: Message) -> int:
-        """Take the answer to what was asked last and return its turn, from 0. message: as its caller got it.
+        """Take the answer to the newest prompt and return its turn, from 0. message: as its caller got it.
 
         Raises ValueError where no token was sampled.
         """
@@ -307,9 +308,9 @@ class LiveConversation:
         return self.turns - 1
 
     def reward(self, amount: float, turn: int | None = None) -> bool:
-        """Add to what a turn earned; None: the newest. False where its column was taken: nothing was added.
+        """Add to the reward of a turn, None: the newest; return False where its column was taken already.
 
-        Raises ValueError for a turn that was not.
+        Raises ValueError for a turn that does not exist.
         """
         number = self.turns - 1 if turn is None else turn
         if not 0 <= number < self.turns:
@@ -330,9 +331,9 @@ class LiveConversation:
         return first <= turn < self.turns
 
     def give_up(self) -> int:
-        """End it where what came of its newest turns is not known: those behind the last reward are left out.
+        """End it without the turns after the last reward, whose outcome is not known.
 
-        Returns how many sampled tokens were left out.
+        Returns the number of sampled tokens that were left out.
         """
         kept = max(self._rewarded, default=self._first_turn - 1) + 1 - self._first_turn
         left_out = sum(len(turn.log_prob) for turn in self._turns[kept:])
@@ -348,17 +349,17 @@ class LiveConversation:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens of prompts and columns that are held, more than once where they are in several."""
+        """Return the number of held tokens; one that is in a prompt and a column counts twice."""
         return len(self._ids) + len(self.prompt) + sum(len(column.ids) for _, column in self._done)
 
     def take(self, most: int | None = None) -> list[Column]:
-        """Columns that are over and were not taken before, the oldest first; most: of them; None: all."""
+        """Remove and return finished columns, the oldest first. most: their number; None: all."""
         count = len(self._done) if most is None else most
         done, self._done = self._done[:count], self._done[count:]
         return [column for _, column in done]
 
     def _continued(self, asked: tuple[Message, ...], tools: Tools) -> tuple[int, ...] | None:
-        """The held ids with what is new behind them; None where they cannot go on."""
+        """Return the held ids with the new messages behind them; None where they cannot be continued."""
         count = len(self._said)
         if not self._turns or asked[:count] != self._said or len(asked) == count or tools != self._tools:
             return None
@@ -379,7 +380,7 @@ class LiveConversation:
         return "age" if self._most_lag is not None and update - oldest > self._most_lag else ""
 
     def end(self, *, terminated: bool = True) -> None:
-        """End the conversation, which is over or (not terminated) is given up with its outcome unknown."""
+        """End the open column. terminated: the conversation is over; False: its outcome is not known."""
         if self._turns:
             column = Column(ids=self._ids, turns=tuple(self._turns), terminated=terminated)
             self._done.append((self._first_turn, column))
@@ -395,7 +396,7 @@ def _rewarded(turns: Sequence[SampledTurn], index: int, amount: float) -> list[S
     return changed
 
 
-# ---- Columns as fragments of one run: a column is an episode, and each slot numbers its own.
+# ---- Columns as fragments of a run: each column is an episode, numbered within its slot.
 
 
 class ColumnFragments:
@@ -404,7 +405,7 @@ class ColumnFragments:
     def __init__(
         self, schema: FragmentSchema, slots: int, pad_id: int, reward: LearnerReward | None = None
     ) -> None:
-        """Raise ConfigurationError for a schema with tensors that columns do not have."""
+        """Raise ConfigurationError for a schema with tensors that no column has."""
         self._schema, self._pad, self._reward = schema, pad_id, reward
         self._episodes = Episodes(slots)
         unknown = sorted(schema.by_name.keys() - column_tensors([Column(ids=(pad_id,))], pad_id).keys())
@@ -419,10 +420,10 @@ class ColumnFragments:
     def cut(
         self, columns: Sequence[Column], fields: HeaderFields, attributes: bytes = b"", first_slot: int = 0
     ) -> tuple[Fragment, list[Episode]]:
-        """The fragment of one column per slot, and the episodes that ended in it, with rewards as given.
+        """Return the fragment of one column per slot, and its episodes with their unshaped rewards.
 
-        fields: its weights are those of a fragment in which nothing was sampled, and of the episodes.
-        first_slot: number of the first column's slot; what one slot has sampled with never gets older.
+        fields: their weights are those of the episodes, and of a fragment without sampled tokens. first_slot:
+        slot of the first column; the weights of one slot never get older.
         """
         tensors = column_tensors(columns, self._pad)
         slots = tuple(one._replace(slot_id=first_slot + one.slot_id) for one in self._episodes.slots())
@@ -440,10 +441,10 @@ class ColumnFragments:
 
 
 class ColumnGenerator(acting.Generator):
-    """Base of what generates a batch of columns at a time with a local policy, each of them a slot."""
+    """Base of generators that make a batch of columns at a time, one for each slot, with a local policy."""
 
     def __init__(self, of: Run, local: LocalPolicy, pad_id: int, health: Health) -> None:
-        super().__init__(of, health)  # watches steps, of which loading a model is none
+        super().__init__(of, health)  # after the model is loaded, because it watches the time of steps
         self.local = local
         reward = learner_reward(of.environment)
         self._fragments = ColumnFragments(of.specification.schema, self.slots, pad_id, reward)
@@ -455,7 +456,7 @@ class ColumnGenerator(acting.Generator):
 
     @abstractmethod
     def draw_from(self, seed: int, asked: int) -> None:
-        """Begin a session. seed: of the tokens that are drawn. asked: of what is asked."""
+        """Begin a session. seed: of the sampled tokens. asked: seed of the order of prompts."""
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
         self._made = self.columns(is_over)

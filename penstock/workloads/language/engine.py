@@ -1,11 +1,10 @@
-"""Continuous batching: each step adds a token to every answer that is under way, of whatever version.
+"""Continuous batching: each step adds a token to every running answer, of any version.
 
-A request joins between two tokens of the others and waits for none of them to end. Its version answers all of
-it: a newer one that is loaded meanwhile answers those that come after. A version in use is not dropped.
+A request joins between two tokens of the others and waits for no other answer to end. One version makes the
+whole answer; a newer version that is loaded meanwhile serves later requests. A version in use is not dropped.
 
-What an engine returns as the log-probability of a token is that of the whole distribution at temperature 1
-under the version that drew it: the learner corrects what differs from its own, up to
-`algorithm.behaviour_weight_cap`.
+The log-probability of a token is that of the whole distribution at temperature 1 under the version that drew
+it. The learner corrects for the difference from its own, up to `algorithm.behaviour_weight_cap`.
 """
 
 import copy
@@ -32,25 +31,25 @@ from penstock.workloads.language.policy import LanguagePolicy, check_alike
 from penstock.workloads.language.settings import told_as
 from penstock.workloads.plugin.serving import Weights
 
-# ---- A request for tokens, and its answer while it grows.
+# ---- A request for tokens, and its growing answer.
 
 
 LEAST_TEMPERATURE: Final = 1e-3
-"""Below it, a quotient of logits may be no float32."""
+"""Logits divided by less may overflow float32."""
 LEAST_TOP_P: Final = 1e-6
 
 Finish = Literal["", "eos", "length", "cancelled", "failed"]
-"""Why an answer ended; empty: it has not; failed: its version could not go on."""
+"""Why an answer ended; empty: it grows; failed: its version failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked. ids: of the prompt, at least one. most: tokens of the answer.
+    """A request for one answer. ids: of the prompt, at least one. most: tokens of the answer.
 
-    version: whose adapter answers; 0: none, the base model. temperature, top_p: of the draw. seed: of the
-    draw; None: of the engine. deterministic: the most likely token each time. bias: added to the logits of
-    token ids. presence_penalty, frequency_penalty: taken from the logits of tokens that the answer has, once,
-    and as often as it has them. end: the token that ends it; None: the engine's `<eos>`.
+    version: its adapter answers; 0: the base model. temperature, top_p: of the draw. seed: of the draw; None:
+    the engine's generator. deterministic: take the most likely token. bias: added to the logits of token ids.
+    presence_penalty, frequency_penalty: subtracted from the logits of tokens in the answer, once, and once
+    for each occurrence. end: the token that ends the answer; None: the engine's `<eos>`.
     """
 
     ids: tuple[int, ...]
@@ -78,10 +77,10 @@ class Request:
 
 @dataclass(slots=True)
 class Growing:
-    """An answer. ids: its tokens so far, last the one that ends it where it ended by itself.
+    """An answer that grows. ids: its tokens so far, with the end token where the model ended it.
 
-    log_prob: of each under the version's whole distribution at temperature 1. The engine's thread writes, and
-    calls `on_change` after each token and at the end.
+    log_prob: of each under the version's whole distribution at temperature 1. The engine's thread writes
+    them, and calls `on_change` after each token and at the end.
     """
 
     request: Request
@@ -94,25 +93,25 @@ class Growing:
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Have it end before its next token; from any thread."""
+        """End the answer before its next token; any thread may call it."""
         self.is_cancelled = True
 
 
 # ---- Versions of one model in memory.
 
 _OWN: Final = "default"
-"""The adapter that the policy was made with; no request is answered with it."""
+"""The adapter of the policy itself, which answers no request."""
 
 
 class LoadedPolicies:
-    """Versions that answer, beside version 0, which always does. Used by one thread at a time.
+    """The loaded versions, and version 0, which is always there. Used by one thread at a time.
 
-    Those of a policy with an adapter are adapters beside its base model, whose network is owned from now on;
-    those of another are whole networks.
+    Versions of a policy with an adapter are adapters on its base model; this object then owns its network.
+    Versions of another policy are whole networks.
     """
 
     def __init__(self, policy: LanguagePolicy) -> None:
-        """policy: of version 0, which is never changed."""
+        """policy: version 0, which never changes."""
         self._policies = {0: policy}
         self._network: Any = policy.network
         self._own = policy.state_dict()
@@ -124,9 +123,9 @@ class LoadedPolicies:
         return sorted(self._policies.keys() - {0})
 
     def load(self, version: int, blob: bytes) -> None:
-        """Hold the weights of a version, as `weights.encode` wrote them; one that is held stays.
+        """Load the weights of a version, as `weights.encode` wrote them; a loaded version stays as it is.
 
-        Raises ValueError that names the tensor for weights of another policy; nothing is held then.
+        Raises ValueError, which names the tensor, for weights of another policy; nothing is loaded then.
         """
         if version < 1:
             raise ValueError(f"version={version}: versions are numbered from 1")
@@ -150,7 +149,7 @@ class LoadedPolicies:
         self._policies[version] = self._policies[0]
 
     def drop(self, version: int) -> None:
-        """Let go of a version; one that is not held is no error, and version 0 stays."""
+        """Drop a version, if it is loaded; version 0 stays."""
         if version not in self.versions:
             return
         del self._policies[version]
@@ -160,7 +159,7 @@ class LoadedPolicies:
 
     @contextmanager
     def using(self, version: int) -> Iterator[LanguagePolicy]:
-        """The policy that acts as a version while the block lasts; raises ValueError for one not held."""
+        """Yield the policy with a version's weights; raises ValueError for a version that is not loaded."""
         self.check(version)
         policy = self._policies[version]
         if self._adapter is None:
@@ -173,7 +172,7 @@ class LoadedPolicies:
             yield policy
 
     def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
-        """Joint log-probability of each of the probe's rows under a version; raises as `using`."""
+        """Return the joint log-probability of each row of the probe under a version; raises as `using`."""
         with self.using(version) as policy:
             return tuple(policy.acting_log_prob(probe.observation, probe.action).tolist())
 
@@ -190,7 +189,10 @@ def _name(version: int) -> str:
 
 
 class ContinuousEngine:
-    """Thread-safe; one thread calls `run`, or `step`. max_rows: answers under way; the others wait."""
+    """The built-in engine. Thread-safe; one thread calls `run` or `step`.
+
+    max_rows: answers that grow at once; further requests wait.
+    """
 
     def __init__(
         self,
@@ -221,7 +223,7 @@ class ContinuousEngine:
         return growing
 
     def load(self, version: int, blob: bytes) -> None:
-        """See `LoadedPolicies.load`; answers under way wait for it."""
+        """See `LoadedPolicies.load`; running answers pause for it."""
         with self._before_next_step():
             self._loaded.load(version, blob)
 
@@ -251,7 +253,7 @@ class ContinuousEngine:
     # ---- the thread of the engine
 
     def run(self, is_over: Callable[[], bool], wait_s: float = 0.1) -> None:
-        """Answer until it is over, which is asked at least every `wait_s`; then cancel what is left."""
+        """Answer until `is_over`, which is called at least every `wait_s`; then cancel all other answers."""
         while not is_over():
             if not self.step():
                 with self._has_work:
@@ -265,9 +267,9 @@ class ContinuousEngine:
             growing.on_change(growing)
 
     def step(self) -> bool:
-        """A token for each answer under way, and the first for those that join; False: there was nothing."""
+        """Add a token to each running answer and to new ones; return False where there was no request."""
         with self._turn:
-            pass  # Who waits for the network goes first: a lock alone would come back to this thread.
+            pass  # Lets waiting threads take the network first; with one lock this thread would take it back.
         with self._network, torch.inference_mode():
             joining, changed = self._joining()
             for version in sorted({*self._batches, *joining}):
@@ -282,7 +284,7 @@ class ContinuousEngine:
             yield
 
     def _joining(self) -> tuple[dict[int, list[Growing]], list[Growing]]:
-        """Those for whom there is room, by version, and those that were cancelled while they waited."""
+        """Return the requests for which there is room, by version, and those cancelled while they waited."""
         joining: dict[int, list[Growing]] = {}
         gone: list[Growing] = []
         with self._has_work:
@@ -298,7 +300,7 @@ class ContinuousEngine:
         return joining, gone
 
     def _step_or_fail(self, version: int, joining: list[Growing]) -> list[Growing]:
-        """A step of a version; where it cannot go on its answers fail, and those of others do not."""
+        """Make a step of a version; where it raises, its answers fail and those of other versions do not."""
         try:
             return self._step(version, joining)
         except Exception as error:  # noqa: BLE001 - handed to the callers
@@ -340,7 +342,7 @@ class _Row:
         self._random = shared if seed is None else torch.Generator().manual_seed(seed)
 
     def take(self, log_probs: Tensor, eos_id: int) -> None:
-        """Draw the next token from log-probabilities [V]; one that is cancelled draws none."""
+        """Draw the next token from log-probabilities [V]; a cancelled answer draws none."""
         growing, request = self.growing, self.growing.request
         if growing.is_cancelled:
             growing.finish = "cancelled"
@@ -382,7 +384,7 @@ class _Row:
         return int(draw(shares[None], uniform))
 
 
-# ---- The engine that a run names: `transformers`, or an entry point of `penstock.engines`.
+# ---- Engines by name: `transformers`, or an entry point of `penstock.engines`.
 
 
 GROUP: Final = "penstock.engines"
@@ -390,40 +392,39 @@ OWN: Final = "transformers"
 
 
 class TextEngine(Protocol):
-    """Thread-safe; one thread calls `run`. Version 0 is the model that training began with."""
+    """An engine. Thread-safe; one thread calls `run`. Version 0 is the model that training began with."""
 
     def submit(self, request: Request, on_change: Callable[[Growing], None] = ...) -> Growing:
-        """Have a request answered under its version; raises ValueError for one that is not loaded."""
+        """Begin an answer under the request's version; raises ValueError for one that is not loaded."""
 
     def load(self, version: int, blob: bytes) -> None:
-        """Hold the weights of a version; raises ValueError for those of another policy."""
+        """Load the weights of a version; raises ValueError for those of another policy."""
 
     def drop(self, version: int) -> bool:
-        """Let go of a version; False: it answers somebody, and stays."""
+        """Drop a version; return False for one that is in use, which stays."""
 
     def probe_answer(self, version: int, probe: Probe) -> tuple[float, ...]:
-        """Joint log-probability of each of the probe's rows under a version, as it is loaded."""
+        """Return the joint log-probability of each row of the probe under a loaded version."""
 
     @property
     def versions(self) -> list[int]:
-        """Those that are loaded, ascending."""
+        """Return the loaded versions, ascending."""
 
     @property
     def waiting(self) -> int:
-        """Answers that wait for room."""
+        """Return the number of requests that wait for room."""
 
     def run(self, is_over: Callable[[], bool], wait_s: float = ...) -> None:
-        """Answer until it is over; then cancel what is left."""
+        """Answer until `is_over`; then cancel all other answers."""
 
 
 def open_engine(
     name: str, policy: LanguagePolicy, *, eos_id: int, pad_id: int, max_rows: int, seed: int
 ) -> TextEngine:
-    """Return the engine of a name over a policy, whose network it owns from now on.
+    """Return the engine of a name over a policy; it then owns the policy's network.
 
-    max_rows: answers under way. seed: of what it draws. Another package's engine is made by what its entry
-    point names, called with the same arguments. Raises ConfigurationError for one that is not installed or
-    cannot be loaded.
+    max_rows: answers that grow at once. seed: of its draws. The entry point of another package is called with
+    the same arguments. Raises ConfigurationError for an engine that is not installed or cannot be loaded.
     """
     own: dict[str, Any] = {"eos_id": eos_id, "pad_id": pad_id, "max_rows": max_rows, "seed": seed}
     if name == OWN:
@@ -440,20 +441,18 @@ def open_engine(
     return make(policy, **own)
 
 
-# ---- How far an engine's answers to the probe are from those of a plain pass, measured when its server
-# starts.
+# ---- The difference between an engine's answers to the probe and those of a plain forward pass.
 
 ROOM: Final = 2.0
-"""A tolerance that is advised is so many times what was measured: other versions round otherwise."""
+"""Factor of the advised tolerance over the measured difference, for the rounding of other versions."""
 
 log = logging.getLogger(__name__)
 
 
 class EngineTolerance:
-    """Measures one engine.
+    """Measures one engine when its server starts.
 
-    name: of the engine. make_policy: the run's policy, another one with each call. most:
-    `learner.probe_tolerance`.
+    name: of the engine. make_policy: returns a new policy of the run. most: `learner.probe_tolerance`.
     """
 
     def __init__(self, name: str, make_policy: Callable[[], LanguagePolicy], most: float) -> None:
@@ -462,8 +461,8 @@ class EngineTolerance:
     def measure(self, weights: Weights, probe: Probe, given: tuple[float, ...]) -> float:
         """Return the largest |given − r| / (1 + |r|) over the probe's rows, r being the plain pass.
 
-        given: what the engine answers under these weights. Needs memory for one more base model meanwhile.
-        Raises RunFailed for an engine that the learner would quarantine, with both numbers.
+        given: the engine's answers under these weights. Needs memory for one more base model. Raises
+        RunFailed, with both numbers, for an engine whose samples the learner would quarantine.
         """
         policy = self._make_policy()
         policy.load(weights.blob)
@@ -471,8 +470,8 @@ class EngineTolerance:
         off = np.abs(np.asarray(given, np.float64) - right) / (1.0 + np.abs(right))
         found = float(off.max()) if off.shape == right.shape and np.isfinite(off).all() else float("inf")
         metrics.ENGINE_PROBE_DIFFERENCE.set(found)
-        said = {"engine": self._name, "difference": found, "tolerance": self._most}
-        log.info("the engine's answers to the probe were measured", extra=said)
+        fields = {"engine": self._name, "difference": found, "tolerance": self._most}
+        log.info("the engine's answers to the probe were measured", extra=fields)
         if not found <= self._most:
             advice = f"Set the tolerance to {ROOM * found:.1g}, or use" if np.isfinite(found) else "Use"
             raise RunFailed(
