@@ -1,4 +1,4 @@
-"""Feedback: rows from where they lie, read into examples, and divided so that no prompt is on both sides.
+"""Feedback: rows of a file, folder or registry as examples, and a split without a prompt on both sides.
 
 FILE.jsonl, .json, .ndjson     an object per line
 FILE.parquet                   columns
@@ -23,22 +23,22 @@ from penstock.registry.registry import Registry
 from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
 from penstock.workloads.language.settings import told_as
 
-# ---- Scores of a source's own scale, mapped to [−1, 1].
+# ---- Scales: raw scores mapped to [−1, 1].
 
 _THUMBS: Final[dict[str, float]] = {"up": 1.0, "down": -1.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A declared mapping. name: as it was declared, kept beside what was learned by it."""
+    """A mapping of scores. name: as it was declared; a trained model records it."""
 
     name: str
     to_score: Callable[[Any], float]
-    """A raw score, normalised; raises ValueError that says why it is none of this scale."""
+    """Returns a raw score, normalised; raises ValueError for one that is not on the scale."""
 
 
 def parse_scale(name: str) -> Scale:
-    """Return the scale of that name; raises ValueError that lists the names."""
+    """Return a scale by its name; raises ValueError, which lists the names."""
     if name == "thumbs":
         return Scale(name, _thumb)
     if name == "none":
@@ -80,7 +80,7 @@ def _thumb(value: Any) -> float:
         return _THUMBS[value.lower()]
     if isinstance(value, int | float) and value in (1, -1):
         return float(value)
-    # A 0 is a thumb down to some and no opinion to others.
+    # 0 means a thumb down in some sources and no opinion in others.
     raise ValueError(
         f"score={value!r} is no thumb: use true, false, 1, -1, up or down (for 0 and 1 scale 0:1)"
     )
@@ -97,12 +97,12 @@ def _number(value: Any) -> float:
 
 
 SHOWN: Final = 10
-"""Bad rows that are kept with their place; all are counted."""
+"""Bad rows whose place and reason are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A response and what it is worth. score: normalised; raw: as its source gave it. where: for messages."""
+    """A scored response. score: normalised. raw: as in its row. where: place of the row, for messages."""
 
     prompt: Prompt
     response: str
@@ -123,7 +123,7 @@ class Preference:
 
 @dataclass(slots=True, kw_only=True)
 class Judged:
-    """What one rater said of a response. shares: 0 to 1, by what is rated; what is unrated is left out."""
+    """One rater's ratings of a response. shares: 0 to 1 by key, without the keys that are not rated."""
 
     prompt: Prompt
     response: str
@@ -133,13 +133,13 @@ class Judged:
 
 Example = Scored | Preference | Judged
 Row = tuple[str, Any]
-"""Where it lies, and what is there: a mapping, or a ValueError for what cannot be read."""
+"""Its place for messages, and its content: a mapping, or a ValueError for one that cannot be read."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class BadRows:
-    """Rows that cannot be used: all are counted, the first SHOWN kept with place and reason."""
+    """Rows that cannot be used: their count, and the first SHOWN with place and reason."""
 
     count: int = 0
     shown: list[str] = field(default_factory=list)
@@ -155,7 +155,7 @@ class BadRows:
 
 
 def made_of(rows: Iterable[Row], bad: BadRows, make: Callable[[str, Any], T]) -> Iterator[T]:
-    """Yield what is made of each row and its place; where it raises ValueError, `bad` counts the row."""
+    """Yield what `make` returns for each place and row; `bad` counts rows for which it raises ValueError."""
     for where, row in rows:
         try:
             if isinstance(row, ValueError):
@@ -168,7 +168,7 @@ def made_of(rows: Iterable[Row], bad: BadRows, make: Callable[[str, Any], T]) ->
 
 
 def to_example(row: Mapping[str, Any], scale: Scale, where: str) -> Example:
-    """The example in a row with `prompt` and either `response` and `score`, or `chosen` and `rejected`."""
+    """Return the example of a row with `prompt`, and `response` and `score` or `chosen` and `rejected`."""
     prompt = parse_prompt(present(row, "prompt"))
     if is_pair(row) and row.get("score") is not None:
         raise ValueError("holds a score and a pair: make two rows of it")
@@ -202,7 +202,7 @@ def present(row: Mapping[str, Any], name: str) -> Any:
 
 
 def response_of(row: Mapping[str, Any], name: str) -> str:
-    """Return a response as text, also where it is a conversation of one message; raises ValueError."""
+    """Return a response as text; it may be a conversation of one message. Raises ValueError."""
     value = present(row, name)
     if isinstance(value, str):
         return value
@@ -212,7 +212,7 @@ def response_of(row: Mapping[str, Any], name: str) -> str:
     return turns[0].content
 
 
-# ---- Training and validation examples that share no prompt.
+# ---- Training and validation examples without common prompts.
 
 
 class Split(NamedTuple):
@@ -223,7 +223,7 @@ class Split(NamedTuple):
 
 
 def split(examples: Sequence[Example], *, share: float, seed: int) -> Split:
-    """`share` of the examples, to within those of one prompt, for validation; 0: none."""
+    """Return a split with `share` of the examples for validation, up to those of one prompt; 0: none."""
     if share == 0:
         return Split(tuple(examples), ())
     of_prompt: dict[str, int] = defaultdict(int)
@@ -248,11 +248,11 @@ def split(examples: Sequence[Example], *, share: float, seed: int) -> Split:
 
 
 def place_of(prompt: str, seed: int) -> bytes:
-    """Return what the order of prompts goes by, of a prompt's `identity`."""
+    """Return the sort key of a prompt, by its `identity`, in an order that depends on the seed alone."""
     return hashlib.sha256(f"{seed}\n{prompt}".encode()).digest()
 
 
-# ---- Rows from where they lie, each with the words that name it.
+# ---- Rows of a place, each with a name for messages.
 
 
 LINES: Final = (".jsonl", ".json", ".ndjson")
@@ -334,7 +334,7 @@ def _ratings(url: str, policy: str | None) -> Iterator[Row]:
 
 
 def rating_row(kept: KeptRating) -> dict[str, Any]:
-    """Return a rating of a registry as files have it. number: rises, whatever clocks do; at_s: Unix."""
+    """Return a rating of a registry as a row. number: rises with each rating. at_s: Unix seconds."""
     rating = kept.rating
     row: dict[str, Any] = {
         "prompt": rating.prompt,
@@ -349,7 +349,7 @@ def rating_row(kept: KeptRating) -> dict[str, Any]:
     return {**row, "response": rating.response, "score": rating.score}
 
 
-# ---- Reads feedback from a place into examples.
+# ---- Feedback of one key as examples.
 
 COLUMNS: Final = ("prompt", "response", "score", "chosen", "rejected", "key")
 
@@ -358,8 +358,8 @@ COLUMNS: Final = ("prompt", "response", "score", "chosen", "rejected", "key")
 class Source:
     """Feedback as a user names it.
 
-    part: split of a dataset or policy of a registry. key: take rows that rate this (`helpful`); None: all,
-    which must rate one thing. columns: our name to that of the file, for files that call them differently.
+    part: split of a dataset, or policy of a registry. key: read the rows of this key (`helpful`); None: all
+    rows, which must have one key. columns: for each of our names the file's name, where they differ.
     """
 
     place: str
@@ -371,7 +371,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What was found. other_key: rows that rate something else than the key that was asked for."""
+    """Examples of a place. other_key: number of rows with another key."""
 
     examples: tuple[Example, ...]
     bad: BadRows
@@ -413,7 +413,7 @@ def named(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
 def check_some(
     place: str, examples: Sequence[Example], bad: BadRows, other_key: int, wanted: str | None
 ) -> None:
-    """Raise ConfigurationError for no examples. wanted: what `other_key` rows rate something else than."""
+    """Raise ConfigurationError where there are no examples. wanted: the key that was read, for the error."""
     if not examples:
         lines = [f"feedback={place}: no row can be used", *bad.lines()]
         lines += [f"{other_key} rows rate something else than {wanted}"] if other_key else []

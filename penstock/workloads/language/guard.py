@@ -1,14 +1,14 @@
-r"""Guardrails outside the policy: what may be said to it, and what of it to people. Loads no torch.
+r"""Guardrails outside the policy: they block texts of people and of the model. Loads no torch.
 
-Patterns of texts that do not pass are built in, and of a file of one's own:
+The rules are built-in patterns, and those of a file:
 
     [[rule]]
     name = "card_number"
     pattern = '\b(?:\d[ -]?){13,19}\b'
     on = ["input", "output"]              # default: both
 
-A text is folded before it is matched: compatible letters are one (NFKC), letters are small, invisible
-characters are gone, and blanks are single. So write patterns in small letters.
+A text is folded before it is matched: letters are normalised (NFKC) and lower-case, invisible characters are
+removed, and blanks are single. So write patterns in lower case.
 """
 
 import hashlib
@@ -34,11 +34,11 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.canary import wilson_interval
 from penstock.workloads.language.settings import GuardSection, told_as
 
-# ---- Whether a text is blocked, and by what.
+# ---- Verdicts and rules.
 
 
 class Direction(StrEnum):
-    """Whose text it is: `input` what people say, `output` what a model says."""
+    """Direction of a text: `input` from people, `output` from the model."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -46,7 +46,7 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a guard says of a text. by: "" where it may pass, else `rule:NAME`, `classifier`, `error`."""
+    """The verdict on a text. by: "" for a text that passes, else `rule:NAME`, `classifier` or `error`."""
 
     by: str = ""
 
@@ -63,13 +63,13 @@ _UNSEEN: Final = {"Cf", "Cc"}
 _IGNORABLE: Final = re.compile(
     "[\u034f\u115f-\u1160\u17b4-\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff]"
 )
-"""Letters and marks that are not seen: of Unicode's Default_Ignorable_Code_Point, what is not in _UNSEEN."""
+"""Invisible letters and marks: Unicode's Default_Ignorable_Code_Point without the categories in _UNSEEN."""
 _BOTH: Final = frozenset(Direction)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pattern that blocks. on: whose texts it is for."""
+    """A pattern that blocks. on: the directions that it checks."""
 
     name: str
     pattern: re.Pattern[str]
@@ -95,12 +95,12 @@ BUILT_IN: Final = (
     ),
     Rule("private_key", re.compile(r"-----begin (?:[a-z]+ ){0,2}private key-----")),
 )
-"""What blocks without a file."""
+"""Rules of every guard."""
 
 
 def fold(text: str) -> str:
     plain = unicodedata.normalize("NFKC", text).casefold()
-    # Once more, for a mark may belong to the letter that stood before something invisible.
+    # Again, because a mark may now follow the letter that it belongs to.
     seen = unicodedata.normalize("NFKC", "".join(one for one in plain if _is_seen(one)))
     return " ".join(seen.split())
 
@@ -110,7 +110,7 @@ def _is_seen(one: str) -> bool:
 
 
 def matched(text: str, direction: Direction, rules: Sequence[Rule]) -> str:
-    """Return the name of the first rule that a folded text breaks; "" where none is."""
+    """Return the name of the first rule that matches a folded text; "" where none does."""
     for rule in rules:
         if direction in rule.on and rule.pattern.search(text):
             return rule.name
@@ -118,7 +118,7 @@ def matched(text: str, direction: Direction, rules: Sequence[Rule]) -> str:
 
 
 def read_rules(file: Path, named: str) -> tuple[Rule, ...]:
-    """Return the rules of a file, in its order. named: the option or the setting that names the file."""
+    """Return the rules of a file in its order. named: the option or setting of the file, for errors."""
     where = f"{named}={str(file)!r}"
     with told_as(f"{where}: cannot be read", OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         given = tomllib.loads(file.read_text()).get("rule", [])
@@ -142,8 +142,7 @@ def _rule(given: Any, where: str) -> Rule:
     return Rule(name, compiled, frozenset(map(Direction, on)))
 
 
-# ---- Texts that should not pass, and others that should: packaged ones (extra `data`), or a file of one's
-# own.
+# ---- Labelled texts: of packages (extra `data`), or of a file.
 
 PACKAGES: Final = ("bastioncorpus", "jailbreak_corpus_mini")
 
@@ -202,7 +201,7 @@ _FORM: Final = "penstock-guard-1"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextClassifier:
-    """Weights [WIDTH] and a shift; a text whose chance is at `threshold` or above does not pass."""
+    """Weights [WIDTH] and a shift; it blocks a text whose probability is at least `threshold`."""
 
     weights: Array
     shift: float
@@ -218,7 +217,7 @@ class TextClassifier:
 
 
 def load_classifier(file: Path, named: str) -> TextClassifier:
-    """Return a classifier that was saved. named: the option or setting that names the file."""
+    """Return a saved classifier. named: the option or setting of the file, for errors."""
     where = f"{named}={str(file)!r}: holds no classifier of a guard"
     with told_as(where, OSError, ValueError, KeyError, TypeError):
         text = json.loads(file.read_text())
@@ -231,22 +230,22 @@ def load_classifier(file: Path, named: str) -> TextClassifier:
 
 
 def train_classifier(rows: Sequence[GuardRow], *, threshold: float = 0.5) -> TextClassifier:
-    """Return the classifier; both sides weigh the same. Raises ValueError where one side is empty."""
-    said = np.array([row.blocked for row in rows], np.float64)
-    if not len(said) or said.all() or not said.any():
+    """Return the classifier; both classes weigh the same. Raises ValueError where one class is empty."""
+    blocked = np.array([row.blocked for row in rows], np.float64)
+    if not len(blocked) or blocked.all() or not blocked.any():
         raise ValueError("give texts that should pass and others that should not")
     x = np.array([features(row.text) for row in rows])
-    each = np.where(said > 0, 0.5 / said.sum(), 0.5 / (1 - said).sum())
+    each = np.where(blocked > 0, 0.5 / blocked.sum(), 0.5 / (1 - blocked).sum())
     weights, shift = np.zeros(WIDTH), 0.0
     for _ in range(_STEPS):
-        error = each * (1 / (1 + np.exp(-(x @ weights + shift))) - said)
+        error = each * (1 / (1 + np.exp(-(x @ weights + shift))) - blocked)
         weights -= _SIZE * (x.T @ error + _PENALTY * weights)
         shift -= _SIZE * float(error.sum())
     return TextClassifier(weights, shift, threshold)
 
 
 def features(text: str) -> Array:
-    """Return the features of a text, [WIDTH], of length 1, or all 0 for one without letters."""
+    """Return the features of a text, float [WIDTH] of norm 1; all 0 for a text without letters."""
     counts = np.zeros(WIDTH)
     for part in _parts(fold(text)):
         number = zlib.crc32(part.encode("utf-8", "surrogatepass"))
@@ -263,7 +262,8 @@ def _parts(text: str) -> Iterator[str]:
         yield from (f"l {text[at : at + size]}" for at in range(len(text) - size + 1))
 
 
-# ---- The files of a guard that a run names: read before it is trained, and again by its server.
+# ---- The files of a run's guard. Training reads them to find mistakes early, and the server reads them
+# again.
 
 
 def read_guard_files(section: GuardSection) -> tuple[tuple[Rule, ...], TextClassifier | None]:
@@ -274,14 +274,14 @@ def read_guard_files(section: GuardSection) -> tuple[tuple[Rule, ...], TextClass
     )
 
 
-# ---- Trains the classifier of a guard, and measures it on texts that it was not trained on.
+# ---- Training of the classifier, with cross-validation.
 
 FOLDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many of so many, with the interval of 95 % (Wilson 1927)."""
+    """A share, count / of, with its interval of 95 % (Wilson 1927)."""
 
     count: int
     of: int
@@ -292,7 +292,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A classifier of all rows; recall and false alarms are those of cross-validation."""
+    """A classifier trained on all rows; recall and false alarms are those of cross-validation."""
 
     classifier: TextClassifier
     recall: Share
@@ -300,7 +300,7 @@ class Trained:
 
 
 def train_guard(rows: Sequence[GuardRow], *, threshold: float = 0.5) -> Trained:
-    """Return the classifier with its measures; a text's fold is decided by the text alone."""
+    """Return the classifier with its measures; the fold of a text depends on the text alone."""
     for blocked in (False, True):
         count = len({row.text for row in rows if row.blocked == blocked})
         if count < FOLDS:
@@ -327,21 +327,21 @@ def _fold(text: str) -> int:
 log = logging.getLogger(__name__)
 
 MAX_CHARS: Final = 32_768
-"""Longest text that is checked; a longer one is blocked, since checking it would take long."""
+"""Most characters of a text that is checked; a longer text is blocked, because a check would take long."""
 
 
 class Guard:
-    """Checks texts. Any number of threads may use it. classifier: for what people say; None: rules alone."""
+    """Checks texts for any number of threads. classifier: of texts from people; None: rules alone."""
 
     def __init__(self, rules: Sequence[Rule] = BUILT_IN, classifier: TextClassifier | None = None) -> None:
         self._rules, self._classifier = tuple(rules), classifier
 
     def check(self, text: str, direction: Direction) -> Verdict:
-        """Return whether a text may pass; it raises nothing: an error of a check blocks."""
+        """Return the verdict on a text; an error of the check blocks the text and is not raised."""
         try:
             return self._checked(text, direction)
-        except Exception as error:  # noqa: BLE001 - a guard that fails open is none
-            # Neither text nor traceback, which may quote it: it is somebody's.
+        except Exception as error:  # noqa: BLE001 - a guard must not let a text pass that it could not check
+            # Neither the text nor a traceback, which may quote it: it is private.
             log.error("a guard could not check a text", extra={"error": type(error).__name__})  # noqa: TRY400
             return Verdict("error")
 
@@ -356,25 +356,25 @@ class Guard:
         return PASSED
 
 
-# ---- An answer that streams through a guard: nothing leaves before its sentence was checked.
+# ---- An answer that streams through a guard: a sentence leaves once it was checked.
 
 MAX_HELD: Final = 2_000
-"""Characters after which what is held counts as a sentence."""
+"""Most characters that are held back; then they are checked as a sentence."""
 _END: Final = re.compile(r"[.!?…。！？]+[\"')\]]*\s|\n")  # noqa: RUF001 - ends of sentences in other scripts
 
 
 class HeldText:
-    """One answer. Feed it pieces as they come, and finish it once there are no more."""
+    """One answer. Feed it pieces as they come, and finish it after the last."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard, self._held = guard, ""
         self.left = ""
-        """What may be seen of it so far."""
+        """The text that has left."""
         self.verdict: Verdict = PASSED
-        """Of all that was checked so far."""
+        """Verdict on all text so far."""
 
     def feed(self, piece: str) -> str:
-        """Take a piece; return what may leave now, often nothing, and nothing ever once it is blocked."""
+        """Take a piece and return the text that may leave now: "" between sentences, and once blocked."""
         if self.verdict.is_blocked:
             return ""
         self._held += piece

@@ -1,4 +1,4 @@
-"""What a response answers: a text, or a conversation."""
+"""Prompts: a text, or a conversation."""
 
 import json
 from collections.abc import Iterable
@@ -8,9 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ToolCall:
-    """A call of a tool. arguments: a JSON object as text, compared as the value that it is.
+    """A tool call. arguments: a JSON object as text; two texts are equal where their values are.
 
-    Clients that parse arguments write them anew, with other blanks and escapes, when they send a call back.
+    Clients that send a call back may have parsed the arguments and written them with other blanks and
+    escapes.
     """
 
     id: str
@@ -35,9 +36,9 @@ class ToolCall:
 class Message:
     """One message of a conversation.
 
-    role: system, user, assistant, tool, or what the tokenizer's chat template knows.
+    role: system, user, assistant, tool, or another role of the tokenizer's chat template.
     content: empty where an assistant only calls tools.
-    tool_calls: of an assistant. tool_call_id: of a tool's answer, which call it answers.
+    tool_calls: of an assistant. tool_call_id: the call that a tool's message answers.
     """
 
     role: str
@@ -47,7 +48,7 @@ class Message:
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """Return all of its texts, each behind its name."""
+        """Return all of its texts with their names."""
         own = [(name, getattr(self, name)) for name in ("content", "role", "tool_call_id")]
         names = ("id", "name", "arguments")
         return own + [(f"tool_calls.{name}", getattr(one, name)) for one in self.tool_calls for name in names]
@@ -57,9 +58,9 @@ Prompt = str | tuple[Message, ...]
 
 
 def parse_prompt(value: Any) -> Prompt:
-    """Return a prompt as files and the wire hold it: text, or a list of messages.
+    """Return the prompt of a JSON value: text, or a list of messages {"role": …, "content": …}.
 
-    A message is {"role": …, "content": …}. Raises ValueError.
+    Raises ValueError.
     """
     if isinstance(value, str):
         return value
@@ -72,27 +73,27 @@ def parse_prompt(value: Any) -> Prompt:
 
 
 def plain(prompt: Prompt) -> Any:
-    """Return the inverse: what JSON can hold."""
+    """Return a prompt as a JSON value, the inverse of `parse_prompt`."""
     if isinstance(prompt, str):
         return prompt
     return [_plain(message) for message in prompt]
 
 
 def identity(prompt: Prompt) -> str:
-    """Equal for equal prompts only."""
+    """Return a text that is equal for equal prompts alone."""
     return json.dumps(plain(prompt), ensure_ascii=False, sort_keys=True)
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.role, "content": message.content}
+    value: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        said["tool_calls"] = [
+        value["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
     if message.tool_call_id:
-        said["tool_call_id"] = message.tool_call_id
-    return said
+        value["tool_call_id"] = message.tool_call_id
+    return value
 
 
 def _message(value: Any) -> Message:

@@ -1,7 +1,8 @@
-"""Text to token ids, the same way wherever a prompt and a response are read.
+"""Prompts and responses as token ids.
 
-The border between the two never moves: each is tokenised alone. What is longer than a model reads loses the
-beginning of its prompt; a response is never cut, and ends with `<eos>` unless its length ended it.
+Prompt and response are tokenised apart, so that the border between them never moves. A row that is too long
+loses the beginning of its prompt. A response is never cut, and ends with `<eos>` unless its length limit
+ended it.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ def load_tokenizer(place: str) -> Tokenizer:
     """Return the tokenizer of a folder or a hub name.
 
     Models for classification read the last token that is not padding: with `<pad>` = `<eos>` they would never
-    see whether a response came to its end.
+    see the end token of a response. Raises ConfigurationError.
     """
     folder = place_of("model", place)
     with reading("model", place, "no tokenizer"):
@@ -48,17 +49,17 @@ def load_tokenizer(place: str) -> Tokenizer:
 
 
 class Encoder:
-    """Encodes for a model that reads at most `max_tokens` tokens. Safe to use from one thread at a time."""
+    """Encodes rows of at most `max_tokens` tokens. Used by one thread at a time."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
         self.tokenizer, self.max_tokens = tokenizer, max_tokens
         self.cut = 0
-        """Prompts that have lost their beginning so far."""
+        """Number of prompts that lost their beginning."""
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             ids = list(self.tokenizer(prompt)["input_ids"])
-            # Some tokenizers also end a text; the answer goes on here.
+            # Some tokenizers add an end token; the response follows here.
             return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
         if self.tokenizer.chat_template is None:
             raise ValueError(
@@ -68,16 +69,16 @@ class Encoder:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def response_ids(self, response: str, *, cut_short: bool = False) -> list[int]:
-        """Token ids of a response, `<eos>` last unless its length ended it."""
+        """Return the token ids of a response, with `<eos>` unless its length limit ended it."""
         ids = list(self.tokenizer(response, add_special_tokens=False)["input_ids"])
         return ids if cut_short and ids else [*ids, self.tokenizer.eos_token_id]
 
     def encode(self, prompt: Prompt, response: str, *, cut_short: bool = False) -> list[int]:
-        """Both as one row; raises ValueError, TooLong for a response that does not fit."""
+        """Return prompt and response as one row; raises ValueError, TooLong as `join`."""
         return self.join(self.prompt_ids(prompt), self.response_ids(response, cut_short=cut_short))
 
     def join(self, prompt: Sequence[int], response: Sequence[int]) -> list[int]:
-        """Return one row of at most `max_tokens`; a beginning `<bos>` stays. Raises TooLong."""
+        """Return one row of at most `max_tokens`; a cut prompt keeps its `<bos>`. Raises TooLong."""
         room = self.max_tokens - len(response)
         bos = [prompt[0]] if prompt and prompt[0] == self.tokenizer.bos_token_id else []
         if room < len(bos):
