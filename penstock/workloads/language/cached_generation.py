@@ -1,7 +1,7 @@
-"""The reference backend: a causal language model of transformers, one token of all responses at a time.
+"""Generation by a causal language model of transformers, one token of all responses at a time.
 
-A prompt of several responses is read once. Once half of the responses have ended their rows leave the batch
-and the cache, so that a long one does not keep all the others company.
+A prompt of several responses is read once. Once half of the responses have ended, their rows leave the batch
+and the cache, so that a long response does not cost computation for the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class Generated:
     log_prob: float32 [N, L], 0 behind the end.
     lengths: int64 [N].
     ended: bool [N], with `<eos>`.
-    whole: bool [N], with `<eos>` or at the most tokens there may be; false: generation was stopped before.
+    whole: bool [N], with `<eos>` or at the limit of tokens; false: generation was stopped before.
     """
 
     tokens: NDArray[np.int64]
@@ -43,22 +43,22 @@ class Generated:
 
 
 def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return a token for each row, int64 [N].
+    """Return a drawn token for each row, int64 [N].
 
-    log_probs: [N, V], of which a row need not add up to 1. uniform: float64 [N], in [0, 1).
+    log_probs: [N, V], whose rows need not sum to 1. uniform: float64 [N], in [0, 1).
     """
     sums = log_probs.exp().cumsum(-1, dtype=torch.float64)
     total = sums[:, -1]
-    # Below the total, which rounding could reach: a token without a share is never drawn.
+    # Below the total, which rounding could reach: a token of probability 0 is never drawn.
     point = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(sums, point[:, None], right=True)[:, 0]
 
 
 def only_likely(log_probs: Tensor, share: float) -> Tensor:
-    """Without the least likely tokens that are not needed for this share, [V] → [V] (nucleus sampling)."""
+    """Keep the most likely tokens that together have this share, [V] → [V] (nucleus sampling)."""
     ordered, order = log_probs.sort(descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
-    before[0] = -1.0  # the likeliest stays, however the sum is rounded
+    before[0] = -1.0  # the most likely token stays, however the sum is rounded
     return log_probs.index_fill(0, order[before >= share], -torch.inf)
 
 
@@ -68,7 +68,7 @@ def only_likely(log_probs: Tensor, share: float) -> Tensor:
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values, [B, H, L, D] each, in memory that doubles when it is full.
 
-    Transformers copies all of it for each token.
+    The layer of transformers copies all of it for each token.
     """
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -112,7 +112,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
 
 def _doubled(room: Tensor, held: int, needed: int) -> Tensor:
-    """Room for twice of what is needed, [B, H, 2 · needed, D], with what is held."""
+    """Return memory for twice the needed places, [B, H, 2 · needed, D], with the held ones."""
     larger = room.new_empty((*room.shape[:2], 2 * needed, room.shape[3]))
     larger[:, :, :held] = room[:, :, :held]
     return larger
@@ -122,7 +122,7 @@ def _doubled(room: Tensor, held: int, needed: int) -> Tensor:
 
 
 class RunningBatch:
-    """M rows. Used by one thread; every call is given the network, under one version."""
+    """M rows of one version, for one thread. Each call is given the network with its weights."""
 
     def __init__(self, pad_id: int, device: torch.device) -> None:
         self._pad, self._device = pad_id, device
@@ -138,7 +138,7 @@ class RunningBatch:
         return self._mask.shape[1]
 
     def join(self, network: Any, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read prompts, none of them empty, as the last rows. Logits of their next tokens, [k, V]."""
+        """Read prompts, none empty, as the last rows; return the logits of their next tokens, [k, V]."""
         ids, mask = left_padded(prompts, self._pad, self._device)
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         cache: Any = Cache(layer_class_to_replicate=GrowingLayer)
@@ -156,18 +156,18 @@ class RunningBatch:
         return logits
 
     def forward(self, network: Any, newest: Tensor) -> Tensor:
-        """Read the newest token of each row, int64 [M]. Logits of the next, [M, V]."""
+        """Read the newest token of each row, int64 [M]; return the logits of the next, [M, V]."""
         self._mask = functional.pad(self._mask, (0, 1), value=1)
         self._positions = self._positions + 1
         return _logits(network, newest[:, None], self._mask, self._positions, self._cache)
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these rows, int64 [K], in this order; one may be there several times."""
+        """Keep these rows, int64 [K], in this order; an index may occur several times."""
         self._mask, self._positions = self._mask[rows], self._positions[rows]
         self._cache.batch_select_indices(rows)
 
     def keep(self, rows: Tensor) -> None:
-        """The same, at least one, without the places that none of them has."""
+        """Keep these rows, at least one, and drop the places that none of them uses."""
         self.select(rows)
         unused = int(self._mask.any(0).long().argmax())
         if unused:
@@ -190,7 +190,7 @@ def _logits(network: Any, ids: Tensor, mask: Tensor, positions: Tensor, cache: A
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask, int64 [N, P] each: the last token of every prompt is in the last column."""
+    """Return ids and mask, int64 [N, P] each, with the last token of each prompt in the last column."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (longest - len(one)) + list(one) for one in prompts], device=device)
     lengths = torch.tensor([len(one) for one in prompts], device=device)
@@ -201,7 +201,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.dev
 
 
 class CachedGeneration:
-    """Generates with a key-value cache and the weights of this moment."""
+    """Generates with a key-value cache and the model's current weights."""
 
     def __init__(self, model: Any, *, eos_id: int, pad_id: int) -> None:
         """model: any causal language model of transformers, with or without an adapter."""
@@ -223,10 +223,10 @@ class CachedGeneration:
         is_over: Callable[[], bool] = lambda: False,
         on_token: Callable[[], None] = lambda: None,
     ) -> Generated:
-        """At most `most` tokens for each prompt, none of which is empty.
+        """Return responses of at most `most` tokens to prompts, none of which is empty.
 
-        deterministic: the most likely token each time, not drawn. is_over: asked for each token; when it is,
-        what there is so far is returned. on_token: called for each.
+        deterministic: take the most likely token. is_over: called before each token; True ends all responses.
+        on_token: called after each token.
         """
         distinct = {tuple(prompt): number for number, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         prompt_of = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=self._device)
@@ -266,7 +266,7 @@ class CachedGeneration:
     def _draw(self, log_probs: Tensor, *, deterministic: bool) -> Tensor:
         if deterministic:
             return log_probs.argmax(-1)
-        # One number for each row; `multinomial` asks the generator for one for each token of the vocabulary.
+        # One random number for each row; `multinomial` takes one for each token of the vocabulary.
         uniform = torch.rand(
             len(log_probs), generator=self._random, dtype=torch.float64, device=log_probs.device
         )

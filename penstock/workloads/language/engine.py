@@ -28,7 +28,7 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
 from penstock.workloads.language.cached_generation import RunningBatch, draw, only_likely
 from penstock.workloads.language.policy import LanguagePolicy, check_alike
-from penstock.workloads.language.settings import told_as
+from penstock.workloads.language.settings import as_configuration_error
 from penstock.workloads.plugin.serving import Weights
 
 # ---- A request for tokens, and its growing answer.
@@ -436,7 +436,7 @@ def open_engine(
             f"{GROUP!r}); use one of {', '.join(sorted({OWN, *offered}))}"
         )
     what = f"{offered[name].value} cannot be loaded"
-    with told_as(f"environment.kwargs.engine={name!r}: {what}", ImportError, AttributeError):
+    with as_configuration_error(f"environment.kwargs.engine={name!r}: {what}", ImportError, AttributeError):
         make: Callable[..., TextEngine] = offered[name].load()
     return make(policy, **own)
 

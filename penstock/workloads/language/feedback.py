@@ -21,7 +21,7 @@ from penstock.registry.ratings import KeptRating
 from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
 from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
-from penstock.workloads.language.settings import told_as
+from penstock.workloads.language.settings import as_configuration_error
 
 # ---- Scales: raw scores mapped to [−1, 1].
 
@@ -299,7 +299,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     from pyarrow import ArrowException, parquet  # noqa: PLC0415 - needed for such files only
 
     shown = f"feedback={path}: no Parquet file"
-    with told_as(shown, ArrowException, OSError), parquet.ParquetFile(path) as file:
+    with as_configuration_error(shown, ArrowException, OSError), parquet.ParquetFile(path) as file:
         batches = (batch.to_pylist() for batch in file.iter_batches(batch_size=_PAGE))
         for number, row in enumerate(chain.from_iterable(batches), start=1):
             yield f"{path.name} row {number}", row
@@ -308,7 +308,9 @@ def _parquet(path: Path) -> Iterator[Row]:
 def _dataset(path: Path, part: str | None) -> Iterator[Row]:
     import datasets  # noqa: PLC0415 - needed for such folders only
 
-    with told_as(f"feedback={path}: no dataset that `save_to_disk` wrote", FileNotFoundError, ValueError):
+    with as_configuration_error(
+        f"feedback={path}: no dataset that `save_to_disk` wrote", FileNotFoundError, ValueError
+    ):
         loaded = datasets.load_from_disk(str(path))
     if isinstance(loaded, datasets.DatasetDict):
         name = part or "train"
@@ -325,7 +327,7 @@ def _dataset(path: Path, part: str | None) -> Iterator[Row]:
 
 def _ratings(url: str, policy: str | None) -> Iterator[Row]:
     shown = f"feedback={url.partition('://')[0]}://…"
-    with told_as(shown, RegistryError, ValueError), Registry.read(url) as registry:
+    with as_configuration_error(shown, RegistryError, ValueError), Registry.read(url) as registry:
         after = 0
         while page := registry.ratings(policy, after=after, limit=_PAGE):
             after = page[-1].number

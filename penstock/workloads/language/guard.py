@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.canary import wilson_interval
-from penstock.workloads.language.settings import GuardSection, told_as
+from penstock.workloads.language.settings import GuardSection, as_configuration_error
 
 # ---- Verdicts and rules.
 
@@ -120,7 +120,9 @@ def matched(text: str, direction: Direction, rules: Sequence[Rule]) -> str:
 def read_rules(file: Path, named: str) -> tuple[Rule, ...]:
     """Return the rules of a file in its order. named: the option or setting of the file, for errors."""
     where = f"{named}={str(file)!r}"
-    with told_as(f"{where}: cannot be read", OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    with as_configuration_error(
+        f"{where}: cannot be read", OSError, UnicodeDecodeError, tomllib.TOMLDecodeError
+    ):
         given = tomllib.loads(file.read_text()).get("rule", [])
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_RULES:
         raise ConfigurationError(f"{where}: write 1 to {MAX_RULES} tables [[rule]]")
@@ -135,7 +137,7 @@ def _rule(given: Any, where: str) -> Rule:
         raise ConfigurationError(f"{where}: name={name!r}: use 1 to 64 of a-z, 0-9 and _")
     if not isinstance(on, list) or not on or not set(on) <= {one.value for one in Direction}:
         raise ConfigurationError(f'{where}: on={on!r}: use "input", "output" or both')
-    with told_as(f"{where}: pattern={pattern!r}: is no pattern", re.error):
+    with as_configuration_error(f"{where}: pattern={pattern!r}: is no pattern", re.error):
         compiled = re.compile(pattern if isinstance(pattern, str) else "")
     if not isinstance(pattern, str) or compiled.search(""):
         raise ConfigurationError(f"{where}: pattern={pattern!r}: must be text that does not match everything")
@@ -171,7 +173,7 @@ def packaged_rows() -> list[GuardRow]:
 
 def read_rows(file: Path) -> list[GuardRow]:
     """Return the texts of a file; raises ConfigurationError that names the first bad line."""
-    with told_as(f"--rows {file}: cannot be read", OSError, UnicodeDecodeError):
+    with as_configuration_error(f"--rows {file}: cannot be read", OSError, UnicodeDecodeError):
         lines = file.read_text().splitlines()
     return [
         _row(line, f"--rows {file} line {number}") for number, line in enumerate(lines, 1) if line.strip()
@@ -179,7 +181,7 @@ def read_rows(file: Path) -> list[GuardRow]:
 
 
 def _row(line: str, where: str) -> GuardRow:
-    with told_as(f"{where}: not JSON", ValueError, RecursionError):
+    with as_configuration_error(f"{where}: not JSON", ValueError, RecursionError):
         given: Any = json.loads(line)
     text, blocked = (given.get("text"), given.get("blocked")) if isinstance(given, dict) else (None, None)
     if not isinstance(text, str) or not isinstance(blocked, bool):
@@ -219,7 +221,7 @@ class TextClassifier:
 def load_classifier(file: Path, named: str) -> TextClassifier:
     """Return a saved classifier. named: the option or setting of the file, for errors."""
     where = f"{named}={str(file)!r}: holds no classifier of a guard"
-    with told_as(where, OSError, ValueError, KeyError, TypeError):
+    with as_configuration_error(where, OSError, ValueError, KeyError, TypeError):
         text = json.loads(file.read_text())
         weights = np.array(text["weights"], np.float64)
         found = TextClassifier(weights, float(text["shift"]), float(text["threshold"]))

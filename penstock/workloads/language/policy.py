@@ -1,10 +1,8 @@
-"""A causal language model as a policy.
+"""A causal language model as a policy: rows of tokens to log-probabilities and values of the next tokens.
 
-Rows of tokens in, log-probabilities and values of the next tokens out.
-
-    network     what generates; all of it, or its adapter, is trained and published, and is the `state_dict`
-    critic      makes values of the features that the last layer reads, or of its own; stays with the learner
-    reference   the policy that training began with: the network with its adapter switched off, or a copy
+    network     generates; all of it, or its adapter, is trained and published, and is the `state_dict`
+    critic      makes values from the features of the last layer, or from its own; stays with the learner
+    reference   the policy that training began with: the network without its adapter, or a copy
 
 Used by one thread.
 """
@@ -30,7 +28,7 @@ from penstock.policy.tokens import TokenOutputs, TokenRows
 from penstock.policy.weights import load_into
 from penstock.protocol.spaces import Discrete, Space
 from penstock.protocol.tensor import Array
-from penstock.workloads.language.settings import LOADING, place_of, reading, told_as, validated
+from penstock.workloads.language.settings import LOADING, as_configuration_error, place_of, reading, validated
 
 
 class LanguageSection(Section):
@@ -71,7 +69,7 @@ class LanguageSection(Section):
 
 
 def language_section(section: PolicySection) -> LanguageSection:
-    """Return what a policy section says; raises ConfigurationError that names key, value and remedy."""
+    """Return `policy.kwargs` as a section; raises ConfigurationError with key, value and remedy."""
     _check_others(section)
     settings = validated(LanguageSection, section.kwargs, "policy.kwargs")
     if not settings.lora and settings.dtype != "float32":
@@ -88,7 +86,7 @@ def language_section(section: PolicySection) -> LanguageSection:
 
 
 def _check_others(section: PolicySection) -> None:
-    """Keys that say how a network for control is made would say nothing here."""
+    """Raise ConfigurationError for keys of networks for control, which have no effect here."""
     usual = PolicySection()
     for name in PolicySection.model_fields:
         if name != "kwargs" and getattr(section, name) != getattr(usual, name):
@@ -104,11 +102,11 @@ Network = Any
 """A transformers.PreTrainedModel or peft.PeftModel, which come without types."""
 
 _ADAPTER = "default"
-"""What peft calls the first adapter of a model."""
+"""peft's name for the first adapter of a model."""
 
 
 def make_network(section: LanguageSection, seed: int) -> Network:
-    """The model, with a new adapter where LoRA is asked for, which changes nothing until it is trained."""
+    """Return the model; with LoRA it has a new adapter, which changes nothing until it is trained."""
     network = _base(section)
     network.requires_grad_(not section.lora)
     if section.lora:
@@ -153,7 +151,7 @@ def _with_adapter(network: Network, section: LanguageSection, seed: int) -> Netw
             lora_alpha=section.alpha,
             target_modules=list(section.targets) or "all-linear",
         )
-        with told_as(f"policy.kwargs.targets={list(section.targets)!r}", ValueError):
+        with as_configuration_error(f"policy.kwargs.targets={list(section.targets)!r}", ValueError):
             return get_peft_model(network, adapter)
 
 
@@ -168,12 +166,12 @@ def width(network: Network) -> int:
 
 
 def keep_fewer_activations(network: Network) -> None:
-    """Compute activations twice; transformers does so in training mode only, and dropout is off."""
+    """Recompute activations in the backward pass; transformers does so in training mode; dropout is off."""
     network.train(torch.is_grad_enabled())
 
 
 def trained(network: Network) -> dict[str, nn.Parameter]:
-    """Return what has a gradient, by the name that it has in files of Hugging Face's format."""
+    """Return the trained parameters by their names in files of Hugging Face's format."""
     return {
         name.replace(f".{_ADAPTER}", ""): parameter
         for name, parameter in network.named_parameters()
@@ -182,7 +180,7 @@ def trained(network: Network) -> dict[str, nn.Parameter]:
 
 
 def check_alike(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise ValueError that names what is missing, unknown or misshapen."""
+    """Raise ValueError, which names the missing, unknown or misshapen tensors."""
     if own.keys() != given.keys():
         raise ValueError(f"weights: {sorted(own.keys() ^ given.keys())[:8]} on one side only")
     for name, tensor in own.items():
@@ -193,9 +191,9 @@ def check_alike(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
 def read(
     network: Network, tokens: Tensor, present: Tensor, place: Tensor, *, has_logits: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Logits [n, V], or none, and the features [n, H] that they are made of, at n places of B·L.
+    """Return logits [n, V], or none, and the last layer's features [n, H], at n places of B·L.
 
-    Only the wanted rows go through the last layer, whose output would else be the largest tensor by far.
+    Only these places go through the last layer, whose output would otherwise be the largest tensor by far.
     """
     kept: list[Tensor] = []
 
@@ -211,7 +209,7 @@ def read(
     return logits, kept[0]
 
 
-# ---- The values of a language policy are made by these; they stay with the learner.
+# ---- Critics of a language policy, which stay with the learner.
 
 
 class ValueHead(nn.Module):
@@ -230,22 +228,22 @@ class ValueHead(nn.Module):
 
 
 class AdapterCritic(nn.Module):
-    """A network beside the policy's, over the same frozen weights, and a head.
+    """A second network over the policy's frozen weights, with another adapter, and a head.
 
-    Its parameters and its `state_dict` are the adapter and the head alone: the frozen weights are not its
-    own. Neither adapter is ever active in the other's network, so that no pass has to switch them, a pass
-    that checkpoints activations and computes them again in the backward pass neither.
+    Its parameters and its `state_dict` are the adapter and the head alone. Neither adapter is ever active in
+    the other's network, so that no pass has to switch them, not even one that recomputes activations in the
+    backward pass.
     """
 
     def __init__(self, policy: Network, *, checkpoints: bool) -> None:
-        """policy: network with an adapter. checkpoints: whether activations are computed twice."""
+        """policy: network with an adapter. checkpoints: recompute activations in the backward pass."""
         super().__init__()
         self.network = beside(policy)
         self.head = ValueHead(width(policy))
         self._checkpoints = checkpoints
 
     def forward(self, rows: TokenRows) -> Tensor:
-        """Return the values V of n places, float32 [n]; one more pass over the frozen weights."""
+        """Return the values V of n places, float32 [n], by another pass over the frozen weights."""
         if self._checkpoints:
             keep_fewer_activations(self.network)
         _, features = read(self.network, rows.tokens, rows.present, rows.place, has_logits=False)
@@ -257,12 +255,12 @@ class AdapterCritic(nn.Module):
             yield from ((f"{part}.{name}", parameter) for name, parameter in own.items())
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
-        """What is trained, sharing its memory."""
+        """Return the trained tensors, which share their memory."""
         return {name: parameter.detach() for name, parameter in self.named_parameters()}
 
 
 class LanguagePolicy(nn.Module):
-    """A `penstock.policy.tokens.TokenPolicy`. has_reference: with the copy that holds all weights."""
+    """A `penstock.policy.tokens.TokenPolicy`. has_reference: without LoRA, keep a copy as the reference."""
 
     def __init__(self, section: LanguageSection, seed: int, *, has_reference: bool = True) -> None:
         super().__init__()
@@ -284,7 +282,7 @@ class LanguagePolicy(nn.Module):
 
     @property
     def positions(self) -> int | None:
-        """Most tokens that it reads, prompt and response together; None: no bound is known."""
+        """Return the most tokens of prompt and response together; None: no limit is known."""
         most: int | None = getattr(self.network.config.get_text_config(), "max_position_embeddings", None)
         return most
 
@@ -296,7 +294,7 @@ class LanguagePolicy(nn.Module):
     # ---- what is published
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return what is published and trained, by the name that it has in an `adapter_model.safetensors`."""
+        """Return the trained and published parameters, by their names in `adapter_model.safetensors`."""
         return trained(self.network)
 
     @property
@@ -304,18 +302,18 @@ class LanguagePolicy(nn.Module):
         return self
 
     def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
-        """`trained`, sharing its memory; neither frozen weights nor the critic."""
+        """Return `trained`, which shares its memory, without frozen weights and critic."""
         return {name: parameter.detach() for name, parameter in self.trained().items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Any:
-        """Inverse of `state_dict`; raises ValueError that names what is missing, unknown or misshapen."""
+        """Take what `state_dict` returned; raises ValueError, which names a missing or misshapen tensor."""
         own = self.state_dict()
         check_alike(own, state_dict)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state_dict[name])
 
-    # ---- what a learner asks
+    # ---- for the learner
 
     def outputs(self, rows: TokenRows) -> TokenOutputs:
         if self.section.gradient_checkpointing:
@@ -326,7 +324,7 @@ class LanguagePolicy(nn.Module):
         return TokenOutputs(_chosen(log_probs, rows.action), entropy, self._values(rows, features))
 
     def _values(self, rows: TokenRows, features: Tensor) -> Tensor:
-        """Return V of the places; features: what the policy's last layer has read there."""
+        """Return V of the places. features: input of the policy's last layer there, [n, H]."""
         if isinstance(self.critic, AdapterCritic):
             own: Tensor = self.critic(rows)
             return own
@@ -336,7 +334,7 @@ class LanguagePolicy(nn.Module):
 
     @torch.no_grad()
     def reference_log_prob(self, rows: TokenRows) -> Tensor:
-        """Log-probabilities of the actions under the policy that training began with, [n]."""
+        """Return the log-probabilities of the actions under the reference, [n]."""
         with self._reference() as network:
             logits, _ = read(network, rows.tokens, rows.present, rows.place)
         return _chosen(logits.float().log_softmax(-1), rows.action)
@@ -350,17 +348,17 @@ class LanguagePolicy(nn.Module):
             assert self._frozen is not None, "this policy was made without a reference"
             yield self._frozen
 
-    # ---- what an actor asks
+    # ---- for actors
 
     def load(self, blob: bytes) -> None:
-        """Generate with these weights from now on, all or none; raises ValueError for those of another."""
+        """Generate with these weights from now on; raises ValueError for those of another policy."""
         load_into(self, blob)
 
     def explore(self, scalars: Mapping[str, float], place: ExplorationSlots) -> None:
-        """Do nothing: tokens are sampled as the policy says."""
+        """Do nothing: tokens are sampled from the policy."""
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array]) -> NDArray[np.float32]:
-        """Joint log-probability float32 [P] of each row's tokens. observation, action: whole rows, [P, L]."""
+        """Return the joint log-probability of each row, float32 [P]. observation, action: rows, [P, L]."""
         tokens, following = (
             torch.from_numpy(np.array(arrays[name], np.int64)).to(self.device)
             for name, arrays in (("observation", observation), ("action", action))
@@ -388,7 +386,7 @@ def build(
     has_reference: bool = False,
     learns: bool = False,
 ) -> LanguagePolicy:
-    """From the `policy` section of a run. learns: with the adapter of a critic, which learners ask."""
+    """Return the policy of a run's `policy` section. learns: with the critic's adapter, if it has one."""
     language = language_section(section)
     if not learns:
         language = language.model_copy(update={"critic": "head"})

@@ -1,4 +1,4 @@
-"""Settings that the command line and `environment.kwargs` give to what reads language."""
+"""Settings of language workloads from the command line and `environment.kwargs`, and how models are read."""
 
 import json
 import shutil
@@ -15,14 +15,14 @@ from penstock.config.sections import Count, NonNegative, Positive, PositiveReal,
 from penstock.config.settings import ConfigurationError, merge, parse_assignment
 
 LOADING: Final = threading.Lock()
-"""transformers changes torch for the whole process while it reads a model.
+"""Held while transformers reads a model: it then changes torch for the whole process.
 
-Two threads at once leave it changed, and every model read later without its weights.
+Two threads at once would leave it changed, and every model that is read later would have no weights.
 """
 
 
 def place_of(field: str, name: str) -> str:
-    """Return a folder of this machine as an absolute path, or a hub's `NAME` or `OWNER/NAME` as it is."""
+    """Return a local folder as an absolute path, or a hub name, `NAME` or `OWNER/NAME`, as it is."""
     folder = Path(name)
     if folder.exists():
         return str(folder.resolve())
@@ -33,7 +33,7 @@ def place_of(field: str, name: str) -> str:
 
 @contextmanager
 def reading(field: str, name: str, what: str, *more: type[Exception]) -> Iterator[None]:
-    """Raise ConfigurationError where transformers cannot read a model. what: to say of it."""
+    """Make errors of transformers a ConfigurationError of a field. what: the first words of the reason."""
     kinds: tuple[type[Exception], ...] = (OSError, ValueError, *more)
     try:
         yield
@@ -48,7 +48,7 @@ def reading(field: str, name: str, what: str, *more: type[Exception]) -> Iterato
 
 
 def check_adapter(folder: Path) -> None:
-    """Raise ConfigurationError for an adapter's folder whose weights or settings could run code.
+    """Raise ConfigurationError for an adapter whose weights or settings could run code.
 
     peft unpickles an `adapter_model.bin` where the safetensors are absent, and imports the module that
     `megatron_core` names where `megatron_config` is set.
@@ -59,9 +59,9 @@ def check_adapter(folder: Path) -> None:
             f"{folder}: an adapter needs adapter_model.safetensors; found: {found}; save it again with "
             "save_pretrained(…, safe_serialization=True)"
         )
-    with told_as(f"{folder / 'adapter_config.json'}: not JSON", ValueError):
-        said = json.loads((folder / "adapter_config.json").read_text())
-    if not isinstance(said, dict) or said.get("megatron_config"):
+    with as_configuration_error(f"{folder / 'adapter_config.json'}: not JSON", ValueError):
+        config = json.loads((folder / "adapter_config.json").read_text())
+    if not isinstance(config, dict) or config.get("megatron_config"):
         raise ConfigurationError(
             f"{folder / 'adapter_config.json'}: its megatron_config names a module to import: remove it"
         )
@@ -69,7 +69,7 @@ def check_adapter(folder: Path) -> None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Give another name to write a folder under; it is moved when all of it is there."""
+    """Yield a temporary folder, which gets its name when all of it is written."""
     temporary = folder.with_suffix(".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     yield temporary
@@ -77,7 +77,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def quieten() -> None:
-    """Keep progress bars and warnings that transformers writes to stderr away from our logs."""
+    """Switch off the progress bars and warnings that transformers writes to stderr."""
     from transformers.utils import logging  # noqa: PLC0415 - only where a model is read
 
     logging.set_verbosity_error()
@@ -89,8 +89,8 @@ S = TypeVar("S", bound=Section)
 
 
 @contextmanager
-def told_as(where: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Make errors of these kinds a ConfigurationError that begins with `where`."""
+def as_configuration_error(where: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Make errors of some classes a ConfigurationError whose text begins with `where`."""
     try:
         yield
     except kinds as error:
@@ -98,17 +98,17 @@ def told_as(where: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def assigned_settings(kind: type[S], assignments: Sequence[str]) -> S:
-    """Return a section's defaults under `KEY=VALUE` assignments; raises ConfigurationError."""
+    """Return a section with `KEY=VALUE` assignments over its defaults; raises ConfigurationError."""
     layer: dict[str, object] = {}
     for text in assignments:
         layer = merge(layer, parse_assignment(text))
     return validated(kind, layer)
 
 
-def validated(kind: type[S], said: Mapping[str, Any], *prefix: str) -> S:
-    """Return a section; raises ConfigurationError that names its first mistake. prefix: of its keys."""
+def validated(kind: type[S], values: Mapping[str, Any], *prefix: str) -> S:
+    """Return a section; raises ConfigurationError, which names its first mistake. prefix: of its keys."""
     try:
-        return kind.model_validate(said)
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, (*prefix, *first["loc"])))
@@ -121,7 +121,7 @@ def kwargs_settings(
 ) -> S:
     """Return `environment.kwargs` as a section; raises ConfigurationError with a line per mistake.
 
-    remark: what to say of a key in place of that it is unknown; "": nothing.
+    remark: returns the reason for a key of its own; "": the usual one.
     """
     try:
         return kind.model_validate(kwargs)
@@ -130,8 +130,8 @@ def kwargs_settings(
         for one in error.errors():
             key, why = ".".join(map(str, one["loc"])), one["msg"]
             where = f"environment.kwargs.{key}={one['input']!r}"
-            if said := remark(key):
-                why = said
+            if reason := remark(key):
+                why = reason
             elif one["type"] == "extra_forbidden":
                 where = f"environment.kwargs.{key}"
                 why = f"unknown key; use one of {', '.join(sorted(kind.model_fields))}"
@@ -151,14 +151,14 @@ class GuardSection(Section):
 
 
 class RewardTraining(Section):
-    """Of a reward model. The defaults are for LoRA on models of 0.1 to 2 billion parameters."""
+    """Settings of a reward model's training. The defaults suit LoRA on models of 0.1 to 2 billion weights."""
 
     epochs: PositiveReal = 2.0
     """Passes over the training examples."""
     batch: Positive = 32
     """Examples of one optimiser step; a pair counts once."""
     micro_batch: Positive | None = None
-    """Examples that are in memory at once; none: the whole batch. The batch must be a multiple of it."""
+    """Examples of one forward pass; none: the whole batch. The batch must be a multiple of it."""
     learning_rate: PositiveReal = 1e-4
     """Highest step size; LoRA wants about ten times that of full fine-tuning."""
     warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
@@ -172,16 +172,13 @@ class RewardTraining(Section):
         "inverse_sqrt",
         "cosine_with_restarts",
     ] = "cosine"
-    """The schedule of the learning rate after the warm-up.
-
-    Those of transformers' schedulers that need nothing else said.
-    """
+    """Schedule of the learning rate after the warm-up: those of transformers without further options."""
     weight_decay: NonNegative = 0.0
     """Of AdamW."""
     max_gradient_norm: PositiveReal = 1.0
     """Gradients are clipped to this norm."""
     centring: NonNegative = 0.01
-    """Weight of (chosen + rejected)² in the loss of pairs, which say nothing of where zero is."""
+    """Weight of (chosen + rejected)² in the loss of pairs, which alone would not determine where zero is."""
     lora: bool = True
     """Train a low-rank adapter; false: all weights."""
     rank: Positive = 16
@@ -195,7 +192,7 @@ class RewardTraining(Section):
     gradient_checkpointing: bool = False
     """Compute activations twice and hold fewer of them."""
     validation_share: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.2
-    """Share of the examples, by prompt, that are not trained on; 0: none, and the last weights are kept."""
+    """Share of the examples, by prompt, that only validate; 0: none, and the last weights are kept."""
     patience: Count = 0
     """Stop after so many epochs without a better validation loss; 0: never.
 

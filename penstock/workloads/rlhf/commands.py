@@ -151,10 +151,10 @@ def generate(
     from penstock.config.service_settings import local_settings
 
     with needs_rlhf():
-        from penstock.workloads.language.settings import told_as
+        from penstock.workloads.language.settings import as_configuration_error
         from penstock.workloads.plugin.serving import read_final
         from penstock.workloads.rlhf.artefacts import generate as answers_of
-    with told_as(str(run), ValueError):
+    with as_configuration_error(str(run), ValueError):
         final = read_final(run)
     if final.specification.workload != "rlhf":
         raise ConfigurationError(

@@ -22,7 +22,7 @@ from typing import Any, Final
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.language.feedback import BadRows, made_of
 from penstock.workloads.language.prompt import Message, Prompt, parse_prompt
-from penstock.workloads.language.settings import told_as
+from penstock.workloads.language.settings import as_configuration_error
 
 MAX_FILE_BYTES: Final = 2**30
 _ROLES: Final = {
@@ -51,7 +51,7 @@ def read_conversations(files: Sequence[Path]) -> tuple[list[Conversation], BadRo
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Any]]:
-    with told_as(f"{file}: cannot be read", OSError, UnicodeDecodeError):
+    with as_configuration_error(f"{file}: cannot be read", OSError, UnicodeDecodeError):
         if file.stat().st_size > MAX_FILE_BYTES:
             raise ConfigurationError(f"{file}: is larger than {MAX_FILE_BYTES} bytes: split it")
         text = file.read_text("utf-8")

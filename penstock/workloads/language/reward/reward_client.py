@@ -39,7 +39,7 @@ from penstock.workloads.language.reward.reward_source import (
     rewards_from_proto,
     sample_to_proto,
 )
-from penstock.workloads.language.settings import told_as
+from penstock.workloads.language.settings import as_configuration_error
 
 DEADLINE_S: Final = 30.0
 PLAINTEXT: Final = Credentials()
@@ -186,7 +186,7 @@ class HttpRewards:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Raise ConfigurationError for text that is no http:// or https:// URL."""
-        with told_as(f"reward={url!r}", httpx2.InvalidURL):
+        with as_configuration_error(f"reward={url!r}", httpx2.InvalidURL):
             parsed = httpx2.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise ConfigurationError(f"reward={url!r}: write http://HOST/PATH or https://HOST/PATH")

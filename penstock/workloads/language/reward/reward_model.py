@@ -55,10 +55,10 @@ from penstock.workloads.language.reward.reward_source import (
 from penstock.workloads.language.settings import (
     LOADING,
     RewardTraining,
+    as_configuration_error,
     check_adapter,
     place_of,
     reading,
-    told_as,
 )
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer, pad
 
@@ -296,7 +296,7 @@ def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) 
         return classifier(str(folder))
     check_adapter(folder)
     place = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
-    with told_as(f"{folder}: its settings cannot be read", OSError, ValueError):
+    with as_configuration_error(f"{folder}: its settings cannot be read", OSError, ValueError):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     try:
         network = classifier(place, config=config)
@@ -519,7 +519,7 @@ def open_source(
             )
         return HttpRewards(text, deadline_s=deadline_s, headers=headers)
     if text.startswith(("grpc://", "unix:")):
-        with told_as(f"reward={text!r}", ValueError):
+        with as_configuration_error(f"reward={text!r}", ValueError):
             address = text.removeprefix("grpc://")
             return RewardClient(address, credentials=credentials, deadline_s=deadline_s)
     if Path(text).is_dir():

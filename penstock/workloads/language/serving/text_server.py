@@ -45,7 +45,7 @@ from penstock.workloads.language.serving.text_request import (
     check_counts,
     checked_tool,
 )
-from penstock.workloads.language.settings import quieten, told_as
+from penstock.workloads.language.settings import as_configuration_error, quieten
 from penstock.workloads.language.tokenizer import Tokenizer
 from penstock.workloads.plugin.acting import Run
 from penstock.workloads.plugin.fragments import learner_reward
@@ -333,7 +333,7 @@ class TextServer:
         check_range(settings.canary)
         section, self._of, self._refresh_s = settings.serving, of, settings.registry.refresh_s
         policy, now = _policy(of, device), asyncio.get_running_loop().time
-        with told_as("policy.kwargs.model", ValueError):
+        with as_configuration_error("policy.kwargs.model", ValueError):
             encoder = ChatEncoder(tokenizer, words)
         ids = {"eos_id": tokenizer.eos_token_id, "pad_id": tokenizer.pad_token_id}
         engine = open_engine(engine_name, policy, **ids, max_rows=MAX_ROWS, seed=of.specification.seed)
