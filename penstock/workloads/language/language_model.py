@@ -49,7 +49,7 @@ def make_model(settings: Settings, workload: Workload, group: RankGroup, device:
 
 
 def make_probe(vocabulary: int, seed: int) -> Probe:
-    """Return a few short rows of random tokens, answered by the joint log-probability of each."""
+    """Return a probe: a few short rows of random tokens, whose answers are joint log-probabilities."""
     rows = np.random.default_rng(seed).integers(vocabulary, size=(PROBE_ROWS, PROBE_TOKENS + 1))
     return Probe(observation={"observation": rows[:, :-1].copy()}, action={"action": rows[:, 1:].copy()})
 

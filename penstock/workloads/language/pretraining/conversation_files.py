@@ -1,10 +1,10 @@
-"""Conversations of files: JSON lines, or one JSON list, of objects in any of three forms.
+"""Conversations in files of JSON lines, or of one JSON list, whose objects have one of three forms.
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}     OpenAI
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}         ShareGPT
     {"prompt": "…", "response": "…"}                                                            one answer
 
-A conversation that cannot be used is counted and named.
+Conversations that cannot be used are counted, and the first ones named.
 """
 
 import importlib.resources
@@ -33,14 +33,14 @@ _ROLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said, with at least one answer to something. where: for messages."""
+    """Messages with at least one answer, which is the last. where: place in its file, for messages."""
 
     messages: tuple[Message, ...]
     where: str
 
 
 def read_conversations(files: Sequence[Path]) -> tuple[list[Conversation], BadRows]:
-    """Return the conversations of files in their order, and what could not be used."""
+    """Return the conversations of files in their order, and the rows that cannot be used."""
     found, bad = list[Conversation](), BadRows()
     for file in files:
         found += made_of(_rows(file), bad, lambda where, row: Conversation(_messages(row), where))
@@ -94,18 +94,18 @@ def _messages(row: Any) -> tuple[Message, ...]:
 
 
 def _up_to_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages up to the last answer; raises ValueError where roles do not take turns."""
-    said = list(messages)
-    while said and said[-1].role != "assistant":
-        said.pop()
-    turns = [one.role for one in said if one.role != "system"]
+    """Return the messages up to the last answer; raises ValueError where the roles do not alternate."""
+    kept = list(messages)
+    while kept and kept[-1].role != "assistant":
+        kept.pop()
+    turns = [one.role for one in kept if one.role != "system"]
     if not turns:
         raise ValueError("has no answer of an assistant")
     if turns != ["user", "assistant"] * (len(turns) // 2):
         raise ValueError("user and assistant do not take turns, the user first")
-    if not all(one.content.strip() for one in said):
+    if not all(one.content.strip() for one in kept):
         raise ValueError("has an empty message")
-    return tuple(said)
+    return tuple(kept)
 
 
 def _shared(value: Any) -> Message:
@@ -137,37 +137,39 @@ def packaged_conversations() -> list[Conversation]:
         if topic in _LEFT_OUT or topic == file.name:
             continue
         for number, lines in enumerate(yaml.safe_load(file.read_text("utf-8"))["conversations"], 1):
-            said = tuple(_said(lines))
-            if len(said) > 1:
-                messages = tuple(map(Message, cycle(("user", "assistant")), said))
-                found.setdefault(said, Conversation(messages, f"{file.name} item {number}"))
+            texts = tuple(_dialogue(lines))
+            if len(texts) > 1:
+                messages = tuple(map(Message, cycle(("user", "assistant")), texts))
+                found.setdefault(texts, Conversation(messages, f"{file.name} item {number}"))
     return list(found.values())
 
 
 def as_typed(one: Conversation) -> Conversation:
-    """Return a conversation with what people say as many type it: in small letters, without marks."""
+    """Return a conversation whose user messages are in lower case and without punctuation marks."""
     unmarked = str.maketrans("", "", _MARKS)
     typed = [
-        replace(said, content=said.content.translate(unmarked).lower() or said.content)
-        if said.role == "user"
-        else said
-        for said in one.messages
+        replace(message, content=message.content.translate(unmarked).lower() or message.content)
+        if message.role == "user"
+        else message
+        for message in one.messages
     ]
     return replace(one, messages=tuple(typed))
 
 
-def _said(lines: Any) -> Iterator[str]:
-    """Yield the texts of a dialogue, an even number of them: what has no answer is left out."""
+def _dialogue(lines: Any) -> Iterator[str]:
+    """Yield the texts of a dialogue without a last question that has no answer."""
     texts = [text for line in lines if (text := " ".join(str(line).split()))]
     yield from texts[: len(texts) // 2 * 2]
 
 
-# ---- How near an answer is to those of the packaged conversations: a measure, where people have said
-# nothing.
+# ---- Similarity to the packaged conversations: a reward for a run without feedback of people.
 
 
 def closeness(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float]:
-    """Return the measure of each response, as a source of rewards; 0 where the question is not known."""
+    """Return the share of common words with the packaged answer, 0 to 1, for each response.
+
+    It is a source of rewards; a response to a prompt that the package does not have gets 0.
+    """
     found = []
     for prompt, response in zip(prompts, responses, strict=True):
         answers = _known().get(prompt if isinstance(prompt, str) else prompt[-1].content, ())
@@ -175,8 +177,8 @@ def closeness(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float
     return found
 
 
-def _common(said: str, answer: str) -> float:
-    first, second = _words(said), _words(answer)
+def _common(response: str, answer: str) -> float:
+    first, second = _words(response), _words(answer)
     total = first.total() + second.total()
     return 2 * (first & second).total() / total if total else 0.0
 

@@ -1,9 +1,9 @@
-"""Small language models, made and taught on the spot, and the base of a chat, taught on conversations.
+"""Small language models for built-in tasks, and the base of a chat, pretrained on conversations.
 
     conversations ─► by text: to train, to measure ─► token ids ─► AdamW, cosine ─► DIR
 
-The loss of a base is the mean cross-entropy of the assistant's tokens. DIR is a folder of Hugging Face's form
-with a chat template; `base.json` in it says what was learned from what.
+The loss of a base is the mean cross-entropy of the assistant's tokens. DIR is a folder in Hugging Face's
+format with a chat template; `base.json` in it records the training.
 """
 
 import hashlib
@@ -53,13 +53,13 @@ CHAT_TEMPLATE: Final = (
     "{{ bos_token }}{% for message in messages %} {{ message.content }}"
     "{% if message.role == 'assistant' %} {{ eos_token }}{% endif %}{% endfor %}"
 )
-"""Of a model that knows no roles: a single message is the prompt that the text alone would be."""
+"""Template of a model without roles: a single message makes the prompt of its text."""
 SPOKEN: Final = ("<pad>", "<bos>", "<eos>", "<ask>")
 SPOKEN_TEMPLATE: Final = (
     "{{ bos_token }}{% for message in messages %}{{ message.content }}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% else %}<ask>{% endif %}{% endfor %}"
 )
-"""Of `learn_tokenizer`: what somebody asks ends with `<ask>`, an answer with the end token."""
+"""Template of `learn_tokenizer`: a question ends with `<ask>`, an answer with the end token."""
 _IGNORED: Final = -100
 
 
@@ -79,7 +79,7 @@ def learn_tokenizer(texts: Iterable[str], *, size: int, max_tokens: int) -> Toke
 
 
 def build_tokenizer(words: Sequence[str]) -> Tokenizer:
-    """A tokenizer of these words, split at blanks; any other word is `<unk>`."""
+    """Return a tokenizer of these words, split at blanks; any other word is `<unk>`."""
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
     inner = WordTokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 - no password
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -100,7 +100,7 @@ def _wrapped(inner: WordTokenizer, max_tokens: int, **named: Any) -> Tokenizer:
 
 
 def fitting(tokenizer: Tokenizer, texts: Sequence[tuple[Prompt, str]]) -> list[tuple[Prompt, str]]:
-    """The (prompt, response) that such a model can read whole: with `<bos>` and `<eos>`, MAX_TOKENS."""
+    """Return the (prompt, response) pairs that fit: with `<bos>` and `<eos>` at most MAX_TOKENS."""
     encoder = Encoder(tokenizer, MAX_TOKENS)
     return [
         (prompt, response)
@@ -112,10 +112,10 @@ def fitting(tokenizer: Tokenizer, texts: Sequence[tuple[Prompt, str]]) -> list[t
 def build_model(
     tokenizer: Tokenizer, *, seed: int, hidden: int = 64, layers: int = 2, spread: float = 0.02
 ) -> Any:
-    """A LlamaForCausalLM in float32 with random weights.
+    """Return a LlamaForCausalLM in float32 with random weights.
 
-    spread: their standard deviation. Output weights are those of the embedding, which adapters leave alone,
-    and what they multiply has a fixed norm: the most that a logit can become is proportional to it.
+    spread: their standard deviation. The largest logit is proportional to it: the output weights are those of
+    the embedding, which adapters do not change, and their input has a fixed norm.
     """
     torch.manual_seed(seed)
     return LlamaForCausalLM(
@@ -138,7 +138,7 @@ def build_model(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Have torch compute in one thread: its operations are shorter than the wait for a second."""
+    """Let torch compute in one thread, because a second thread would cost more than it saves."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -148,7 +148,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Row(NamedTuple):
-    """Token ids, and which of them are learned."""
+    """Token ids, and a flag for each that is learned."""
 
     ids: Sequence[int]
     learned: Sequence[bool]
@@ -164,7 +164,7 @@ def pretrain(
     seed: int,
     stop: threading.Event | None = None,
 ) -> float:
-    """Teach a model to continue prompts; returns the last loss, in nats per token."""
+    """Train a model to continue prompts; returns the last loss, in nats per token."""
     encoder = Encoder(tokenizer, MAX_TOKENS)
     encoded = [encoder.encode(prompt, response) for prompt, response in texts]
     rows = [Row(ids, [True] * len(ids)) for ids in encoded]
@@ -185,10 +185,10 @@ def teach(
     stop: threading.Event | None = None,
     on_step: Callable[[int, float], None] = lambda _step, _loss: None,
 ) -> float:
-    """Teach a model rows by cross-entropy; returns the last loss, in nats per token.
+    """Train a model on rows by cross-entropy; returns the last loss, in nats per token.
 
-    warmup: steps in which the rate rises. max_norm: of a gradient. on_step: called with each loss. Raises
-    Interrupted once `stop` is set; the model is then of no use.
+    warmup: steps in which the learning rate rises. max_norm: of a gradient. on_step: called with the number
+    and the loss of each step. Raises Interrupted once `stop` is set; the model is then half trained.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     schedule = get_scheduler("cosine", optimiser, num_warmup_steps=warmup, num_training_steps=steps)
@@ -212,7 +212,7 @@ def teach(
 
 
 def cross_entropy(model: Any, rows: Sequence[Row], tokenizer: Tokenizer) -> tuple[torch.Tensor, int]:
-    """Return the sum over the learned tokens, in nats, and how many they are."""
+    """Return the loss summed over the learned tokens, in nats, and their number."""
     ids, mask = pad([one.ids for one in rows], tokenizer.pad_token_id)
     learned, _ = pad([list(map(int, one)) for one in (row.learned for row in rows)], 0)
     logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
@@ -226,15 +226,15 @@ def save(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-# ---- A conversation as token ids: what people said is context, what the assistant said is learned.
+# ---- Conversations as rows: the users' tokens are context, and the assistant's tokens are learned.
 
 
 def supervised_rows(
     conversations: Sequence[Conversation], tokenizer: Tokenizer, max_tokens: int, bad: BadRows
 ) -> list[Row]:
-    """Return the conversations as rows of at most `max_tokens`, each cut behind its last answer that fits.
+    """Return the conversations as rows of at most `max_tokens`, each cut after its last answer that fits.
 
-    One whose first answer does not fit, or whose text the tokenizer does not take, is counted in `bad`.
+    `bad` counts conversations whose first answer does not fit, and those that the tokenizer does not take.
     """
     encoder, rows = ChatEncoder(tokenizer), []
     for one in conversations:
@@ -270,24 +270,24 @@ RESULT: Final = "base.json"
 
 
 class Pretraining(Section):
-    """Of a base. The defaults suit a small model."""
+    """Settings of a base's training. The defaults suit a small model."""
 
     epochs: PositiveReal = 10.0
     """Passes over the conversations."""
     batch: Positive = 32
     """Conversations of one step."""
     learning_rate: PositiveReal = 3e-3
-    """Highest step size; a model that is there wants about 2e-5."""
+    """Highest step size; an existing model wants about 2e-5."""
     warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.05
     """Share of the steps in which the step size rises from 0."""
     max_tokens: Annotated[int, Field(ge=8, le=8192)] = 256
-    """Longest conversation; what is longer is cut behind its last answer that fits."""
+    """Longest conversation; a longer one is cut after its last answer that fits."""
     held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Share of the conversations that only measure."""
+    """Share of the conversations that only validate."""
     pieces: Annotated[int, Field(ge=300, le=100_000)] = 4096
-    """Most words, and pieces of words, that a small model has as one token each."""
+    """Size of a small model's vocabulary."""
     as_typed: bool = False
-    """Conversations are learned a second time, with what people say in small letters and without marks."""
+    """Learn each conversation a second time, with the users' messages in lower case and without marks."""
     hidden: Positive = 64
     """Width of a small model, a multiple of 4."""
     layers: Positive = 2
@@ -311,10 +311,10 @@ def pretrain_base(
     model: str | None = None,
     stop: threading.Event | None = None,
 ) -> dict[str, Any]:
-    """Train a base and write it; returns what `base.json` says.
+    """Train a base and write it; returns the content of `base.json`.
 
-    files: of conversations; none: those of the package chatterbot-corpus. model: folder or hub name of one
-    that is trained further; None: a small one of the conversations' words.
+    files: of conversations; none: those of the package chatterbot-corpus. model: folder or hub name of a
+    model that is trained further; None: a new small one. Raises ConfigurationError, Interrupted.
     """
     if (out / "config.json").exists():
         raise ConfigurationError(f"--out {out}: holds a model already: choose another folder")
@@ -350,17 +350,17 @@ def pretrain_base(
 def _split(
     conversations: Sequence[Conversation], settings: Pretraining
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """Return both sides; which one a conversation is on, its text alone decides."""
+    """Return the training and the validation side; the side of a conversation depends on its text alone."""
     sides: tuple[list[Conversation], list[Conversation]] = [], []
     for one in conversations:
-        text = json.dumps([(said.role, said.content) for said in one.messages])
+        text = json.dumps([(message.role, message.content) for message in one.messages])
         place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
         sides[place < settings.held_out].append(one)
     return sides
 
 
 def _small(conversations: Sequence[Conversation], settings: Pretraining) -> tuple[Tokenizer, Any]:
-    """Return a small model, whose tokens are the commonest words and pieces of the others."""
+    """Return a small model; its tokens are the most frequent words and pieces of words."""
     texts = (message.content for one in conversations for message in one.messages)
     tokenizer = learn_tokenizer(texts, size=settings.pieces, max_tokens=settings.max_tokens)
     network = build_model(tokenizer, seed=settings.seed, hidden=settings.hidden, layers=settings.layers)
@@ -413,7 +413,7 @@ def _fit(
 
 
 def _loss(network: Any, rows: Sequence[Row], tokenizer: Tokenizer, settings: Pretraining) -> float | None:
-    """Return the mean cross-entropy of the assistant's tokens, in nats; None of no rows."""
+    """Return the mean cross-entropy of the assistant's tokens, in nats; None without rows."""
     if not rows:
         return None
     network.eval()
