@@ -34,7 +34,7 @@ from penstock.protocol.limits import MAX_NUMBER
 from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
 from penstock.protocol.spaces import Dict, Space
 from penstock.registry.routing import Arm
-from penstock.rpc.boundary import Context
+from penstock.rpc.gate import Context
 from penstock.rpc.identity import CALLER
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb

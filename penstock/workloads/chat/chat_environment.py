@@ -72,7 +72,7 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
         self._taste = taste_of(taste)
         self._people = population(PEOPLE, seed=0, taste=self._taste)
         self._reward = reward
-        self._source = None if reward in REWARDS else open_source(reward, is_local=True)
+        self._source = None if reward in REWARDS else open_source(reward)
         self.render_mode = render_mode
         self.observation_space = spaces.Box(0, len(self._tokenizer) - 1, (max_length,), np.int64)
         self.action_space = spaces.Discrete(len(self._tokenizer))

@@ -102,12 +102,11 @@ SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A scored response. score: normalised. raw: as in its row. where: place of the row, for messages."""
+    """A scored response. score: normalised. where: place of the row, for messages."""
 
     prompt: Prompt
     response: str
     score: float
-    raw: Any
     where: str
 
 
@@ -175,8 +174,8 @@ def to_example(row: Mapping[str, Any], scale: Scale, where: str) -> Example:
     if is_pair(row):
         return preference_of(row, prompt, where)
     response = response_of(row, "response")
-    raw = present(row, "score")
-    return Scored(prompt=prompt, response=response, score=scale.to_score(raw), raw=raw, where=where)
+    score = scale.to_score(present(row, "score"))
+    return Scored(prompt=prompt, response=response, score=score, where=where)
 
 
 def is_pair(row: Mapping[str, Any]) -> bool:

@@ -406,7 +406,6 @@ def score(
         settings = service_settings(config, tuple(assignments or ()))
         source = open_source(
             place,
-            is_local=True,
             credentials=credentials(settings.security),
             headers=http_headers(settings.security),
             base=base,

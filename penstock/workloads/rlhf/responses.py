@@ -265,7 +265,6 @@ class Equipment:
         """Rewards of the source that a text of this machine's configuration names."""
         source = open_source(
             text,
-            is_local=True,
             credentials=credentials(settings.security),
             headers=http_headers(settings.security),
             deadline_s=self.section.reward_timeout_s,

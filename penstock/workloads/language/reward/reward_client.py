@@ -172,17 +172,13 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 
 class HttpRewards:
-    """A reward source behind HTTP.
-
-    deadline_s: of a call with all its repetitions; attempt_s: of the wait for one answer.
-    """
+    """A reward source behind HTTP. deadline_s: of a call with all its repetitions."""
 
     def __init__(
         self,
         url: str,
         *,
         deadline_s: float = DEADLINE_S,
-        attempt_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Raise ConfigurationError for text that is no http:// or https:// URL."""
@@ -194,7 +190,7 @@ class HttpRewards:
         self._url, self._shown = parsed, f"{parsed.scheme}://{parsed.host}{port}{parsed.path}"
         self._deadline_s = deadline_s
         self._closed = threading.Event()
-        self._client = httpx2.Client(timeout=attempt_s or deadline_s / 2, headers=dict(headers or {}))
+        self._client = httpx2.Client(timeout=deadline_s / 2, headers=dict(headers or {}))
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
         """Return their rewards; raises BadReward, BadSample where the endpoint refuses, Unavailable."""

@@ -495,7 +495,6 @@ class HeadsModel(RewardModel):
 def open_source(
     text: str,
     *,
-    is_local: bool,
     credentials: Credentials = PLAINTEXT,
     base: str | None = None,
     device: str = "cpu",
@@ -504,10 +503,9 @@ def open_source(
 ) -> RewardSource:
     """Return the source that a text names.
 
-    is_local: the text is from this machine's configuration, not from the network. base, device: of the model
-    in a folder. deadline_s: of a call to a service or endpoint. headers: for an HTTP endpoint. Raises
-    ConfigurationError for any other text, for a function named over the network, and for headers that would
-    leave this machine unencrypted.
+    text: of this machine's configuration, because a function that it names is imported. base, device: of the
+    model in a folder. deadline_s: of a call to a service or endpoint. headers: for an HTTP endpoint. Raises
+    ConfigurationError for any other text, and for headers that would leave this machine unencrypted.
     """
     if text.startswith(("http://", "https://")):
         host = urlsplit(text).hostname or ""
@@ -525,11 +523,6 @@ def open_source(
     if Path(text).is_dir():
         return load_model(Path(text), base=base, device=device)
     if ":" in text and "/" not in text:
-        if not is_local:
-            raise ConfigurationError(
-                f"reward={text!r}: a function is imported only where this machine's own configuration names "
-                "it"
-            )
         return CallableRewards(text)
     raise ConfigurationError(
         f"reward={text!r}: name a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or "

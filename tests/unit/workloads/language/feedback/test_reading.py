@@ -48,9 +48,7 @@ def check(feedback: Feedback) -> None:
     """The two rows of ROWS."""
     assert 0 == feedback.bad.count
     scored = [example for example in feedback.examples if isinstance(example, Scored)]
-    assert [("p", "a", 1.0, 5), ("q", "b", -1.0, 1)] == [
-        (one.prompt, one.response, one.score, one.raw) for one in scored
-    ]
+    assert [("p", "a", 1.0), ("q", "b", -1.0)] == [(one.prompt, one.response, one.score) for one in scored]
 
 
 def test_json_lines(tmp_path: Path) -> None:

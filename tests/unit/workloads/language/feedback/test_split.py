@@ -13,7 +13,7 @@ from penstock.workloads.language.feedback import Scored, split
 def examples(prompts: list[int]) -> list[Scored]:
     """One for each."""
     return [
-        Scored(prompt=f"p{prompt}", response=f"r{index}", score=0.0, raw=0, where=f"row {index}")
+        Scored(prompt=f"p{prompt}", response=f"r{index}", score=0.0, where=f"row {index}")
         for index, prompt in enumerate(prompts)
     ]
 

@@ -64,7 +64,7 @@ def test_what_is_read_again_says_the_same(place: Path) -> None:
     assert all(0 < share < 1 for one in said for share in one.shares.values())
     assert set(said[0].shares) == {"thumb", "relevance", "preferred"}
     assert said[0].reward == pytest.approx((said[0].shares["thumb"] + said[0].shares["relevance"]) / 2)
-    found = open_source(str(place / "model"), is_local=False).score(SAMPLES)
+    found = open_source(str(place / "model")).score(SAMPLES)
     assert found.values == pytest.approx([2 * one.reward - 1 for one in said])
     assert found.by.sha256 == model.by.sha256
     model.save(place / "again")

@@ -16,7 +16,7 @@ from penstock.workloads.language.reward.heads import (
 
 def scored(score: float, prompt: str = "p") -> Scored:
     """An example of that score."""
-    return Scored(prompt=prompt, response="r", score=score, raw=score, where="")
+    return Scored(prompt=prompt, response="r", score=score, where="")
 
 
 PAIR = Preference(prompt="p", chosen="a", rejected="b", where="")

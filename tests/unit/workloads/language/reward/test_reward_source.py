@@ -209,7 +209,7 @@ def test_a_source_is_opened_by_its_name(tmp_path: Path) -> None:
         path_of(by_name): CallableRewards,
     }
     for text, kind in kinds.items():
-        source = open_source(text, is_local=True)
+        source = open_source(text)
         assert isinstance(source, kind)
         source.close()
 
@@ -227,9 +227,4 @@ def test_a_source_is_opened_by_its_name(tmp_path: Path) -> None:
 )
 def test_a_name_of_no_source_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        open_source(text, is_local=True)
-
-
-def test_a_function_from_the_wire_is_not_imported() -> None:
-    with pytest.raises(ConfigurationError, match="only where this machine's own configuration names it"):
-        open_source("os:getcwd", is_local=False)
+        open_source(text)
