@@ -244,7 +244,7 @@ class LiveConversation:
     def __init__(self, encoder: ChatEncoder, *, most_tokens: int, most_lag: int | None = None) -> None:
         self._encoder, self._most_tokens, self._most_lag = encoder, most_tokens, most_lag
         self._ids: tuple[int, ...] = ()
-        self._said: tuple[Message, ...] = ()
+        self._messages: tuple[Message, ...] = ()
         self._tools: Tools = ()
         self._turns: list[SampledTurn] = []
         self.prompt: tuple[int, ...] = ()
@@ -304,7 +304,7 @@ class LiveConversation:
             )
         )
         self._ids = (*self.prompt, *sampled.ids)
-        self._said = (*self.asked, message)
+        self._messages = (*self.asked, message)
         return self.turns - 1
 
     def reward(self, amount: float, turn: int | None = None) -> bool:
@@ -360,11 +360,11 @@ class LiveConversation:
 
     def _continued(self, asked: tuple[Message, ...], tools: Tools) -> tuple[int, ...] | None:
         """Return the held ids with the new messages behind them; None where they cannot be continued."""
-        count = len(self._said)
-        if not self._turns or asked[:count] != self._said or len(asked) == count or tools != self._tools:
+        count = len(self._messages)
+        if not self._turns or asked[:count] != self._messages or len(asked) == count or tools != self._tools:
             return None
         try:
-            new = self._encoder.follow(self._said[:-1], self._ids[-1], asked[count:], tools)
+            new = self._encoder.follow(self._messages[:-1], self._ids[-1], asked[count:], tools)
         except NotContinued:
             return None
         return (*self._ids, *new) if new else None
@@ -385,7 +385,7 @@ class LiveConversation:
             column = Column(ids=self._ids, turns=tuple(self._turns), terminated=terminated)
             self._done.append((self._first_turn, column))
         self._first_turn += len(self._turns)
-        self._turns, self._ids, self._said = [], (), ()
+        self._turns, self._ids, self._messages = [], (), ()
         self.prompt, self.asked, self._tools = (), (), ()
         self._rewarded.clear()
 

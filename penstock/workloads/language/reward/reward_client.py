@@ -59,7 +59,7 @@ class RewardClient:
         self, address: str, *, credentials: Credentials = PLAINTEXT, deadline_s: float = DEADLINE_S
     ) -> None:
         self._address, self._deadline_s = address, deadline_s
-        self._whose = f"the reward service at {address}"
+        self._source = f"the reward service at {address}"
         self._channel = open_channel(address, credentials)
         self._stub = RewardServiceStub(self._channel)
         self._closed = threading.Event()
@@ -77,7 +77,7 @@ class RewardClient:
         while True:
             parts = [
                 rewards_from_proto(
-                    self._call(self._stub.Score, request, until_s), len(request.samples), self._whose
+                    self._call(self._stub.Score, request, until_s), len(request.samples), self._source
                 )
                 for request in _requests(samples)
             ]
@@ -93,9 +93,9 @@ class RewardClient:
         request = pb.ScoreRequest(samples=[sample_to_proto(sample)])
         reply = self._call(self._stub.Judge, request, until_s)
         if len(reply.judgements) != 1:
-            raise BadReward(f"{self._whose}: {len(reply.judgements)} judgements of one sample")
+            raise BadReward(f"{self._source}: {len(reply.judgements)} judgements of one sample")
         shares = dict(reply.judgements[0].shares)
-        checked(list(shares.values()), len(shares), self._whose)
+        checked(list(shares.values()), len(shares), self._source)
         return shares
 
     def close(self) -> None:
@@ -127,17 +127,17 @@ class RewardClient:
                 delays=full_jitter(cap_s=1.0),
             )
         except Interrupted as error:
-            raise Unavailable(f"{self._whose}: the client was closed") from error
+            raise Unavailable(f"{self._source}: the client was closed") from error
         except Refused as error:
             if _is_overloaded(error):
-                raise Unavailable(f"{self._whose}: {error}") from error
-            raise BadSample(f"{self._whose}: {error}") from error
+                raise Unavailable(f"{self._source}: {error}") from error
+            raise BadSample(f"{self._source}: {error}") from error
         except grpc.RpcError as error:
             if is_repeatable(error):
                 raise Unavailable(
-                    f"{self._whose}: no answer within {self._deadline_s:g} s: {text_of(error)}"
+                    f"{self._source}: no answer within {self._deadline_s:g} s: {text_of(error)}"
                 ) from error
-            raise BadReward(f"{self._whose}: {text_of(error)}") from error
+            raise BadReward(f"{self._source}: {text_of(error)}") from error
 
 
 def _is_overloaded(error: Exception) -> bool:
@@ -245,10 +245,10 @@ class _Later(Exception):
     """A status after which the call is repeated."""
 
 
-def _read(reply: httpx2.Response, whose: str) -> bytes:
+def _read(reply: httpx2.Response, source: str) -> bytes:
     data = bytearray()
     for chunk in reply.iter_bytes():
         data += chunk
         if len(data) > MAX_REPLY_BYTES:
-            raise BadReward(f"{whose}: a reply above {MAX_REPLY_BYTES} bytes")
+            raise BadReward(f"{source}: a reply above {MAX_REPLY_BYTES} bytes")
     return bytes(data)

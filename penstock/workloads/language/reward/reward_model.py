@@ -94,11 +94,11 @@ def build(base: str, settings: RewardTraining, pad_id: int, *, outputs: int = 1)
     return get_peft_model(network, adapter)
 
 
-def classifier(base: str, **said: Any) -> Network:
+def classifier(base: str, **options: Any) -> Network:
     place = place_of("model", base)
     with reading("model", base, "cannot be read as a model for classification"), LOADING:
         return AutoModelForSequenceClassification.from_pretrained(
-            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **said
+            place, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **options
         )
 
 

@@ -82,20 +82,20 @@ class RewardSource(Protocol):
         """Let go of connections; a call that waits raises Unavailable."""
 
 
-def checked(values: Sequence[Any], expected: int, whose: str) -> tuple[float | None, ...]:
+def checked(values: Sequence[Any], expected: int, source: str) -> tuple[float | None, ...]:
     """Return the values as rewards; raises BadReward, which names the first value that is no reward."""
     if len(values) != expected:
-        raise BadReward(f"{whose}: {len(values)} rewards for {expected} samples")
-    return tuple(_reward(value, index, whose) for index, value in enumerate(values))
+        raise BadReward(f"{source}: {len(values)} rewards for {expected} samples")
+    return tuple(_reward(value, index, source) for index, value in enumerate(values))
 
 
-def _reward(value: Any, index: int, whose: str) -> float | None:
+def _reward(value: Any, index: int, source: str) -> float | None:
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value):
         raise BadReward(
-            f"{whose}: reward {index} is {value!r}: give a finite number, or none where there is no reward"
+            f"{source}: reward {index} is {value!r}: give a finite number, or none where there is no reward"
         )
     return float(value)
 
@@ -126,12 +126,12 @@ class CallableRewards:
             values: Any = self._function(prompts, responses)
         if hasattr(values, "tolist"):  # of arrays and tensors
             values = values.tolist()
-        whose = self._by.name
+        source = self._by.name
         if not isinstance(values, list | tuple):
             raise BadReward(
-                f"{whose}: returned {type(values).__name__}: return a list with a reward for each response"
+                f"{source}: returned {type(values).__name__}: return a list with a reward for each response"
             )
-        return Rewards(checked(values, len(samples), whose), self._by)
+        return Rewards(checked(values, len(samples), source), self._by)
 
     def close(self) -> None:
         """Do nothing: nothing is held."""
@@ -228,9 +228,11 @@ def reply_to_proto(values: Sequence[float | None], by: ScoredBy) -> pb.ScoreRepl
     return pb.ScoreReply(rewards=[pb.Reward(value=value) for value in values], model=model_to_proto(by))
 
 
-def rewards_from_proto(reply: pb.ScoreReply, expected: int, whose: str) -> Rewards:
+def rewards_from_proto(reply: pb.ScoreReply, expected: int, source: str) -> Rewards:
     """Return the rewards of a reply; raises BadReward when they are fewer or more than expected."""
     if not reply.HasField("model"):
-        raise BadReward(f"{whose}: a reply without its model; does it speak another version of the protocol?")
+        raise BadReward(
+            f"{source}: a reply without its model; does it speak another version of the protocol?"
+        )
     values = [reward.value if reward.HasField("value") else None for reward in reply.rewards]
-    return Rewards(checked(values, expected, whose), model_from_proto(reply.model))
+    return Rewards(checked(values, expected, source), model_from_proto(reply.model))

@@ -105,7 +105,7 @@ class ChatApi:
             name = "" if version else body.conversation(request.headers.get("x-conversation-id"))
             if name:
                 metrics.POLICY_CALLS.labels("start_conversation").inc()
-                episode = await self._patiently(partial(self._begun, user, name, arm), until_s)
+                episode = await self._patiently(partial(self._start, user, name, arm), until_s)
                 wanted = replace(wanted, conversation_id=episode.id)
             else:
                 wanted = replace(wanted, client_key=user, arm=arm, version=version)
@@ -125,7 +125,7 @@ class ChatApi:
             raise value_error(error) from error
         return json_reply(envelope.completion(given, logprobs=bool(body.logprobs)))
 
-    async def _begun(self, user: str, name: str, arm: Arm | None) -> Episode:
+    async def _start(self, user: str, name: str, arm: Arm | None) -> Episode:
         return self._conversations.start(user, name, arm=arm)
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]], until_s: float) -> T:

@@ -247,17 +247,17 @@ class TextAnswerer:
         tokenizer: Tokenizer,
         section: ServingSection,
         max_rows: int,
-        tell: Callable[[Answered], None],
+        on_answered: Callable[[Answered], None],
         guard: AnswerGuard | None = None,
         form: ThinkingForm | None = None,
     ) -> None:
-        """max_rows: answers that grow at once. tell: called with each answer, and with each failure.
+        """max_rows: answers that grow at once. on_answered: called with each answer, and with each failure.
 
         guard: checks questions and answers; None: nothing is checked. form: how the model thinks; None: it
         answers at once.
         """
         self.guard, self.form, self.engine, self.tokenizer = guard, form, engine, tokenizer
-        self.section, self.most_waiting, self._tell = section, WAITING_PER_ROW * max_rows, tell
+        self.section, self.most_waiting, self._on_answered = section, WAITING_PER_ROW * max_rows, on_answered
 
     @property
     def whole(self) -> int | None:
@@ -280,7 +280,7 @@ class TextAnswerer:
                     raise _not_ready("the version failed behind the part that was sent: ask again") from error
             else:
                 if not self._needs_another(answers):
-                    self._tell(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
+                    self._on_answered(Answered(arm=choice.arm, action={}, answer=None, fallback=""))
                     return _reply(answers, question, choice.arm, loaded)
                 count_not_learned("blocked", sum(len(one.ids) for one in answers))
                 self._blame(choice.arm, not_finite=False)
@@ -300,7 +300,7 @@ class TextAnswerer:
         return all(one.is_blocked and not one.message.content for one in answers)
 
     def _blame(self, arm: Arm, *, not_finite: bool) -> None:
-        self._tell(
+        self._on_answered(
             Answered(
                 arm=arm,
                 action={},
@@ -357,7 +357,7 @@ class Drawing:
     def __init__(self, by: TextAnswerer, question: Question, version: int, arm: Arm) -> None:
         self._by, self._question, self._request = by, question, question.request
         self._version, self._arm = version, arm
-        self._begun: list[Growing] = []
+        self._rows: list[Growing] = []
         """All requests in the engine."""
         self.has_shown = False
 
@@ -385,13 +385,13 @@ class Drawing:
         finally:
             for row in rows:
                 row.cancel()
-            for growing in self._begun:
+            for growing in self._rows:
                 growing.cancel()
         count_not_learned("thought", sum(one.thought.tokens for one in answers if one.thought is not None))
         return tuple(answers)
 
     def _count_stopped(self) -> None:
-        count_not_learned("stopped", sum(len(growing.ids) for growing in self._begun))
+        count_not_learned("stopped", sum(len(growing.ids) for growing in self._rows))
 
     def _begin(self, index: int) -> Coroutine[Any, Any, TextAnswer]:
         """Have the engine begin an answer, or the thought before it; return what follows it to its end."""
@@ -423,7 +423,7 @@ class Drawing:
 
     def _row(self, request: Request) -> _Row:
         row = _Row(self._by.engine, request)
-        self._begun.append(row.growing)
+        self._rows.append(row.growing)
         return row
 
     def _draws(self, index: int, other: int = 0) -> dict[str, Any]:
@@ -573,13 +573,13 @@ class AdapterVersions(LoadedVersions):
                 await asyncio.to_thread(self._unmeasured.measure, weights, probe, answer)
                 self._unmeasured = None
             self.follow_with(loaded)
-            await self._let_go()
+            await self._drop_unused()
         return answer
 
     async def take_latest(self, weights: Weights) -> None:
         async with self._changing:
             await super().take_latest(weights)
-            await self._let_go()
+            await self._drop_unused()
 
     async def steer(self, arms: Arms) -> list[str]:
         """See `LoadedVersions.steer`; returns a line for a shadow, which a server of text does not ask."""
@@ -589,7 +589,7 @@ class AdapterVersions(LoadedVersions):
             arms = replace(arms, traffic=replace(arms.traffic, shadow=None))
         async with self._changing:
             wrong = await super().steer(arms)
-            await self._let_go()
+            await self._drop_unused()
         return unasked + wrong
 
     async def exactly(self, version: int) -> Choice:
@@ -597,7 +597,7 @@ class AdapterVersions(LoadedVersions):
             return await super().exactly(version)
         async with self._changing:
             choice = await super().exactly(version)
-            await self._let_go()
+            await self._drop_unused()
         return choice
 
     @contextmanager
@@ -613,7 +613,7 @@ class AdapterVersions(LoadedVersions):
             self._in_use[loaded.version] -= 1
             self._in_use += Counter()  # drop counts of 0
 
-    async def _let_go(self) -> None:
+    async def _drop_unused(self) -> None:
         """Drop the adapters that answer no arm and no request; one that still answers stays."""
         for version in sorted({*self._engine.versions} - self.served().keys() - self._in_use.keys()):
             await asyncio.to_thread(self._engine.drop, version)

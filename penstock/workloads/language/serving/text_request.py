@@ -401,15 +401,15 @@ class OpenConversation:
         """End it; where its last answer was cut short, its column is truncated in any case."""
         self.choose()
         self.live.end(terminated=terminated and self._has_ended)
-        self._let_go()
+        self._release()
 
     def give_up(self) -> None:
         self.choose()
         if left_out := self.live.give_up():
             count_not_learned("abandoned", left_out)
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Drop the reply that could be repeated; finished columns may still wait for late rewards."""
         self._last = None
         self._asked_bytes = self._last_bytes = 0
