@@ -266,15 +266,10 @@ def example(**said: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [said]})
 
 
-# ---- How answers are described: models for the OpenAPI document, with every field that an answer has.
+# ---- Answers: the framework checks each against the model that its route declares, and documents it so.
 
 
 class Answer(BaseModel):
-    """What an answer holds; a field that a model does not name is in none. It is made of rows, too."""
+    """The body of an answer, which has no other field. It can be validated from a row of a table."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
-
-
-def answers(model: Any, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Return what a route says of its answer, for `responses`."""
-    return {status: {"model": model}}

@@ -15,7 +15,7 @@ from penstock.gateway.accounts import projects
 from penstock.gateway.accounts.oidc import LASTS, OidcSignIn
 from penstock.gateway.accounts.principal import AccountError, BadInput, Forbidden, Principal
 from penstock.gateway.accounts.sessions import Grant
-from penstock.gateway.frame.requests import Answer, ApiError, Body, Secret, Text, answers
+from penstock.gateway.frame.requests import Answer, ApiError, Body, Secret, Text
 from penstock.gateway.frame.route_access import GuardedRoute, accounts_of, address_of, parts_of, principal_of
 from penstock.gateway.store.tables import Role
 
@@ -107,7 +107,7 @@ class NewPassword(Body):
     new: Secret
 
 
-@router.get("/api/health", responses=answers(Health))
+@router.get("/api/health", response_model=Health)
 def health() -> dict[str, str]:
     """Say that the gateway answers."""
     return {"status": "ok"}
@@ -115,7 +115,8 @@ def health() -> dict[str, str]:
 
 @router.post(
     "/api/auth/token",
-    responses=answers(Tokens),
+    response_model=Tokens,
+    response_model_exclude_unset=True,
     openapi_extra={"requestBody": {"content": {"application/x-www-form-urlencoded": {"example": _SIGN_IN}}}},
 )
 def token(
@@ -151,7 +152,7 @@ def sign_out(request: Request, caller: Caller) -> None:
     accounts_of(request).sign_out(caller)
 
 
-@router.post("/api/auth/sign-up", status_code=201, responses=answers(Joined, 201))
+@router.post("/api/auth/sign-up", status_code=201, response_model=Joined)
 def sign_up(request: Request, body: SignUp) -> dict[str, str]:
     """Make the account of a person who was invited, and make them a member."""
     project = accounts_of(request).sign_up(
@@ -163,7 +164,7 @@ def sign_up(request: Request, body: SignUp) -> dict[str, str]:
     return {"project": project}
 
 
-@router.post("/api/auth/join", responses=answers(Joined))
+@router.post("/api/auth/join", response_model=Joined)
 def join(request: Request, body: Join, caller: Caller) -> dict[str, str]:
     """Redeem an invitation for the account that calls."""
     user = _person(caller)
@@ -185,7 +186,7 @@ def change_password(request: Request, body: NewPassword, caller: Caller) -> None
     )
 
 
-@router.get("/api/me", responses=answers(Me))
+@router.get("/api/me", response_model=Me)
 def me(request: Request, caller: Caller) -> dict[str, Any]:
     """Return who calls, and what they are in which project."""
     belongs = [{"project": one.project, "role": one.role} for one in accounts_of(request).projects_of(caller)]
@@ -222,14 +223,14 @@ class Leaving(Body):
     invitation: Secret = _NONE
 
 
-@router.get("/api/auth/oidc", responses=answers(OfferedProvider))
+@router.get("/api/auth/oidc", response_model=OfferedProvider)
 def offered(request: Request) -> dict[str, str | None]:
     """Say what the provider is called; null where there is none."""
     oidc = parts_of(request).oidc
     return {"title": None if oidc is None else oidc.provider.settings.title}
 
 
-@router.post("/api/auth/oidc", responses=answers(ProviderAddress))
+@router.post("/api/auth/oidc", response_model=ProviderAddress)
 def leave(request: Request, response: Response, body: Leaving) -> dict[str, str]:
     """Begin a sign-in: answer with the address at which the provider asks who it is."""
     oidc = _oidc(request)
@@ -277,7 +278,7 @@ def arrive(
     return away
 
 
-@router.post(SESSION_PATH, responses=answers(Tokens))
+@router.post(SESSION_PATH, response_model=Tokens)
 def take_session(request: Request) -> JSONResponse:
     """Give the page the tokens of the session that has just begun, once."""
     _oidc(request)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
-from penstock.gateway.frame.requests import ApiError, answers
+from penstock.gateway.frame.requests import ApiError
 from penstock.gateway.frame.route_access import PROJECT_HEADER, Access, GuardedRoute
 from penstock.gateway.routes.account_routes import ApiDocument
 
@@ -72,7 +72,7 @@ def file_answer(files: Mapping[str, Path], name: str) -> Response:
 description = APIRouter(route_class=GuardedRoute, tags=["description"])
 
 
-@description.get("/api/openapi.json", responses=answers(ApiDocument))
+@description.get("/api/openapi.json", response_model=ApiDocument)
 def openapi(request: Request) -> dict[str, Any]:
     """Return the OpenAPI document of this gateway."""
     content = describe(request.app)
@@ -128,7 +128,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
             operation = content["paths"][route.path_format][method.lower()]
             access = app.state.access[method, route.path]
             _complete(operation, access)
-            _describe_answers(operation, route)
             _name_path(operation, route.path_format)
             if access not in {Access.ANYBODY, Access.KNOWN} and "{project}" not in route.path:
                 operation.setdefault("parameters", []).append(_PROJECT)
@@ -152,21 +151,6 @@ def _name_path(operation: dict[str, Any], path: str) -> None:
     for name in re.findall(r"{(\w+)}", path):
         if name not in named:
             known.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
-
-
-def _describe_answers(operation: dict[str, Any], route: APIRoute) -> None:
-    """Leave the models of answers alone: FastAPI has laid them over the types that functions return."""
-    for status in route.response_fields:
-        content = operation["responses"][str(status)]["content"]["application/json"]
-        content["schema"] = _of_model(content["schema"])
-
-
-def _of_model(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what is of the model in a schema: a reference, a choice of them, or a list of them."""
-    for word in ("$ref", "anyOf"):
-        if word in schema:
-            return {word: schema[word]}
-    return {"type": "array", "items": _of_model(schema["items"])}
 
 
 def error_answer(text: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from penstock.gateway.accounts.principal import Membership
-from penstock.gateway.frame.requests import NUMERIC, Answer, ApiError, Body, Number, Text, answers
+from penstock.gateway.frame.requests import NUMERIC, Answer, ApiError, Body, Number, Text
 from penstock.gateway.frame.route_access import GuardedRoute, Member, audited, parts_of
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Action, Order, Steering, VersionFile
@@ -201,9 +201,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["control"])
 _ANSWERED_LATER: Final = {Action.CHECKPOINT, Action.RESTORE, Action.FLUSH}
 
 
-@router.post(
-    "/api/projects/{project}/jobs/{job}/control/{action}", responses=answers(WantedState | CommandShown)
-)
+@router.post("/api/projects/{project}/jobs/{job}/control/{action}", response_model=WantedState | CommandShown)
 def control(request: Request, member: Member, job: str, action: Action, body: Wanted) -> Mapping[str, Any]:
     """Tell a run what is wanted; a checkpoint, restore or flush is asked after with its `requestId`."""
     order = body.order(action)
@@ -212,7 +210,7 @@ def control(request: Request, member: Member, job: str, action: Action, body: Wa
         return steering.order(job, order)
 
 
-@router.get("/api/projects/{project}/jobs/{job}/versions", responses=answers(RunVersions))
+@router.get("/api/projects/{project}/jobs/{job}/versions", response_model=RunVersions)
 def versions(request: Request, member: Member, job: str) -> Mapping[str, Any]:
     """Return the versions that a run has registered, with their evaluations, and its traffic."""
     return _steering(request, member, job).versions(job)
@@ -229,7 +227,7 @@ def weights(request: Request, member: Member, job: str, version: VersionNumber) 
         return WeightsFile.of(steering.weights(job, version))
 
 
-@router.post("/api/projects/{project}/jobs/{job}/promote", responses=answers(VersionShown))
+@router.post("/api/projects/{project}/jobs/{job}/promote", response_model=VersionShown)
 def promote(request: Request, member: Member, job: str, body: Promotion) -> Mapping[str, Any]:
     """Make a version active or the canary."""
     by = member.principal.subject
@@ -239,14 +237,14 @@ def promote(request: Request, member: Member, job: str, body: Promotion) -> Mapp
         )
 
 
-@router.post("/api/projects/{project}/jobs/{job}/rollback", responses=answers(RolledBack))
+@router.post("/api/projects/{project}/jobs/{job}/rollback", response_model=RolledBack)
 def roll_back(request: Request, member: Member, job: str, body: Withdrawal) -> Mapping[str, Any]:
     """Withdraw the canary, or the active version in favour of the one before it."""
     with _audited(request, member, job, "roll back", version=body.version) as steering:
         return steering.roll_back(job, body.version, reason=body.reason, by=member.principal.subject)
 
 
-@router.put("/api/projects/{project}/jobs/{job}/traffic", responses=answers(TrafficShown))
+@router.put("/api/projects/{project}/jobs/{job}/traffic", response_model=TrafficShown)
 def set_traffic(request: Request, member: Member, job: str, body: NewTraffic) -> Mapping[str, Any]:
     """Change which share of the clients gets which version."""
     with _audited(request, member, job, "traffic") as steering:

@@ -26,7 +26,7 @@ from penstock.gateway.accounts.principal import (
     new_secret,
 )
 from penstock.gateway.frame.envelope import RATINGS
-from penstock.gateway.frame.requests import NUMERIC, Answer, Body, answers, example
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.feedback_routes import (
     AgentId,
@@ -150,9 +150,7 @@ def link_of(request: Request, penstock_link: Annotated[str, Header(max_length=64
 Link = Annotated[FeedbackLinkRow, Depends(link_of)]
 
 
-@router.post(
-    "/api/projects/{project}/agents/{agent_id}/links", status_code=201, responses=answers(LinkMade, 201)
-)
+@router.post("/api/projects/{project}/agents/{agent_id}/links", status_code=201, response_model=LinkMade)
 def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink) -> dict[str, Any]:
     """Make a link; its secret is shown this once. page: the address at which its holder rates."""
     parts, secret = parts_of(request), new_secret(LINK)
@@ -165,11 +163,11 @@ def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink)
     return {"link": secret, "page": f"/link#{secret}", **dict(made)}
 
 
-@router.get("/api/projects/{project}/agents/{agent_id}/links", responses=answers(LinkList))
+@router.get("/api/projects/{project}/agents/{agent_id}/links", response_model=LinkList)
 def links(request: Request, member: Member, agent_id: AgentId) -> dict[str, Any]:
     """Return an agent's links, without their secrets."""
     found = parts_of(request).accounts.look(lambda session: _links(session, member.project, agent_id))
-    return {"links": [dict(one) for one in found]}
+    return {"links": found}
 
 
 @router.delete("/api/projects/{project}/links/{link}", status_code=204)
@@ -178,14 +176,14 @@ def revoke_link(request: Request, member: Member, link: str) -> None:
     parts_of(request).accounts.run_by(member, lambda session, now: _revoke(session, now, member, link))
 
 
-@router.get("/api/link", responses=answers(LinkContent))
+@router.get("/api/link", response_model=LinkContent)
 def read_link(link: Link) -> dict[str, Any]:
     """Return what the holder of a link is asked to rate."""
     items = [_shown_item(LinkItem.model_validate(item)) for item in link.items]
     return {"items": items, "expires": link.expires}
 
 
-@router.post("/api/link/ratings", responses=answers(RatingKept))
+@router.post("/api/link/ratings", response_model=RatingKept)
 def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
     """Store a rating; the same again stores nothing more, and another one of the same item is refused."""
     parts = parts_of(request)
@@ -267,14 +265,14 @@ def _by_secret(session: Session, now: datetime, secret: str) -> FeedbackLinkRow:
     return row
 
 
-def _links(session: Session, project: str, agent: str) -> list[LinkShown]:
+def _links(session: Session, project: str, agent: str) -> list[dict[str, Any]]:
     """Return the links of an agent, newest first; the database counts their items, which may be long."""
     row = FeedbackLinkRow
     own = (row.project == project) & (row.agent == agent)
     count = func.json_array_length(row.items, type_=Integer).label("items")
     wanted = select(row.id, row.rater, count, row.created, row.expires, row.revoked).where(own)
     found = session.execute(wanted.order_by(row.created.desc()))
-    return [LinkShown.model_validate(dict(one)) for one in found.mappings()]
+    return [dict(one) for one in found.mappings()]
 
 
 def _revoke(session: Session, now: datetime, member: Membership, link: str) -> None:

@@ -32,7 +32,6 @@ from penstock.gateway.frame.requests import (
     Body,
     Number,
     Text,
-    answers,
     example,
     field_of,
 )
@@ -305,7 +304,7 @@ _LINES: Final = """\
 """
 
 
-@router.post("/api/policies/feedback/{agent_id}", responses=answers(FeedbackStored))
+@router.post("/api/policies/feedback/{agent_id}", response_model=FeedbackStored)
 def give(
     request: Request,
     member: Member,
@@ -318,7 +317,7 @@ def give(
 
 
 @router.post(
-    "/api/projects/{project}/agents/{agent_id}/pairs", status_code=201, responses=answers(FeedbackStored, 201)
+    "/api/projects/{project}/agents/{agent_id}/pairs", status_code=201, response_model=FeedbackStored
 )
 def prefer(
     request: Request,
@@ -352,7 +351,7 @@ def export(
 @router.post(
     "/api/projects/{project}/agents/{agent_id}/feedback",
     status_code=201,
-    responses=answers(Stored, 201),
+    response_model=Stored,
     openapi_extra={
         "requestBody": {
             "required": True,
@@ -366,7 +365,7 @@ async def take_in(request: Request, member: Member, agent_id: AgentId) -> dict[s
     return await run_in_threadpool(_take_in, parts_of(request), member, agent_id, content)
 
 
-@router.delete("/api/projects/{project}/raters/{rater}", responses=answers(Deletion))
+@router.delete("/api/projects/{project}/raters/{rater}", response_model=Deletion)
 def forget_rater(request: Request, member: Member, rater: str) -> dict[str, Any]:
     """Delete every rating and late reward of a rater in this project, by the opaque id that an export shows.
 
@@ -375,7 +374,7 @@ def forget_rater(request: Request, member: Member, rater: str) -> dict[str, Any]
     return _forget(parts_of(request), member.principal, member.project, rater)
 
 
-@router.delete("/api/me/feedback", responses=answers(Deletion))
+@router.delete("/api/me/feedback", response_model=Deletion)
 def forget_me(request: Request, caller: Annotated[Principal, Depends(principal_of)]) -> dict[str, Any]:
     """Delete every rating and late reward that the caller gave in the projects that they belong to.
 
@@ -478,9 +477,7 @@ class LateRewards(Body):
     rater: Short = ""
 
 
-@router.post(
-    "/api/projects/{project}/agents/{agent_id}/late-rewards", status_code=201, responses=answers(Stored, 201)
-)
+@router.post("/api/projects/{project}/agents/{agent_id}/late-rewards", status_code=201, response_model=Stored)
 def take_late(request: Request, member: Member, agent_id: AgentId, body: LateRewards) -> dict[str, int]:
     """Store late rewards, all or none.
 

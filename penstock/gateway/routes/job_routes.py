@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
 
 from penstock.gateway.accounts.principal import AccountConflict, Membership
 from penstock.gateway.frame.event_stream import EventStream, ending
-from penstock.gateway.frame.requests import Answer, ApiError, Body, Line, Number, answers, example
+from penstock.gateway.frame.requests import Answer, ApiError, Body, Line, Number, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, Parts, parts_of
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_dispatcher import AGAIN_S, JobDispatcher, NoTurn
@@ -56,13 +56,17 @@ class TemplateList(Answer):
 
 
 class JobShown(Answer):
-    """A job. cause: why it failed, in words. result: of a job that finished, by the names of its kind."""
+    """A job.
+
+    numbers: that were chosen, each as it was given: an integer stays one. cause: why the job failed, in words.
+    result: of a job that finished, by the names of its kind.
+    """
 
     id: str
     project: str
     agent: str
     template: str
-    numbers: dict[str, float]
+    numbers: dict[str, Annotated[Any, WithJsonSchema({"type": "number"})]]
     by: str
     state: JobState
     cause: str
@@ -143,15 +147,15 @@ class NewJob(Body):
     numbers: Annotated[dict[Line, Number], Field(max_length=MAX_NUMBERS, default_factory=dict)]
 
 
-@router.get("/api/projects/{project}/templates", responses=answers(TemplateList))
+@router.get("/api/projects/{project}/templates", response_model=TemplateList)
 def templates(request: Request) -> dict[str, Any]:
     """Return the templates that jobs are made from, with the numbers that may be chosen."""
     dispatcher = parts_of(request).dispatcher
     found = dispatcher.runner.templates() if dispatcher is not None else {}
-    return {"templates": [TemplateShown.model_validate(one) for one in found.values()]}
+    return {"templates": list(found.values())}
 
 
-@router.post("/api/projects/{project}/jobs", status_code=201, responses=answers(JobShown, 201))
+@router.post("/api/projects/{project}/jobs", status_code=201, response_model=JobShown)
 def submit(
     request: Request, member: Member, body: NewJob, idempotency_key: Annotated[Key | None, Header()] = None
 ) -> dict[str, Any]:
@@ -168,7 +172,7 @@ def submit(
     )
 
 
-@router.get("/api/projects/{project}/jobs", responses=answers(JobList))
+@router.get("/api/projects/{project}/jobs", response_model=JobList)
 def jobs(
     request: Request,
     member: Member,
@@ -182,13 +186,13 @@ def jobs(
     return {"jobs": [shown(one) for one in found]}
 
 
-@router.get("/api/projects/{project}/jobs/{job}", responses=answers(JobShown))
+@router.get("/api/projects/{project}/jobs/{job}", response_model=JobShown)
 def job(request: Request, member: Member, job: str) -> dict[str, Any]:
     """Return a job: its state, the cause where it failed, its result once it has finished."""
     return shown(_find(parts_of(request), member, job))
 
 
-@router.get("/api/projects/{project}/jobs/{job}/curve", responses=answers(JobCurve))
+@router.get("/api/projects/{project}/jobs/{job}/curve", response_model=JobCurve)
 def curve(request: Request, member: Member, job: str) -> dict[str, list[float | None]]:
     """Return the curve of a job's run so far: columns of updates, environment steps and mean return."""
     parts, dispatcher = parts_of(request), dispatcher_of(request)
@@ -200,14 +204,14 @@ def curve(request: Request, member: Member, job: str) -> dict[str, list[float | 
         raise ApiError(409, f"the curve cannot be read: {error.strerror}") from error
 
 
-@router.post("/api/projects/{project}/estimates", responses=answers(DryRunShown))
+@router.post("/api/projects/{project}/estimates", response_model=DryRunShown)
 async def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
     """Return what a training would take: its dry run, which trains for some seconds and leaves nothing."""
     found = await estimated(request, member, agent=body.agent, template=body.template, numbers=body.numbers)
     return {**found.dry_run, "facts": dict(found.facts)}
 
 
-@router.post("/api/projects/{project}/jobs/{job}/cancel", responses=answers(JobShown))
+@router.post("/api/projects/{project}/jobs/{job}/cancel", response_model=JobShown)
 def cancel(request: Request, member: Member, job: str) -> dict[str, Any]:
     """End a job: at once where it is queued; else its processes are asked to, and its state says when."""
     parts, by = parts_of(request), member.principal.subject

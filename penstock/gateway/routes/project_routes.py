@@ -8,7 +8,7 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import api_tokens, audit, projects
-from penstock.gateway.frame.requests import NUMERIC, Answer, ApiError, Body, Line, answers, example
+from penstock.gateway.frame.requests import NUMERIC, Answer, ApiError, Body, Line, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.account_routes import Belonging
 from penstock.gateway.store.tables import ApiTokenRow, Role
@@ -108,17 +108,17 @@ class NewToken(Body):
     days: Annotated[int, Field(ge=1, le=3650), NUMERIC] | None = None
 
 
-@router.get("/api/projects/{project}", responses=answers(Belonging))
+@router.get("/api/projects/{project}", response_model=Belonging)
 def project(member: Member) -> dict[str, Any]:
     """Return a project, and what the caller is in it."""
     return {"project": member.project, "role": member.role}
 
 
-@router.get("/api/projects/{project}/members", responses=answers(MemberList))
+@router.get("/api/projects/{project}/members", response_model=MemberList)
 def members(request: Request, member: Member) -> dict[str, Any]:
     """Return who belongs to a project."""
     found = parts_of(request).accounts.look(lambda session: projects.members(session, member.project))
-    return {"members": [MemberShown.model_validate(one) for one in found]}
+    return {"members": found}
 
 
 @router.put("/api/projects/{project}/members/{user}", status_code=204)
@@ -143,7 +143,7 @@ def remove_member(request: Request, member: Member, user: str) -> None:
     )
 
 
-@router.post("/api/projects/{project}/invitations", status_code=201, responses=answers(InvitationMade, 201))
+@router.post("/api/projects/{project}/invitations", status_code=201, response_model=InvitationMade)
 def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, Any]:
     """Invite one person; the secret is shown this once."""
     quotas = parts_of(request).quotas
@@ -156,14 +156,14 @@ def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, A
     return {"invitation": secret, "role": body.role, "days": body.days}
 
 
-@router.get("/api/projects/{project}/tokens", responses=answers(TokenList))
+@router.get("/api/projects/{project}/tokens", response_model=TokenList)
 def tokens(request: Request, member: Member) -> dict[str, Any]:
     """Return the project's API tokens, without their secrets."""
     found = parts_of(request).accounts.look(lambda session: api_tokens.tokens(session, member.project))
-    return {"tokens": [TokenShown.model_validate(one) for one in found]}
+    return {"tokens": found}
 
 
-@router.post("/api/projects/{project}/tokens", status_code=201, responses=answers(TokenMade, 201))
+@router.post("/api/projects/{project}/tokens", status_code=201, response_model=TokenMade)
 def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any]:
     """Make an API token; its secret is shown this once."""
     project, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
@@ -187,7 +187,7 @@ def revoke_token(request: Request, member: Member, token: str) -> None:
     )
 
 
-@router.get("/api/projects/{project}/audit", responses=answers(AuditLog))
+@router.get("/api/projects/{project}/audit", response_model=AuditLog)
 def read_audit(
     request: Request,
     member: Member,
@@ -198,4 +198,4 @@ def read_audit(
     found = parts_of(request).accounts.look(
         lambda session: audit.read(session, member.project, before=before, limit=limit)
     )
-    return {"entries": [AuditEntryShown.model_validate(one) for one in found]}
+    return {"entries": found}

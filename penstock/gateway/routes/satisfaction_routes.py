@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import audit
-from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Text, answers, example
+from penstock.gateway.frame.requests import NUMERIC, Answer, Body, Text, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of
 from penstock.gateway.routes.feedback_routes import AgentId, Stored
 from penstock.gateway.store.tables import ConversationRow, ProjectUsageRow
@@ -127,7 +127,7 @@ class Conversations(Body):
 
 
 @router.post(
-    "/api/projects/{project}/agents/{agent_id}/conversations", status_code=201, responses=answers(Stored, 201)
+    "/api/projects/{project}/agents/{agent_id}/conversations", status_code=201, response_model=Stored
 )
 def tell(request: Request, member: Member, agent_id: AgentId, body: Conversations) -> dict[str, int]:
     """Tell which conversations a version has had, whether anybody rates them or not."""
@@ -146,9 +146,7 @@ def tell(request: Request, member: Member, agent_id: AgentId, body: Conversation
     return {"stored": parts_of(request).accounts.run(store)}
 
 
-@router.get(
-    "/api/projects/{project}/agents/{agent_id}/satisfaction", responses=answers(SatisfactionByVersion)
-)
+@router.get("/api/projects/{project}/agents/{agent_id}/satisfaction", response_model=SatisfactionByVersion)
 def satisfied(
     request: Request,
     member: Member,

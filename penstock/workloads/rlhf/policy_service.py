@@ -35,7 +35,7 @@ from starlette.concurrency import run_in_threadpool
 from penstock.config.run_folder import NoPlainFile, open_regular, opener, read_whole
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.application import Service
-from penstock.gateway.frame.requests import Answer, ApiError, Body, Line, answers, example
+from penstock.gateway.frame.requests import Answer, ApiError, Body, Line, example
 from penstock.gateway.frame.route_access import GuardedRoute, Member, parts_of, table
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Conclusion, Job, Outcome, TrainedVersion, finite
@@ -371,7 +371,7 @@ async def train_policy(
     return _answer(await ended(request, job, _wait_s(prefer)))
 
 
-@router.get("/api/policies/{agent_id}", responses=answers(list[Policy]))
+@router.get("/api/policies/{agent_id}", response_model=list[Policy])
 def policies(request: Request, member: Member, agent_id: AgentId) -> list[dict[str, Any]]:
     """Return the trained versions of an agent, newest first."""
     found = parts_of(request).accounts.look(

@@ -21,7 +21,7 @@ from pydantic import StrictBool
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.application import Service
-from penstock.gateway.frame.requests import Answer, ApiError, Body, Line, answers
+from penstock.gateway.frame.requests import Answer, ApiError, Body, Line
 from penstock.gateway.frame.route_access import (
     GuardedRoute,
     Member,
@@ -183,7 +183,7 @@ def file_of_page(file: str) -> Response:
     return file_answer(_FILES, file)
 
 
-@router.get("/api/projects/{project}/injectors", responses=answers(InjectorList))
+@router.get("/api/projects/{project}/injectors", response_model=InjectorList)
 def injectors(request: Request, member: Member) -> dict[str, Any]:
     """Return the injectors of a project: whether each lives, and whether it carries goals out."""
     now, found = time.time(), injector_folders(state_folder(request), member.project)
@@ -191,7 +191,7 @@ def injectors(request: Request, member: Member) -> dict[str, Any]:
         return {"injectors": [{"name": name} | summary_of(folder, now) for name, folder in found.items()]}
 
 
-@router.get("/api/projects/{project}/injectors/{injector}", responses=answers(InjectorShown))
+@router.get("/api/projects/{project}/injectors/{injector}", response_model=InjectorShown)
 def injector(request: Request, member: Member, injector: str) -> dict[str, Any]:
     """Return an injector: what it did in the last day, how often goals succeed, and its last twenty."""
     with _told():
