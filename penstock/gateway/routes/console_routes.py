@@ -1,70 +1,37 @@
 """The console, a page of files that call the API as any program does, and the document of all calls."""
 
 import re
-from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
-from penstock.gateway.frame.requests import ApiError
+from penstock.gateway.frame.pages import add_files, add_page, files_in
 from penstock.gateway.frame.route_access import PROJECT_HEADER, Access, GuardedRoute
 from penstock.gateway.routes.account_routes import ApiDocument
 
 console = APIRouter(route_class=GuardedRoute, tags=["console"])
 
-_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
+_FILES: Final = files_in(Path(__file__).parent / "static")
 
-
-class Page(Response):
-    """The page itself."""
-
-    media_type = "text/html"
-
-
-@console.get("/", response_class=Page)
-def page() -> Page:
-    """Return the page."""
-    return Page(_FILES["index.html"].read_bytes())
-
-
-@console.get("/link", response_class=Page)
-def link_page() -> Page:
-    """Return the page on which the holder of a link rates; its secret is behind the `#` of the address."""
-    return Page(_FILES["link.html"].read_bytes())
-
-
-@console.get(
-    "/console/{file}",
-    response_class=Response,
-    responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in _TYPES.values()}}},
+add_page(console, "/", _FILES["index.html"])
+add_page(
+    console,
+    "/link",
+    _FILES["link.html"],
+    name="link_page",
+    description=(
+        "Return the page on which the holder of a link rates; its secret is behind the `#` of the address."
+    ),
 )
-def file_of_page(file: str) -> Response:
-    """Return a file of the page."""
-    return file_answer(_FILES, file)
+add_files(console, "/console", _FILES)
 
 
-def add_page(router: APIRouter, path: str, folder: Path, index: str, of_console: Collection[str]) -> None:
-    """Add the routes of a page to a router: itself, and its files, some of which are the console's."""
-    files = {file.name: file for file in folder.iterdir()}
-
-    @router.get(path, response_class=Page, include_in_schema=False)
-    async def page() -> Page:
-        return Page(files[index].read_bytes())
-
-    @router.get(f"{path}/{{file}}", response_class=Response, include_in_schema=False)
-    async def file_of_page(file: str) -> Response:
-        return file_answer(_FILES if file in of_console else files, file)
-
-
-def file_answer(files: Mapping[str, Path], name: str) -> Response:
-    found = files.get(name)
-    if found is None:
-        raise ApiError(404, "no such file of the page")
-    return Response(found.read_bytes(), media_type=_TYPES[found.suffix])
+def shared_files(*names: str) -> dict[str, Path]:
+    """Return files of the console that other pages use too, by name."""
+    return {name: _FILES[name] for name in names}
 
 
 # ---- The description of all calls, for programs and for people who write them.

@@ -56,17 +56,13 @@ class TemplateList(Answer):
 
 
 class JobShown(Answer):
-    """A job.
-
-    numbers: that were chosen, each as it was given: an integer stays one. cause: why the job failed, in words.
-    result: of a job that finished, by the names of its kind.
-    """
+    """A job. cause: why it failed, in words. result: of a job that finished, by the names of its kind."""
 
     id: str
     project: str
     agent: str
     template: str
-    numbers: dict[str, Annotated[Any, WithJsonSchema({"type": "number"})]]
+    numbers: dict[str, Annotated[Any, WithJsonSchema({"type": "number"})]]  # an integer stays one
     by: str
     state: JobState
     cause: str

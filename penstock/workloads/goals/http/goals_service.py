@@ -15,12 +15,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import StrictBool
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.application import Service
+from penstock.gateway.frame.pages import add_files, add_page, files_in
 from penstock.gateway.frame.requests import Answer, ApiError, Body, Line
 from penstock.gateway.frame.route_access import (
     GuardedRoute,
@@ -30,7 +31,6 @@ from penstock.gateway.frame.route_access import (
     state_folder,
     table,
 )
-from penstock.gateway.routes.console_routes import Page, file_answer
 from penstock.workloads.goals.injection_journal import INJECTIONS, TooLate, UnknownGoal, switch, veto
 from penstock.workloads.goals.injector_view import summary_of, view_of
 
@@ -151,8 +151,9 @@ def _folders(place: Path) -> dict[str, Path]:
 
 router = APIRouter(route_class=GuardedRoute, tags=["goals"])
 
-_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-_FILES: Final = {file.name: file for file in (Path(__file__).parent / "static").iterdir()}
+_FILES: Final = files_in(Path(__file__).parent / "static")
+add_page(router, "/rl", _FILES["rl.html"])
+add_files(router, "/rl", _FILES)
 
 
 class WantedAuto(Body):
@@ -165,22 +166,6 @@ class NewVeto(Body):
     """The goal that must not be carried out."""
 
     goalId: Line  # noqa: N815 - as all names of the API
-
-
-@router.get("/rl", response_class=Page)
-def page() -> Page:
-    """Return the page of goals."""
-    return Page(_FILES["rl.html"].read_bytes())
-
-
-@router.get(
-    "/rl/{file}",
-    response_class=Response,
-    responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in _TYPES.values()}}},
-)
-def file_of_page(file: str) -> Response:
-    """Return a file of the page of goals."""
-    return file_answer(_FILES, file)
 
 
 @router.get("/api/projects/{project}/injectors", response_model=InjectorList)
