@@ -12,9 +12,10 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from fastapi import FastAPI
@@ -49,8 +50,8 @@ ROLE = "gateway"
 END_S: Final = 10.0
 """Seconds that a gateway which ends waits for what it is just writing about jobs."""
 _NOTHING: Final = "a listener has nothing to serve"
-Beside = Callable[[threading.Event], None]
-"""What goes on beside the listeners until the event is set."""
+Background = Callable[[threading.Event], None]
+"""Work that a thread does beside the listeners until the event is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +178,7 @@ class Mount:
 
     name: str
     listen: str
-    open: Callable[[], AbstractContextManager[tuple[Listener, Mapping[str, Beside]]]]
+    open: Callable[[], AbstractContextManager[tuple[Listener, Mapping[str, Background]]]]
     option: str = "--listen "
     insecure: bool = False
     kept_here: str = ""
@@ -208,7 +209,7 @@ def main(lifecycle: Lifecycle, settings: Settings, mounts: Sequence[Mount]) -> i
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
     with ExitStack() as stack:
         servers, threads = dict[HttpServer, str](), list[threading.Thread]()
-        beside = dict[str, Beside]()
+        beside = dict[str, Background]()
         for one in mounts:
             app, works = _opened(one, stack)
             beside |= {f"{name} of {one.name}": work for name, work in works.items()}
@@ -244,7 +245,7 @@ def _check_apart(mounts: Sequence[Mount]) -> None:
         taken[address] = one.name
 
 
-def _opened(mount: Mount, stack: ExitStack) -> tuple[FastAPI, Mapping[str, Beside]]:
+def _opened(mount: Mount, stack: ExitStack) -> tuple[FastAPI, Mapping[str, Background]]:
     """Return the application of a mount; one of several that cannot be made answers why."""
     try:
         listener, beside = stack.enter_context(mount.open())
@@ -293,7 +294,7 @@ def gateway_of(
     work: Callable[[], Work] | None = None,
     oidc: ProviderSettings | None = None,
     quotas: Quotas | None = None,
-) -> Iterator[tuple[Listener, Mapping[str, Beside]]]:
+) -> Iterator[tuple[Listener, Mapping[str, Background]]]:
     """Yield what a gateway with accounts listens with, and what it does beside.
 
     work: says how jobs are run; None: there are none. oidc: where people may sign in elsewhere.
@@ -317,7 +318,7 @@ def gateway_of(
             else OidcSignIn(Provider(oidc), accounts, read_keys(places.keys_file())),
             quotas=quotas or Quotas(),
         )
-        beside: dict[str, Beside] = {"expiry": partial(sweep, accounts)}
+        beside: dict[str, Background] = {"expiry": partial(sweep, accounts)}
         if dispatcher is not None:
             beside["jobs"] = dispatcher.work
         yield gateway_listener(parts, doors, () if jobs is None else jobs.services), beside
@@ -326,66 +327,56 @@ def gateway_of(
         database.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverRun:
-    """A service over the run behind it.
+@contextmanager
+def site_over(
+    service: Service,
+    run: RunBehind,
+    own: Credentials,
+    doors: Doors,
+    on_end: Callable[[str], None] | None = None,
+    *,
+    state: Path | None = None,
+    agents: Mapping[str, RunBehind] = MappingProxyType({}),
+    loop: AbstractContextManager[object] | None = None,
+    accounts: Callable[[], AbstractContextManager[Accounts]] | None = None,
+    project: str = "",
+) -> Iterator[tuple[Listener, Mapping[str, Background]]]:
+    """Enter a run, and yield the listener of a service over it; raises Fatal for a run that failed.
 
-    state: folder in which the application may keep what it has to remember. agents: further runs by name; one
-    that ends is missing, and the others are served. beside: makes what goes on for the run as long as it is
-    served; None: nothing. accounts: opens those that know the tokens of `project`; None: no token is asked
-    for.
+    own: credentials for calls of the run. on_end: called when the run is over; None: the listener answers
+    why, and nothing else ends. state: folder in which the service may keep what it has to remember. agents:
+    further runs by name; one that ends is missing, and the others are served. loop: what learns from the run
+    as long as it is served. accounts: opens those that issue the tokens of `project`; None: no token is
+    required.
     """
+    over = ""
 
-    service: Service
-    behind: RunBehind
-    credentials: Credentials
-    state: Path | None = None
-    agents: Mapping[str, RunBehind] = field(default_factory=dict)
-    beside: Callable[[RunBehind], AbstractContextManager[object]] | None = None
-    accounts: Callable[[], AbstractContextManager[Accounts]] | None = None
-    project: str = ""
+    def watch(draining: threading.Event) -> None:
+        nonlocal over
+        while not over and not draining.wait(1.0):
+            over = run.failure()
+        if over and on_end is not None:
+            on_end("the run behind it is over")
 
-    @contextmanager
-    def open(
-        self, doors: Doors, on_end: Callable[[str], None] | None = None
-    ) -> Iterator[tuple[Listener, Mapping[str, Beside]]]:
-        """Enter the run, and yield what it is listened with; raises Fatal for a run that failed.
+    def admit(address: str) -> None:
+        if over:
+            _refuse(f"the run behind it is over: {over}")
+        listener.admit(address)
 
-        on_end: is called when the run is over; None: the listener answers why, and nothing else ends.
-        """
-        over = ""
+    def upstream(one: RunBehind, kept: Path | None) -> Upstream:
+        return Upstream(addresses=one.addresses, credentials=own, settings=one.settings, state=kept)
 
-        def watch(draining: threading.Event) -> None:
-            nonlocal over
-            while not over and not draining.wait(1.0):
-                over = run.failure()
-            if over and on_end is not None:
-                on_end("the run behind it is over")
-
-        def admit(address: str) -> None:
-            if over:
-                _refuse(f"the run behind it is over: {over}")
-            listener.admit(address)
-
-        with ExitStack() as stack:
-            accounts = stack.enter_context(self.accounts()) if self.accounts is not None else None
-            run = stack.enter_context(self.behind)
-            if self.beside is not None:
-                stack.enter_context(self.beside(run))
-            others = {name: stack.enter_context(one) for name, one in self.agents.items()}
-            kept = {name: self.state and self.state / "agents" / name for name in others}
-            agents = {name: self._upstream(one, kept[name]) for name, one in others.items()}
-            upstream = replace(self._upstream(run, self.state), agents=agents)
-            listener = site_listener(self.service, upstream, doors, accounts, self.project)
-            yield replace(listener, admit=admit), {"run": watch}
-            failure = run.failure() if on_end is not None else ""
-        if failure:
-            raise Fatal(f"the run behind it is over: {failure}")
-
-    def _upstream(self, run: RunBehind, state: Path | None) -> Upstream:
-        return Upstream(
-            addresses=run.addresses, credentials=self.credentials, settings=run.settings, state=state
-        )
+    with ExitStack() as stack:
+        issuer = None if accounts is None else stack.enter_context(accounts())
+        for one in (run, *([] if loop is None else [loop]), *agents.values()):
+            stack.enter_context(one)
+        others = {name: upstream(one, state and state / "agents" / name) for name, one in agents.items()}
+        behind = replace(upstream(run, state), agents=others)
+        listener = site_listener(service, behind, doors, issuer, project)
+        yield replace(listener, admit=admit), {"run": watch}
+        failure = run.failure() if on_end is not None else ""
+    if failure:
+        raise Fatal(f"the run behind it is over: {failure}")
 
 
 def _check_models(folder: Path) -> None:

@@ -6,8 +6,8 @@ What the run refuses leaves none; an order that is asked after again leaves one.
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Any, BinaryIO, Final, Literal
 
 from fastapi import APIRouter, Path, Request
@@ -16,7 +16,7 @@ from pydantic import Field
 
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.frame.requests import NUMERIC, Answer, ApiError, Body, Number, Text
-from penstock.gateway.frame.route_access import GuardedRoute, Member, audited, parts_of
+from penstock.gateway.frame.route_access import GuardedRoute, Member, audited, member_of, parts_of
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Action, Order, Steering, VersionFile
 from penstock.gateway.routes.job_routes import dispatcher_of
@@ -196,80 +196,80 @@ class RolledBack(Answer):
     awaits_number: bool
 
 
-router = APIRouter(route_class=GuardedRoute, tags=["control"])
-
 _ANSWERED_LATER: Final = {Action.CHECKPOINT, Action.RESTORE, Action.FLUSH}
 
+Steered = Callable[..., AbstractContextManager[tuple[Steering, str]]]
+"""Yields what steers the run of a job, and who calls, while one call steers it.
 
-@router.post("/api/projects/{project}/jobs/{job}/control/{action}", response_model=WantedState | CommandShown)
-def control(request: Request, member: Member, job: str, action: Action, body: Wanted) -> Mapping[str, Any]:
-    """Tell a run what is wanted; a checkpoint, restore or flush is asked after with its `requestId`."""
-    order = body.order(action)
-    said = {"name": order.name} if order.name else {}
-    with _audited(request, member, job, f"run: {action}", request_id=_asked_again(order), **said) as steering:
-        return steering.order(job, order)
+Called with the request, the job, and what is done: an action, and facts of it for the audit.
+"""
 
 
-@router.get("/api/projects/{project}/jobs/{job}/versions", response_model=RunVersions)
-def versions(request: Request, member: Member, job: str) -> Mapping[str, Any]:
-    """Return the versions that a run has registered, with their evaluations, and its traffic."""
-    return _steering(request, member, job).versions(job)
+def steering_routes(path: str, steered: Steered) -> APIRouter:
+    """Return the routes that steer a run and decide about its versions. path: of a run, with `{job}`."""
+    routes = APIRouter(route_class=GuardedRoute, tags=["control"])
 
+    @routes.post(f"{path}/control/{{action}}", response_model=WantedState | CommandShown)
+    def control(request: Request, job: str, action: Action, body: Wanted) -> Mapping[str, Any]:
+        """Tell a run what is wanted; a checkpoint, restore or flush is asked after with its `requestId`."""
+        order = body.order(action)
+        facts = {"name": order.name} if order.name else {}
+        again = _asked_again(order)
+        with steered(request, job, f"run: {action}", request_id=again, **facts) as (steering, _):
+            return steering.order(job, order)
 
-@router.get(
-    "/api/projects/{project}/jobs/{job}/versions/{version}/weights",
-    response_class=WeightsFile,
-    responses={200: {"content": {WeightsFile.media_type: {}}}},
-)
-def weights(request: Request, member: Member, job: str, version: VersionNumber) -> WeightsFile:
-    """Return the weights of a version as a file of safetensors."""
-    with _audited(request, member, job, "weights read", version=version) as steering:
-        return WeightsFile.of(steering.weights(job, version))
+    @routes.get(
+        f"{path}/versions/{{version}}/weights",
+        response_class=WeightsFile,
+        responses={200: {"content": {WeightsFile.media_type: {}}}},
+    )
+    def weights(request: Request, job: str, version: VersionNumber) -> WeightsFile:
+        """Return the weights of a version as a file of safetensors."""
+        with steered(request, job, "weights read", version=version) as (steering, _):
+            return WeightsFile.of(steering.weights(job, version))
 
+    @routes.post(f"{path}/promote", response_model=VersionShown)
+    def promote(request: Request, job: str, body: Promotion) -> Mapping[str, Any]:
+        """Make a version active or the canary."""
+        facts = {"version": body.version, "to": body.to}
+        with steered(request, job, "promote", **facts) as (steering, by):
+            share = body.canaryShare
+            return steering.promote(
+                job, body.version, to=body.to, canary_share=share, reason=body.reason, by=by
+            )
 
-@router.post("/api/projects/{project}/jobs/{job}/promote", response_model=VersionShown)
-def promote(request: Request, member: Member, job: str, body: Promotion) -> Mapping[str, Any]:
-    """Make a version active or the canary."""
-    by = member.principal.subject
-    with _audited(request, member, job, "promote", version=body.version, to=body.to) as steering:
-        return steering.promote(
-            job, body.version, to=body.to, canary_share=body.canaryShare, reason=body.reason, by=by
-        )
+    @routes.post(f"{path}/rollback", response_model=RolledBack)
+    def roll_back(request: Request, job: str, body: Withdrawal) -> Mapping[str, Any]:
+        """Withdraw the canary, or the active version in favour of the one before it."""
+        with steered(request, job, "roll back", version=body.version) as (steering, by):
+            return steering.roll_back(job, body.version, reason=body.reason, by=by)
 
+    @routes.put(f"{path}/traffic", response_model=TrafficShown)
+    def set_traffic(request: Request, job: str, body: NewTraffic) -> Mapping[str, Any]:
+        """Change which share of the clients gets which version."""
+        with steered(request, job, "traffic") as (steering, by):
+            return steering.set_traffic(job, **body.change(), reason=body.reason, by=by)
 
-@router.post("/api/projects/{project}/jobs/{job}/rollback", response_model=RolledBack)
-def roll_back(request: Request, member: Member, job: str, body: Withdrawal) -> Mapping[str, Any]:
-    """Withdraw the canary, or the active version in favour of the one before it."""
-    with _audited(request, member, job, "roll back", version=body.version) as steering:
-        return steering.roll_back(job, body.version, reason=body.reason, by=member.principal.subject)
-
-
-@router.put("/api/projects/{project}/jobs/{job}/traffic", response_model=TrafficShown)
-def set_traffic(request: Request, member: Member, job: str, body: NewTraffic) -> Mapping[str, Any]:
-    """Change which share of the clients gets which version."""
-    with _audited(request, member, job, "traffic") as steering:
-        return steering.set_traffic(job, **body.change(), reason=body.reason, by=member.principal.subject)
-
-
-@contextmanager
-def _audited(
-    request: Request,
-    member: Membership,
-    job: str,
-    action: str,
-    *,
-    request_id: str | None = None,
-    **detail: Any,
-) -> Iterator[Steering]:
-    """Have the audit say what is asked for, and yield what does it."""
-    steering = _steering(request, member, job)
-    with audited(parts_of(request), member, action, f"job/{job}", request=request_id, **detail):
-        yield steering
+    return routes
 
 
 def _asked_again(order: Order) -> str | None:
     """Return the id under which the same order comes again until it is answered; None: each is a new one."""
     return order.request_id if order.action in _ANSWERED_LATER else None
+
+
+# ---- The routes of the gateway.
+
+
+@contextmanager
+def _audited(
+    request: Request, job: str, action: str, *, request_id: str | None = None, **detail: Any
+) -> Iterator[tuple[Steering, str]]:
+    """Have the audit say what a member does, and yield what does it, and who the member is."""
+    member = member_of(request)
+    steering = _steering(request, member, job)
+    with audited(parts_of(request), member, action, f"job/{job}", request=request_id, **detail):
+        yield steering, member.principal.subject
 
 
 def _steering(request: Request, member: Membership, job: str) -> Steering:
@@ -282,3 +282,13 @@ def _steering(request: Request, member: Membership, job: str) -> Steering:
     if steering is None:
         raise ApiError(409, "the run of this job lies with the gateway of another machine: ask that one")
     return steering
+
+
+_JOB: Final = "/api/projects/{project}/jobs/{job}"
+router = steering_routes(_JOB, _audited)
+
+
+@router.get(f"{_JOB}/versions", response_model=RunVersions)
+def versions(request: Request, member: Member, job: str) -> Mapping[str, Any]:
+    """Return the versions that a run has registered, with their evaluations, and its traffic."""
+    return _steering(request, member, job).versions(job)

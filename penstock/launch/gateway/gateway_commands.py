@@ -37,9 +37,11 @@ if TYPE_CHECKING:
     from penstock.config.settings import Settings
     from penstock.gateway.application import Service
     from penstock.gateway.frame.envelope import Doors
-    from penstock.gateway.process import Mount, OverRun, Work
+    from penstock.gateway.process import Mount, Work
     from penstock.gateway.upstream import RunBehind
     from penstock.runtime.lifecycle import Lifecycle
+
+    Opened = Callable[..., AbstractContextManager[Any]]
 
 # ---- Options.
 
@@ -460,12 +462,12 @@ def _command(name: str) -> "Callable[..., None]":
         def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
             from penstock.gateway.process import Mount, main
 
-            service, site = site_over(name, options, settings)
+            service, _, opened = chosen_site(name, options, settings)
             doors = reached.doors()
             mount = Mount(
                 name=name,
                 listen=options.listen,
-                open=partial(site.open, doors, lifecycle.drain),
+                open=partial(opened, doors, lifecycle.drain),
                 insecure=foreground.insecure,
                 kept_here="" if options.project else BEYOND,
                 proxies=doors.proxies,
@@ -479,11 +481,14 @@ def _command(name: str) -> "Callable[..., None]":
     return serve_site
 
 
-def site_over(name: str, said: SiteOptions, settings: "Settings") -> "tuple[Service, OverRun]":
-    """Return the service of a workload, and what it is over its run; raises ConfigurationError."""
+def chosen_site(name: str, said: SiteOptions, settings: "Settings") -> "tuple[Service, RunBehind, Opened]":
+    """Return the service of a workload, the run behind it, and what opens both (`process.site_over`).
+
+    Raises ConfigurationError.
+    """
     from penstock.config.credentials import credentials
-    from penstock.gateway.process import OverRun
-    from penstock.launch.gateway.run_behind import NamedRun, OwnRun
+    from penstock.gateway.process import site_over
+    from penstock.launch.gateway.run_behind import LoopBeside, NamedRun, OwnRun
 
     service: Service = load(find(name).site)()
     _check_one(said.run, said.server, said.broker)
@@ -499,17 +504,22 @@ def site_over(name: str, said: SiteOptions, settings: "Settings") -> "tuple[Serv
         behind = OwnRun.of_site(service, kept, said.recipe, said.train or (), learns=said.learn)
         if words is not None and service.loop is not None and said.recipe is None:
             words = (*service.loop.options, *words)
+    loop = None
+    if service.loop is not None and words is not None:
+        loop = LoopBeside(service.loop.words, words, behind.settings, kept)
     place = AccountsPlace(state=said.accounts, database=said.database, keys=said.keys)
-    return service, OverRun(
-        service=service,
-        behind=behind,
-        credentials=credentials(settings.security),
+    opened = partial(
+        site_over,
+        service,
+        behind,
+        credentials(settings.security),
         state=kept,
         agents=others,
-        beside=_beside(service, words, kept),
+        loop=loop,
         accounts=place.opened if said.project else None,
         project=said.project,
     )
+    return service, behind, opened
 
 
 def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]":
@@ -526,11 +536,11 @@ def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]"
 
     @contextmanager
     def open_site(name: str) -> "Iterator[Any]":
-        service, site = site_over(name, SiteOptions(), settings)
-        with site.open(Doors()) as opened:
+        service, behind, opened = chosen_site(name, SiteOptions(), settings)
+        with opened(Doors()) as listener:
             if service.takes_agents:
-                runs[name] = site.behind
-            yield opened
+                runs[name] = behind
+            yield listener
 
     @contextmanager
     def open_text() -> "Iterator[Any]":
@@ -587,18 +597,6 @@ def agents_of(
     if said and not site.takes_agents:
         raise ConfigurationError(f"--agent {said[0]}: {name} answers for one run: leave it out")
     return named_agents(said, settings)
-
-
-def _beside(
-    site: "Service", words: tuple[str, ...] | None, state: Path
-) -> "Callable[[RunBehind], AbstractContextManager[object]] | None":
-    """Return what makes the site's loop for a run; None without one."""
-    from penstock.launch.gateway.run_behind import LoopBeside
-
-    loop = site.loop
-    if words is None or loop is None:
-        return None
-    return lambda run: LoopBeside(loop.words, words, run.settings, state)
 
 
 def _check_one(run: Path | None, server: str, broker: str) -> None:

@@ -10,7 +10,8 @@ import getpass
 import hmac
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -25,18 +26,12 @@ from starlette.responses import RedirectResponse
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.frame.event_stream import STILL_HERE, EventStream, event
+from penstock.gateway.frame.pages import add_files, add_page, files_in
 from penstock.gateway.frame.requests import ApiError, Body
 from penstock.gateway.frame.route_access import Access, GuardedRoute, Listener, open_door
 from penstock.gateway.frame.route_access import make_app as application
-from penstock.gateway.jobs.job_records import Action
-from penstock.gateway.routes.control_routes import (
-    NewTraffic,
-    Promotion,
-    VersionNumber,
-    Wanted,
-    WeightsFile,
-    Withdrawal,
-)
+from penstock.gateway.jobs.job_records import Steering
+from penstock.gateway.routes.control_routes import steering_routes
 from penstock.launch.gateway.run_steering import RunSteering
 from penstock.launch.ui.catalogue import Catalogue, UnknownRun
 from penstock.launch.ui.run_starter import CannotStart, RunStarter, settings_schema
@@ -52,8 +47,14 @@ class NewRun(Body):
 
 
 def actions_of(runs: Catalogue, starter: RunStarter) -> APIRouter:
-    router, by = APIRouter(route_class=GuardedRoute), getpass.getuser()
-    steering = RunSteering(lambda name: runs.find(name).folder)
+    steering, by = RunSteering(lambda name: runs.find(name).folder), getpass.getuser()
+
+    @contextmanager
+    def steered(_request: Request, run: str, _action: str, **_facts: Any) -> Iterator[tuple[Steering, str]]:
+        runs.find(run).detail()  # a name of no run is refused before anything is asked of one
+        yield steering, by
+
+    router = steering_routes("/api/runs/{job}", steered)
 
     @router.get("/api/settings")
     def schema() -> Mapping[str, Any]:
@@ -68,35 +69,6 @@ def actions_of(runs: Catalogue, starter: RunStarter) -> APIRouter:
         except CannotStart as error:
             raise ApiError(422 if error.field else 409, str(error), field=error.field) from error
         return {"name": body.name}
-
-    @router.post("/api/runs/{name}/control/{action}")
-    def control(name: str, action: Action, body: Wanted) -> Mapping[str, Any]:
-        """Tell a run what is wanted."""
-        runs.find(name).detail()  # a name that is none is told before anything is asked
-        return steering.order(name, body.order(action))
-
-    @router.get("/api/runs/{name}/versions/{version}/weights", response_class=WeightsFile)
-    def weights(name: str, version: VersionNumber) -> WeightsFile:
-        """Return the weights of a version as a file of safetensors."""
-        runs.find(name).detail()
-        return WeightsFile.of(steering.weights(name, version))
-
-    @router.post("/api/runs/{name}/promote")
-    def promote(name: str, body: Promotion) -> Mapping[str, Any]:
-        """Make a version active or the canary."""
-        return steering.promote(
-            name, body.version, to=body.to, canary_share=body.canaryShare, reason=body.reason, by=by
-        )
-
-    @router.post("/api/runs/{name}/rollback")
-    def roll_back(name: str, body: Withdrawal) -> Mapping[str, Any]:
-        """Withdraw a version, the canary or the active one."""
-        return steering.roll_back(name, body.version, reason=body.reason, by=by)
-
-    @router.put("/api/runs/{name}/traffic")
-    def set_traffic(name: str, body: NewTraffic) -> Mapping[str, Any]:
-        """Change which share of the clients gets which version."""
-        return steering.set_traffic(name, **body.change(), reason=body.reason, by=by)
 
     return router
 
@@ -246,12 +218,6 @@ async def _answer_trouble(_request: Request, error: Exception) -> Response:
 
 STATIC: Final = Path(__file__).parent / "static"
 MAX_COMPARED: Final = 16
-_TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 
 
 def make_app(
@@ -266,7 +232,11 @@ def make_app(
     """
     if starter is not None and admission is None:
         raise ValueError("who may act is let in by name: actions need an admission")
-    routers = [_files(), _runs(runs, can_act=starter is not None)]
+    page = APIRouter(route_class=GuardedRoute)
+    add_page(page, "/", STATIC / "index.html")
+    add_files(page, "", files_in(STATIC))
+    add_files(page, "/vendor", files_in(STATIC / "vendor"))
+    routers = [page, _runs(runs, can_act=starter is not None)]
     if starter is not None:
         routers.append(actions_of(runs, starter))
     every = [route for router in routers for route in router.routes if isinstance(route, GuardedRoute)]
@@ -281,24 +251,6 @@ def make_app(
             errors=dict.fromkeys(TROUBLES, _answer_trouble),
         )
     )
-
-
-def _files() -> APIRouter:
-    """Return the routes of the files, which are read once.
-
-    Their names are known, so no path is ever built from a request.
-    """
-    router = APIRouter(route_class=GuardedRoute)
-    for prefix, folder in (("/", STATIC), ("/vendor/", STATIC / "vendor")):
-        for file in folder.iterdir():
-            if file.suffix in _TYPES:
-                path = "/" if file.name == "index.html" else f"{prefix}{file.name}"
-                router.get(path)(_file(file.read_bytes(), _TYPES[file.suffix]))
-    return router
-
-
-def _file(content: bytes, media_type: str) -> Callable[[], Response]:
-    return lambda: Response(content, media_type=media_type)
 
 
 def _runs(runs: Catalogue, *, can_act: bool) -> APIRouter:
