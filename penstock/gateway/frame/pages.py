@@ -11,15 +11,19 @@ from penstock.gateway.frame.requests import ApiError
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
+def files_in(folder: Path) -> dict[str, Path]:
+    """Return the files of a page in a folder, by name; others, such as licences, are left out."""
+    return {file.name: file for file in folder.iterdir() if file.suffix in _TYPES}
+
+
+SHARED: Final = files_in(Path(__file__).parent / "static")
+"""Files that the pages have in common, by name."""
+
+
 class Page(Response):
     """A document of HTML."""
 
     media_type = "text/html"
-
-
-def files_in(folder: Path) -> dict[str, Path]:
-    """Return the files of a page in a folder, by name; others, such as licences, are left out."""
-    return {file.name: file for file in folder.iterdir() if file.suffix in _TYPES}
 
 
 def add_page(router: APIRouter, path: str, file: Path, **options: Any) -> None:

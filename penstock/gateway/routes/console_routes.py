@@ -8,13 +8,13 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
-from penstock.gateway.frame.pages import add_files, add_page, files_in
+from penstock.gateway.frame.pages import SHARED, add_files, add_page, files_in
 from penstock.gateway.frame.route_access import PROJECT_HEADER, Access, GuardedRoute
 from penstock.gateway.routes.account_routes import ApiDocument
 
 console = APIRouter(route_class=GuardedRoute, tags=["console"])
 
-_FILES: Final = files_in(Path(__file__).parent / "static")
+_FILES: Final = files_in(Path(__file__).parent / "static") | SHARED
 
 add_page(console, "/", _FILES["index.html"])
 add_page(
@@ -27,11 +27,6 @@ add_page(
     ),
 )
 add_files(console, "/console", _FILES)
-
-
-def shared_files(*names: str) -> dict[str, Path]:
-    """Return files of the console that other pages use too, by name."""
-    return {name: _FILES[name] for name in names}
 
 
 # ---- The description of all calls, for programs and for people who write them.

@@ -26,7 +26,7 @@ from starlette.responses import RedirectResponse
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.envelope import Doors
 from penstock.gateway.frame.event_stream import STILL_HERE, EventStream, event
-from penstock.gateway.frame.pages import add_files, add_page, files_in
+from penstock.gateway.frame.pages import SHARED, add_files, add_page, files_in
 from penstock.gateway.frame.requests import ApiError, Body
 from penstock.gateway.frame.route_access import Access, GuardedRoute, Listener, open_door
 from penstock.gateway.frame.route_access import make_app as application
@@ -234,7 +234,7 @@ def make_app(
         raise ValueError("who may act is let in by name: actions need an admission")
     page = APIRouter(route_class=GuardedRoute)
     add_page(page, "/", STATIC / "index.html")
-    add_files(page, "", files_in(STATIC))
+    add_files(page, "", files_in(STATIC) | {"api.js": SHARED["api.js"]})
     add_files(page, "/vendor", files_in(STATIC / "vendor"))
     routers = [page, _runs(runs, can_act=starter is not None)]
     if starter is not None:

@@ -1,7 +1,7 @@
 // The form that starts a training, made from the JSON schema of the settings. What is left empty stays as it is by default.
 
+import { call } from "/api.js";
 import { element } from "/dom.js";
-import { send } from "/steer.js";
 
 let schema = null;
 
@@ -21,7 +21,7 @@ export async function showStart(place, begun) {
     event.preventDefault();
     told.textContent = "Starting …";
     try {
-      const { name } = await send("POST", "/api/runs", { name: form.elements.name.value, settings: settingsOf(form) });
+      const { name } = await call("POST", "/api/runs", { name: form.elements.name.value, settings: settingsOf(form) });
       told.textContent = "";
       begun(name);
     } catch (error) {

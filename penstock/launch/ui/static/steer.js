@@ -1,5 +1,6 @@
 // Buttons by which a person steers a run and decides about its versions; what is refused is told in words.
 
+import { call } from "/api.js";
 import { byId, element, say } from "/dom.js";
 
 const ORDERS = ["pause", "resume", "checkpoint", "stop"];
@@ -11,13 +12,13 @@ export function showSteering(place, run, canAct) {
   if (place.dataset.run === run.name) return;
   place.dataset.run = run.name;
   place.replaceChildren(...ORDERS.map((order) =>
-    pressed(order, () => send("POST", `/api/runs/${encodeURIComponent(run.name)}/control/${order}`, { reason: REASON }))));
+    pressed(order, () => call("POST", `/api/runs/${encodeURIComponent(run.name)}/control/${order}`, { reason: REASON }))));
 }
 
 // one: a version of the run of this name.
 export function decisions(name, one) {
   const decide = (action) => () =>
-    send("POST", `/api/runs/${encodeURIComponent(name)}/${action}`, { version: one.version, reason: REASON });
+    call("POST", `/api/runs/${encodeURIComponent(name)}/${action}`, { version: one.version, reason: REASON });
   return { kind: "row", text: element("span", { class: "row" },
     pressed(`promote ${one.version}`, decide("promote")), pressed(`roll back ${one.version}`, decide("rollback")),
     element("a", { href: `/api/runs/${encodeURIComponent(name)}/versions/${one.version}/weights`, download: "" }, `download ${one.version}`)) };
@@ -38,13 +39,4 @@ function pressed(text, act) {
     }
   });
   return button;
-}
-
-// Sends what a person wants; throws what is refused in the words of the gateway.
-
-export async function send(method, path, body) {
-  const reply = await fetch(path, { method, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-  const content = await reply.json().catch(() => null);
-  if (!reply.ok) throw Object.assign(new Error(content?.detail ?? reply.statusText), { field: content?.field });
-  return content;
 }

@@ -14,10 +14,9 @@ from penstock.client import TextDescription
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.application import Service
 from penstock.gateway.frame.event_stream import ANSWER_S, EventStream, event
-from penstock.gateway.frame.pages import add_files, add_page, files_in
+from penstock.gateway.frame.pages import SHARED, add_files, add_page, files_in
 from penstock.gateway.frame.requests import ApiError, Body
 from penstock.gateway.frame.route_access import JsonRoute, caller_of, is_editor, table
-from penstock.gateway.routes.console_routes import shared_files
 from penstock.gateway.routes.satisfaction_routes import (
     LEAST,
     THUMB,
@@ -401,9 +400,7 @@ async def _behind(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:
 
 # ---- What the gateway serves of it.
 
-_FILES: Final = files_in(Path(__file__).parent / "static") | shared_files(
-    "api.js", "console.css", "elements.js", "icon.svg"
-)
+_FILES: Final = files_in(Path(__file__).parent / "static") | SHARED
 add_page(router, "/chat", _FILES["chat.html"], include_in_schema=False)
 add_files(router, "/chat", _FILES, include_in_schema=False)
 

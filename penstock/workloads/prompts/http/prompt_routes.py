@@ -19,10 +19,10 @@ from starlette.requests import ClientDisconnect
 
 from penstock.client import Action, CommandRefusal
 from penstock.gateway.application import Service
-from penstock.gateway.frame.pages import add_files, add_page, files_in
+from penstock.gateway.frame.pages import SHARED, add_files, add_page, files_in
 from penstock.gateway.frame.requests import ApiError
 from penstock.gateway.frame.route_access import Handler, JsonRoute, caller_of, table
-from penstock.gateway.routes.console_routes import document_of, error_answer, shared_files
+from penstock.gateway.routes.console_routes import document_of, error_answer
 from penstock.gateway.upstream import Upstream, answered
 from penstock.protocol.tensor import Array
 from penstock.workloads.prompts.categories import classify
@@ -388,9 +388,7 @@ async def check(request: Request, api: Api, body: bodies.CheckRequest) -> bodies
 
 # ---- The page, and what the gateway is told of it.
 
-_FILES: Final = files_in(Path(__file__).parent / "static") | shared_files(
-    "console.css", "elements.js", "icon.svg"
-)
+_FILES: Final = files_in(Path(__file__).parent / "static") | SHARED
 add_page(router, "/prompts", _FILES["index.html"], include_in_schema=False)
 add_files(router, "/prompts", _FILES, include_in_schema=False)
 

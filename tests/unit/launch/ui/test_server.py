@@ -156,6 +156,7 @@ def test_every_file_of_the_page_is_served_under_a_strict_policy(tmp_path: Path) 
         "/page.css",
         "/flow.css",
         "/main.js",
+        "/api.js",
         "/chart.js",
         "/dom.js",
         "/flow.js",

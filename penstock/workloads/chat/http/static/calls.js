@@ -1,7 +1,7 @@
 // Calls of the chat. Who has no account is known by the name that this browser has made for itself: by it, and by
 // nothing else, they find again what they have said.
 
-import { send } from "./api.js";
+import { events, send } from "./api.js";
 
 const ME = "penstock-chat-me";
 let agent = "";
@@ -30,18 +30,5 @@ export async function call(method, path, body) {
   return (await send(method, about(path), body)).json();
 }
 
-// Calls, and hands each server-sent event to `take(kind, data)` as it comes.
-export async function follow(path, body, signal, take) {
-  const reader = (await send("POST", about(path), body, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const events = (held + value).split("\n\n");
-    held = events.pop();
-    for (const one of events) {
-      const lines = Object.fromEntries(one.split("\n").map((line) => line.split(/: (.*)/s).slice(0, 2)));
-      take(lines.event, JSON.parse(lines.data));
-    }
-  }
-}
+// Yields the server-sent events of a call.
+export const follow = (path, body, signal) => events(about(path), signal, body);

@@ -36,11 +36,12 @@ async function answer(words) {
   again.disabled = true;
   around.setAttribute("aria-busy", "true");
   try {
-    await follow("/api/chat/say", { me: me(), conversation, ...(words === null ? {} : { text: words }) }, growing.signal, (kind, data) => {
-      if (kind === "part") said.textContent += data.text;
-      if (kind === "refused") refused(asked, around, data.detail);
-      if (kind === "answer") whole(around, said, name, data);
-    });
+    const asking = { me: me(), conversation, ...(words === null ? {} : { text: words }) };
+    for await (const { event, data } of follow("/api/chat/say", asking, growing.signal)) {
+      if (event === "part") said.textContent += data.text;
+      if (event === "refused") refused(asked, around, data.detail);
+      if (event === "answer") whole(around, said, name, data);
+    }
   } catch (error) {
     if (error.name !== "AbortError") {
       asked?.around.remove();

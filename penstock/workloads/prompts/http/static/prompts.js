@@ -1,6 +1,6 @@
 // A page for one prompt: what the policy would do to it, what comes of that, and what somebody thinks of it.
 
-import { Refused, call, keepToken } from "./calls.js";
+import { Refused, call, takeToken } from "./api.js";
 import { differences } from "./differences.js";
 import { button, element, field, form, guarded, table } from "./elements.js";
 
@@ -125,7 +125,7 @@ async function opened(act) {
     if (!(error instanceof Refused) || error.status !== 401) throw error;
     door.hidden = false;
     door.replaceChildren(form("Go on", async ({ token }) => {
-      keepToken(token);
+      takeToken(token);
       await opened(act);
     }, field("Token of the project", "token", { type: "password", required: true, autocomplete: "off" })));
   }

@@ -10,6 +10,7 @@ export class Refused extends Error {
     super(content?.detail ?? `the gateway answered ${status}`);
     this.status = status;
     this.word = content?.error;
+    this.field = content?.field;
   }
 }
 
@@ -71,9 +72,9 @@ export async function keepFile(path) {
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
-// Yields { event, data } of a stream of server-sent events; ends with it, or when `signal` says so.
-export async function* events(path, signal) {
-  const reply = await send("GET", path, undefined, signal);
+// Yields { event, data } of a stream of server-sent events; ends with it, or when `signal` says so. body: of a POST.
+export async function* events(path, signal, body) {
+  const reply = await send(body === undefined ? "GET" : "POST", path, body, signal);
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let kept = "";
   for (;;) {
