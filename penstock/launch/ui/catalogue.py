@@ -89,17 +89,24 @@ class ShownRun:
         self._facts: tuple[tuple[Any, ...], RunFacts] | None = None
 
     def facts(self) -> RunFacts:
-        """Return its row of the list; read again when a file has changed."""
+        """Return its row of the list, read again when a file has changed; a broken run hides no other."""
         names = (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)
         try:
             going_on = is_going_on(self.folder)
             seal = (going_on, *(_stamp(self.folder / name) for name in names))
+            with self._lock:
+                if self._facts is None or self._facts[0] != seal:
+                    self._facts = (seal, self._read_facts(going_on=going_on))
+                return self._facts[1]
         except (OSError, ConfigurationError) as error:
-            return self._unreadable(error)
-        with self._lock:
-            if self._facts is None or self._facts[0] != seal:
-                self._facts = (seal, self._facts_or_why(going_on=going_on))
-            return self._facts[1]
+            return RunFacts(
+                name=self.name,
+                environment="",
+                seed=0,
+                state="unreadable",
+                started=_begun(self.folder),
+                why=str(error),
+            )
 
     def detail(self) -> dict[str, Any]:
         facts = self.facts()
@@ -132,23 +139,6 @@ class ShownRun:
         with self._lock:
             self._watch = self._watch or Watch(self.folder)
         return self._watch.look().as_json()
-
-    def _facts_or_why(self, *, going_on: bool) -> RunFacts:
-        """Its row; one run that cannot be read hides no other."""
-        try:
-            return self._read_facts(going_on=going_on)
-        except (OSError, ConfigurationError) as error:
-            return self._unreadable(error)
-
-    def _unreadable(self, error: Exception) -> RunFacts:
-        return RunFacts(
-            name=self.name,
-            environment="",
-            seed=0,
-            state="unreadable",
-            started=_begun(self.folder),
-            why=str(error),
-        )
 
     def _read_facts(self, *, going_on: bool) -> RunFacts:
         settings, learnt = _settings(self.folder), read_learnt(self.folder / METRICS_FILE)
