@@ -112,7 +112,12 @@ def test_no_route_of_the_page_answers_without_the_cookie(apps: dict[str, Any]) -
     for method, path in table_of(app):
         assert called(app, method, path, {}) == 401, (method, path)
         if path != WITHOUT_END:
-            assert mine.request(method, path.format(name="x", version=1, action="pause")).status_code != 401
+            assert (
+                mine.request(
+                    method, path.format(name="x", job="x", version=1, action="pause", file="main.js")
+                ).status_code
+                != 401
+            )
 
 
 def test_a_role_that_does_not_suffice_is_told_before_the_body_is_read(
