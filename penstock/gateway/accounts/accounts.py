@@ -22,6 +22,7 @@ from penstock.gateway.accounts.principal import (
     Forbidden,
     Membership,
     Principal,
+    TooManyAttempts,
     Unauthenticated,
     is_secret,
 )
@@ -77,9 +78,11 @@ class Accounts:
 
     def count_attempt(self, account: str, address: str) -> None:
         """Count an attempt to sign in; raises TooManyAttempts for one too many."""
-        users.check_attempts(
-            self.run(lambda session, now: users.count_attempt(session, now, account=account, address=address))
+        wait_s = self.run(
+            lambda session, now: users.count_attempt(session, now, account=account, address=address)
         )
+        if wait_s > 0:  # outside of the transaction, which keeps the count
+            raise TooManyAttempts(wait_s)
 
     def sign_in(self, name: str, password: str, *, address: str) -> Grant:
         """Begin a session; raises Unauthenticated, TooManyAttempts."""

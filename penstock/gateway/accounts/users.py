@@ -18,7 +18,6 @@ from penstock.gateway.accounts.principal import (
     AccountConflict,
     BadInput,
     NoSuchThing,
-    TooManyAttempts,
     new_id,
 )
 from penstock.gateway.accounts.projects import withdraw
@@ -155,12 +154,6 @@ def count_attempt(session: Session, now: datetime, *, account: str, address: str
         _count(session, now, _both(account, address), MOST_OF_BOTH),
         _count(session, now, _subject("account", account), MOST_OF_ACCOUNT),
     )
-
-
-def check_attempts(wait_s: float) -> None:
-    """Raise TooManyAttempts where `count_attempt` said to wait; outside of its transaction."""
-    if wait_s > 0:
-        raise TooManyAttempts(wait_s)
 
 
 def forgive_attempts(session: Session, *, account: str, address: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
@@ -92,29 +92,27 @@ class ApiError(HTTPException):
         return JSONResponse(content, status_code=self.status, headers=headers)
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Make every error that a route may raise on purpose an answer; defects are the envelope's."""
+def refusal_of(request: Request, error: Exception) -> ApiError:
+    """Return the answer for an error that a route may raise on purpose; raises it where it is a defect."""
+    match error:
+        case ApiError():
+            return error
+        case HTTPException():
+            return ApiError(error.status_code, str(error.detail))
+        case RequestValidationError():
+            return _of_validation(error, request.headers.get("content-type", ""))
+        case AccountError():
+            return _of_accounts(error)
+        case RegistryError():
+            return _of_database(error)
+        case CannotSteer():
+            return ApiError(409, str(error))
+        case _:
+            raise error
 
-    @app.exception_handler(AccountError)
-    async def account_error(_request: Request, error: AccountError) -> Response:
-        return _of_accounts(error).response()
 
-    @app.exception_handler(RegistryError)
-    async def database_error(_request: Request, error: RegistryError) -> Response:
-        return _of_database(error).response()
-
-    @app.exception_handler(CannotSteer)
-    async def refused(_request: Request, error: CannotSteer) -> Response:
-        return ApiError(409, str(error)).response()
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _of_validation(error, request.headers.get("content-type", "")).response()
-
-    @app.exception_handler(HTTPException)
-    async def of_framework(_request: Request, error: HTTPException) -> Response:
-        refusal = error if isinstance(error, ApiError) else ApiError(error.status_code, str(error.detail))
-        return refusal.response()
+EXPECTED: Final = (HTTPException, RequestValidationError, AccountError, RegistryError, CannotSteer)
+"""Errors that `refusal_of` knows; defects are answered by the envelope."""
 
 
 def route_of(scope: Any) -> str:

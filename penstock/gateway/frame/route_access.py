@@ -29,7 +29,7 @@ from penstock.gateway.accounts.principal import (
     Unauthenticated,
 )
 from penstock.gateway.frame.envelope import Doors, Envelope
-from penstock.gateway.frame.requests import ApiError, CallLimits, add_handlers
+from penstock.gateway.frame.requests import EXPECTED, ApiError, CallLimits, refusal_of
 from penstock.gateway.jobs.job_records import CannotSteer, NoAnswer
 from penstock.gateway.store.tables import Role
 from penstock.registry.records import RegistryError, Unavailable
@@ -313,11 +313,14 @@ def make_app(listener: Listener) -> FastAPI:
     app.router.routes.extend(routes)
     for name, value in {**listener.state, "access": listener.access, "door": listener.door}.items():
         setattr(app.state, name, value)
-    add_handlers(app)
-    for kind, answer in listener.errors.items():
+    for kind, answer in {**dict.fromkeys(EXPECTED, _refused), **listener.errors}.items():
         app.add_exception_handler(kind, answer)
     app.add_middleware(Envelope, doors=listener.doors, admit=listener.admit, form=listener.form)
     return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return refusal_of(request, error).response()
 
 
 def principal_of(request: Request) -> Principal:

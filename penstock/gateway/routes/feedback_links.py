@@ -153,14 +153,27 @@ Link = Annotated[FeedbackLinkRow, Depends(link_of)]
 @router.post("/api/projects/{project}/agents/{agent_id}/links", status_code=201, response_model=LinkMade)
 def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink) -> dict[str, Any]:
     """Make a link; its secret is shown this once. page: the address at which its holder rates."""
-    parts, secret = parts_of(request), new_secret(LINK)
+    parts, secret, project, by = parts_of(request), new_secret(LINK), member.project, member.principal.subject
 
-    def add(session: Session, now: datetime) -> LinkShown:
-        parts.quotas.check("links", _stored(session, member.project))
-        return _add(session, now, member, agent_id, body, secret)
+    def add(session: Session, now: datetime) -> dict[str, Any]:
+        own = FeedbackLinkRow.project == project  # one that has ended counts for a day
+        stored = session.scalar(select(func.count()).select_from(FeedbackLinkRow).where(own)) or 0
+        parts.quotas.check("links", stored)
+        shown = {"id": new_id(), "rater": body.rater, "created": now, "revoked": None}
+        shown["expires"] = now + timedelta(days=body.days)
+        items = [item.model_dump() for item in body.items]
+        session.add(
+            FeedbackLinkRow(
+                **shown, digest=digest(secret), project=project, agent=agent_id, items=items, by=by
+            )
+        )
+        subject, facts = f"link/{shown['id']}", {"agent": agent_id, "items": len(items)}
+        audit.note(
+            session, now, by=by, action="feedback link added", project=project, subject=subject, **facts
+        )
+        return {**shown, "items": len(items)}
 
-    made = parts.accounts.run_by(member, add)
-    return {"link": secret, "page": f"/link#{secret}", **dict(made)}
+    return {"link": secret, "page": f"/link#{secret}", **parts.accounts.run_by(member, add)}
 
 
 @router.get("/api/projects/{project}/agents/{agent_id}/links", response_model=LinkList)
@@ -217,43 +230,6 @@ def _shown_item(item: LinkItem) -> dict[str, Any]:
     """Return what the holder sees: of where it came from nothing."""
     said = {"response": item.response} if item.responses is None else {"responses": item.responses}
     return {"prompt": item.prompt, **said}
-
-
-def _add(
-    session: Session, now: datetime, member: Membership, agent: str, new: NewLink, secret: str
-) -> LinkShown:
-    row = FeedbackLinkRow(
-        id=new_id(),
-        digest=digest(secret),
-        project=member.project,
-        agent=agent,
-        items=[item.model_dump() for item in new.items],
-        rater=new.rater,
-        by=member.principal.subject,
-        created=now,
-        expires=now + timedelta(days=new.days),
-        revoked=None,
-    )
-    session.add(row)
-    audit.note(
-        session,
-        now,
-        by=row.by,
-        action="feedback link added",
-        project=row.project,
-        subject=f"link/{row.id}",
-        agent=agent,
-        items=len(new.items),
-    )
-    return LinkShown(
-        id=row.id, rater=row.rater, items=len(new.items), created=now, expires=row.expires, revoked=None
-    )
-
-
-def _stored(session: Session, project: str) -> int:
-    """Return how many links of a project are stored; one that has ended is, for a day."""
-    own = FeedbackLinkRow.project == project
-    return session.scalar(select(func.count()).select_from(FeedbackLinkRow).where(own)) or 0
 
 
 def _by_secret(session: Session, now: datetime, secret: str) -> FeedbackLinkRow:

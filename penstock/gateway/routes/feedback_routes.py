@@ -144,18 +144,8 @@ def rating_of(body: NewFeedback | NewPair, *, project: str, rater: str, request_
         if isinstance(body, NewPair)
         else {"response": body.response, "score": body.score}
     )
-    return Rating(
-        **said,
-        prompt=body.prompt,
-        key=body.key,
-        version=body.version,
-        conversation=body.conversation,
-        project=project,
-        run=body.runId,
-        rater=rater,
-        notes=body.notes,
-        request_key=request_key,
-    )
+    same = body.model_dump(include={"prompt", "key", "version", "conversation", "notes"})
+    return Rating(**said, **same, project=project, run=body.runId, rater=rater, request_key=request_key)
 
 
 MAX_ROWS: Final = 10_000

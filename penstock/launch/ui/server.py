@@ -15,7 +15,7 @@ from typing import Final, Self
 from penstock.config.configuration_error import how_to_install
 from penstock.config.settings import ConfigurationError
 from penstock.launch.ui.catalogue import Catalogue
-from penstock.rpc.address import AddressInUse, check_address, is_local
+from penstock.rpc.address import AddressInUse, is_local
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK
 from penstock.runtime.lifecycle import Lifecycle
 
@@ -47,12 +47,17 @@ class Page:
             import uvicorn  # noqa: F401 - the first that is absent without the extra
 
             from penstock.gateway.frame.envelope import Doors
-            from penstock.gateway.http_server import HttpServer
+            from penstock.gateway.http_server import HttpServer, check_listen
             from penstock.launch.ui.application import PARAMETER, Admission, make_app
             from penstock.launch.ui.run_starter import RunStarter
         except ImportError as error:
             raise ConfigurationError(f"no page without its extra: {error}; {how_to_install('ui')}") from error
-        _check(address, insecure=insecure)
+        check_listen(address, encrypted=False, insecure=True)
+        if not insecure and not is_local(address):
+            raise ConfigurationError(
+                f"--listen {address}: beyond loopback anybody could read the page, it has no authentication; "
+                "forward a port (ssh -L), or say --insecure"
+            )
         admission = Admission() if for_one else None
         app = make_app(
             Catalogue(folder),
@@ -97,17 +102,3 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of what the page keeps, as XDG says; a relative one is left out, as there."""
     said = Path(environ.get("XDG_STATE_HOME", ""))
     return (said if said.is_absolute() else Path.home() / ".local" / "state") / "penstock" / "ui"
-
-
-def _check(address: str, *, insecure: bool) -> None:
-    try:
-        check_address(address)
-    except ValueError as error:
-        raise ConfigurationError(f"--listen {address}: write HOST:PORT") from error
-    if address.startswith("unix:"):
-        raise ConfigurationError(f"--listen {address}: a browser needs HOST:PORT")
-    if not insecure and not is_local(address):
-        raise ConfigurationError(
-            f"--listen {address}: beyond loopback anybody could read the page, it has no authentication; "
-            "forward a port (ssh -L), or say --insecure"
-        )

@@ -203,7 +203,7 @@ def test_loopback_has_several_names(tmp_path: Path, host: str) -> None:
         ("0.0.0.0:0", "beyond loopback anybody could read the page"),
         ("192.0.2.1:80", "or say --insecure"),
         ("8470", "write HOST:PORT"),
-        ("unix:/tmp/page", "a browser needs HOST:PORT"),
+        ("unix:/tmp/page", "write HOST:PORT"),
     ],
 )
 def test_an_address_beyond_loopback_is_refused(tmp_path: Path, address: str, words: str) -> None:
