@@ -1,4 +1,4 @@
-"""What the gateway listens with: its own calls and those that workloads add, or one workload's over a run."""
+"""Listeners: of a gateway with accounts and the routes of workloads, and of one workload over a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -54,20 +54,19 @@ OWN: Final = (
     console_routes.description,
 )
 SITE_RATES: Final = Rates(calls=5000.0, bytes=512.0 * MIB, settings="per address")
-"""What an address, or account, may ask a site for in a second: a program that acts and stores in a loop."""
+"""Rates of an address, and of an account, at a site: enough for a program that acts in a loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """Says what a workload adds to a gateway, or answers with over a run at an address of its own.
+    """The HTTP API of a workload: part of a gateway, or served over a run at its own address.
 
-    router: its routes, of `GuardedRoute`. access: who may call each of them. kinds: of jobs, by the name that
-    templates give.
+    router: its routes, each a `GuardedRoute`. access: to each of them. kinds: of jobs, by name in templates.
 
-    Over a run: title: of its document. recipe: file of what is trained where no run is named.
-    settings: `SECTION.KEY=VALUE` over it, and over a run that goes on. life: begins and ends what its routes
-    work with. loop: what may learn from people beside it. takes_agents: whether it answers for several runs
-    at once. page: path of its page for people; "": none.
+    Over a run: title: of the OpenAPI document. recipe: file of the run that is trained if none is named.
+    settings: `SECTION.KEY=VALUE`, applied over the recipe, also on resume. life: lifespan, which is given the
+    run. loop: learns from feedback. takes_agents: whether it can serve several runs. page: path of the page
+    for people; "": none.
     """
 
     router: APIRouter
@@ -83,7 +82,7 @@ class Service:
 
 
 def gateway_listener(parts: Parts, doors: Doors, services: Sequence[Service] = ()) -> Listener:
-    """Return what a gateway with accounts listens with. services: of workloads."""
+    """Return the listener of a gateway with accounts. services: of workloads."""
     access = dict(ACCESS)
     for one in services:
         access |= one.access
@@ -109,7 +108,7 @@ def site_listener(
     accounts: Accounts | None = None,
     project: str = "",
 ) -> Listener:
-    """Return what a service over a run listens with.
+    """Return the listener of a service over a run.
 
     accounts: those that issue the tokens of `project`; None: no token is required.
     """
@@ -135,7 +134,7 @@ def site_listener(
     )
 
 
-# ---- Signing in at a site that other machines reach: the gateway's own calls for it, at the same paths.
+# ---- Signing in at a site that other machines reach, at the paths of the gateway.
 
 _NONE: Final = SecretStr("")
 _SIGN_IN: Final = table(
@@ -155,7 +154,7 @@ def token(
     password: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
     refresh_token: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
 ) -> dict[str, Any]:
-    """Give an access token for a password, or a refresh token."""
+    """Issue an access token for a password or a refresh token."""
     accounts = accounts_of(request)
     if grant_type == "password":
         grant = accounts.sign_in(username, password.get_secret_value(), address=address_of(request))
@@ -170,5 +169,5 @@ def token(
 
 @_sign_in.get("/api/me")
 def me(member: Member) -> dict[str, str]:
-    """Return who calls, and what they are in the project."""
+    """Return the caller, and their role in the project."""
     return {"name": member.principal.name, "project": member.project, "role": member.role.value}

@@ -1,8 +1,8 @@
-"""Serves the application over HTTP or HTTPS, in a thread of its own, on a socket that is bound before.
+"""Serves an application over HTTP or HTTPS in its own thread, on a socket that is bound when it is made.
 
-A connection whose request head does not come whole within `HEAD_S` is closed. There are at most
-`MAX_CONNECTIONS`, beyond which the envelope refuses requests, and `MAX_OF_ADDRESS` of one address, unless it
-is that of a proxy which was named. What a body may be is the envelope's.
+A connection is closed if the head of a request is not complete within `HEAD_S`. Beyond `MAX_CONNECTIONS` the
+envelope refuses requests. One address may have `MAX_OF_ADDRESS` connections, unless it is a trusted proxy.
+The envelope limits bodies.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ KEEP_ALIVE_S: Final = 30
 MAX_HEAD_BYTES: Final = 32 * KIB
 MAX_CONNECTIONS: Final = 4096
 MAX_OF_ADDRESS: Final = MAX_CONNECTIONS // 2
-"""Connections of one address: one that holds more than it uses keeps out nobody else."""
+"""Connections of one address, so that none can take all of them."""
 DRAIN_S: Final = 5
 
 log = logging.getLogger(__name__)
 
 
 class Connections:
-    """Counts the open connections of each address. proxies: addresses and networks that have no bound."""
+    """Counts the open connections of each address. proxies: addresses and networks without a limit."""
 
     def __init__(self, proxies: Collection[str], most: int) -> None:
         self._proxies = [ip_network(one) for one in proxies]
@@ -48,7 +48,7 @@ class Connections:
         self._open = Counter[str]()
 
     def begin(self, address: str) -> bool:
-        """Count one more; False: it is one too many."""
+        """Count a new connection; returns False beyond the limit."""
         self._open[address] += 1
         return self._open[address] <= self._most or any(ip_address(address) in one for one in self._proxies)
 
@@ -59,9 +59,9 @@ class Connections:
 
 
 class PatientOnce(H11Protocol):
-    """A connection that waits `head_s` for the head of a request, and then closes.
+    """A connection that is closed if the head of a request takes longer than `head_s` seconds.
 
-    connections_of: addresses, at its server.
+    connections_of: count of connections by address, shared by the connections of a server.
     """
 
     head_s: float
@@ -70,7 +70,7 @@ class PatientOnce(H11Protocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first head, or close where its address has too many."""
+        """Wait for the first head, or close the connection where its address has too many."""
         super().connection_made(transport)
         self._address = transport.get_extra_info("peername")[0]
         if self.connections_of.begin(self._address):
@@ -79,7 +79,7 @@ class PatientOnce(H11Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Go on waiting, from the first byte of a head on, until it is whole."""
+        """Limit the time from the first byte of a head until the head is complete."""
         cycle: Any = self.cycle
         idle = cycle is None or cycle.response_complete
         if idle and self._head_timer is None:
@@ -104,9 +104,9 @@ class PatientOnce(H11Protocol):
 
 
 class EndingServer(uvicorn.Server):
-    """A server whose requests learn that it has begun to end, or is full, by `frame.event_stream`.
+    """A server whose requests learn of its shutdown, and whether it is full (`frame.event_stream`).
 
-    most: connections at which it is full. Uvicorn's own bound would answer in plain text, uncounted.
+    most: connections at which it is full. The limit of uvicorn would answer in plain text, without metrics.
     """
 
     def __init__(self, config: uvicorn.Config, most: int = MAX_CONNECTIONS) -> None:
@@ -130,9 +130,8 @@ class EndingServer(uvicorn.Server):
 class HttpServer:
     """The server of an application.
 
-    proxies: addresses and networks whose word is taken (`X-Forwarded-For`) for whom a request is from.
-
-    option: what stands before the address in errors.
+    proxies: addresses and networks whose `X-Forwarded-For` is trusted. option: prefix of the address in
+    errors.
 
     Raises ConfigurationError for an address that is no HOST:PORT, or beyond loopback without a certificate
     and without `insecure`; AddressInUse for one that is taken.
@@ -170,7 +169,7 @@ class HttpServer:
             log_level=log_level,
             access_log=False,  # it would write queries, and with them what presigned links carry
             server_header=False,
-            proxy_headers=bool(proxies),  # by itself it takes the word of whoever connects from this machine
+            proxy_headers=bool(proxies),  # the default trusts every process of this machine
             forwarded_allow_ips=list(proxies),
             ssl_certfile=certificate,
             ssl_keyfile=key,
@@ -182,10 +181,10 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._on_end: Callable[[], None] = lambda: None
         self.failed = False
-        """Whether it has ended without having been asked to."""
+        """Whether it ended without `end` or `stop`."""
 
     def start(self, on_end: Callable[[], None] = lambda: None) -> None:
-        """Begin to serve; `on_end` is called from the server's thread when it ends, for whatever reason."""
+        """Start to serve; `on_end` is called in the thread of the server when it ends, for any reason."""
         self._on_end = on_end
         self._thread.start()
 
@@ -261,7 +260,7 @@ def _bind(listen: str, option: str) -> socket.socket:
         made = socket.create_server((host, int(port)), family=family, backlog=512)
     except OSError as error:
         raise AddressInUse(f"{option}{listen}: {error.strerror}; choose another port, or 0") from error
-    # Connections have it from here. Without it the body of an answer, which is written behind its head, waits
-    # until the client has acknowledged the head, 40 ms; asyncio sets it on sockets of its own making alone.
+    # Connections inherit it. Without it the body of an answer, which is written after the head, waits 40 ms
+    # for the acknowledgement of the head; asyncio sets it only on sockets that it makes.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made

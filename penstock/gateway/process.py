@@ -1,10 +1,9 @@
 """Process body of a gateway: its listeners, each at its own address.
 
-    databases are opened, runs found or begun ─► HTTP is served ─► draining ─► open requests end ─► runs end
+    databases are opened, runs found or started ─► HTTP is served ─► draining ─► open requests end ─► runs end
 
-With accounts it holds only its databases and keys: several gateways on one PostgreSQL and one file of keys
-are one gateway to its callers. A service over a run asks for no token on loopback, and beyond it for one of
-one project.
+A gateway with accounts keeps its state in databases and a file of keys: several gateways may share them. A
+service over a run requires no token on loopback, and beyond it a token of one project.
 """
 
 import logging
@@ -48,19 +47,19 @@ log = logging.getLogger(__name__)
 
 ROLE = "gateway"
 END_S: Final = 10.0
-"""Seconds that a gateway which ends waits for what it is just writing about jobs."""
+"""Seconds that a gateway waits at its end for each background thread."""
 _NOTHING: Final = "a listener has nothing to serve"
 Background = Callable[[threading.Event], None]
-"""Work that a thread does beside the listeners until the event is set."""
+"""Work of a background thread, until the event is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Names the places where a gateway keeps what it holds.
+    """Where a gateway keeps its data.
 
-    state: folder of what has no place of its own. database, registry: URLs; "": SQLite files in `state`.
-    keys: file of the signing keys; None: in `state`. models: folder below which models that were trained are
-    exported; None: in `state`. Raises ConfigurationError for a URL of another kind.
+    state: folder of everything below whose place is not given. database, registry: URLs; "": SQLite files in
+    `state`. keys: file of the signing keys; None: in `state`. models: folder below which trained models are
+    exported; None: in `state`. Raises ConfigurationError for a malformed URL.
     """
 
     state: Path
@@ -71,13 +70,13 @@ class Places:
 
     def __post_init__(self) -> None:
         """Check both URLs, before one of the databases is made."""
-        for option, said, called in (
+        for option, url, called in (
             ("--database", self.database, "accounts database"),
             ("--registry", self.registry, "registry"),
         ):
             try:
-                if said:
-                    parse_url(said, called)
+                if url:
+                    parse_url(url, called)
             except ValueError as error:
                 raise ConfigurationError(f"{option}: {error}") from error
 
@@ -99,7 +98,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Says how jobs are run, as `launch` hands it in.
+    """How jobs are run, as `launch` defines it.
 
     at_once: jobs that run at the same time. services: routes and kinds of jobs of workloads.
     """
@@ -130,7 +129,7 @@ def open_accounts(places: Places, *, make: bool = True) -> tuple[Accounts, Datab
     """
     if make:
         _make_keys(places)
-    else:  # a mistyped place is told by its database, not by the keys that are absent beside it
+    else:  # so that the error of a mistyped place names the database, not the absent keys
         open_accounts_database(places, make=False).close()
     keys = read_keys(places.keys_file())
     database = open_accounts_database(places, make=make)
@@ -162,18 +161,18 @@ def open_accounts_database(places: Places, *, make: bool = True) -> Database:
         raise Fatal(str(error)) from error
 
 
-# ---- What is served: each at an address of its own, by one process.
+# ---- The listeners of one process.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """Says what is served at an address, HOST:PORT.
+    """A listener at an address, HOST:PORT.
 
-    open: yields the listener, and what goes on beside it by name until the process drains. option: what
-    stands before the address in errors. insecure: plaintext beyond loopback. kept_here: why, and what to do,
-    where it must not be reached beyond loopback. is_plain: speaks plaintext HTTP, whatever certificate there
-    is. page: path of its page for people. is_one_of_several: where it has nothing to serve, its listener
-    answers why, and the others stay up.
+    open: yields the listener, and its background work by name. option: prefix of the address in errors.
+    insecure: allow plaintext beyond loopback. kept_here: error text for an address beyond loopback; "": such
+    an address is allowed. is_plain: serve plaintext even if there is a certificate. proxies: trusted ones.
+    page: path of the page for people. is_one_of_several: if it cannot be opened, it answers 503 with the
+    reason, and the other listeners stay up.
     """
 
     name: str
@@ -188,7 +187,7 @@ class Mount:
     is_one_of_several: bool = False
 
     def check(self, *, encrypted: bool) -> None:
-        """Raise ConfigurationError for an address that cannot be used, or that would ask callers nothing."""
+        """Raise ConfigurationError for an address that cannot be used, or that others must not reach."""
         if self.kept_here and not is_local(self.listen):
             raise ConfigurationError(f"{self.option}{self.listen}: {self.kept_here}")
         check_listen(self.listen, encrypted=encrypted, insecure=self.insecure, option=self.option)
@@ -209,10 +208,10 @@ def main(lifecycle: Lifecycle, settings: Settings, mounts: Sequence[Mount]) -> i
     _, metrics_port = serve_http(health, settings.metrics.host, settings.metrics.port)
     with ExitStack() as stack:
         servers, threads = dict[HttpServer, str](), list[threading.Thread]()
-        beside = dict[str, Background]()
+        background = dict[str, Background]()
         for one in mounts:
             app, works = _opened(one, stack)
-            beside |= {f"{name} of {one.name}": work for name, work in works.items()}
+            background |= {f"{name} of {one.name}": work for name, work in works.items()}
             server = HttpServer(
                 app,
                 one.listen,
@@ -223,7 +222,7 @@ def main(lifecycle: Lifecycle, settings: Settings, mounts: Sequence[Mount]) -> i
                 option=one.option,
             )
             servers[server] = one.page
-        for name, work in beside.items():
+        for name, work in background.items():
             threads.append(threading.Thread(target=work, args=(lifecycle.draining,), name=name, daemon=True))
             threads[-1].start()
         code = serve(servers, lifecycle, health, ROLE, metrics_port)
@@ -246,10 +245,12 @@ def _check_apart(mounts: Sequence[Mount]) -> None:
 
 
 def _opened(mount: Mount, stack: ExitStack) -> tuple[FastAPI, Mapping[str, Background]]:
-    """Return the application of a mount; one of several that cannot be made answers why."""
+    """Return the application of a mount and its background work; one of several may answer why it failed."""
     try:
-        listener, beside = stack.enter_context(mount.open())
-        return make_app(_kept_apart(mount.name, listener) if mount.is_one_of_several else listener), beside
+        listener, background = stack.enter_context(mount.open())
+        if mount.is_one_of_several:
+            listener = _kept_apart(mount.name, listener)
+        return make_app(listener), background
     except Exception as error:
         if not mount.is_one_of_several:
             raise
@@ -259,7 +260,7 @@ def _opened(mount: Mount, stack: ExitStack) -> tuple[FastAPI, Mapping[str, Backg
 
 
 def _kept_apart(name: str, listener: Listener) -> Listener:
-    """Return the listener, which answers why where its `life` does not begin: its server would end."""
+    """Return the listener, changed to answer why its `life` failed to start instead of ending its server."""
     if listener.life is None:
         return listener
     begin, why = listener.life, ""
@@ -295,10 +296,10 @@ def gateway_of(
     oidc: ProviderSettings | None = None,
     quotas: Quotas | None = None,
 ) -> Iterator[tuple[Listener, Mapping[str, Background]]]:
-    """Yield what a gateway with accounts listens with, and what it does beside.
+    """Yield the listener of a gateway with accounts, and its background work.
 
-    work: says how jobs are run; None: there are none. oidc: where people may sign in elsewhere.
-    quotas: of each project.
+    work: makes what runs jobs; None: there are no jobs. oidc: provider at which people may sign in. quotas:
+    of each project.
     """
     jobs = None if work is None else work()
     if jobs is not None:
@@ -318,10 +319,10 @@ def gateway_of(
             else OidcSignIn(Provider(oidc), accounts, read_keys(places.keys_file())),
             quotas=quotas or Quotas(),
         )
-        beside: dict[str, Background] = {"expiry": partial(sweep, accounts)}
+        background: dict[str, Background] = {"expiry": partial(sweep, accounts)}
         if dispatcher is not None:
-            beside["jobs"] = dispatcher.work
-        yield gateway_listener(parts, doors, () if jobs is None else jobs.services), beside
+            background["jobs"] = dispatcher.work
+        yield gateway_listener(parts, doors, () if jobs is None else jobs.services), background
     finally:
         registry.close()
         database.close()
@@ -380,7 +381,7 @@ def site_over(
 
 
 def _check_models(folder: Path) -> None:
-    """Make the folder of models: a training of hours would be exported to nowhere.
+    """Make the folder of models at the start, since a training of hours is exported to it.
 
     Raises ConfigurationError.
     """

@@ -24,7 +24,7 @@ from penstock.rpc.auth import Credentials
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAddresses:
-    """Says where the processes of a run are; "": not known, or not yet."""
+    """Addresses of the processes of a run; "": not known, or not yet."""
 
     server: str = ""
     broker: str = ""
@@ -32,10 +32,10 @@ class RunAddresses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Says what a run was begun with. task: `environment.kwargs`. registry: its URL, "" where not known.
+    """Settings of a run. task: `environment.kwargs`. registry: its URL, "" if not known.
 
-    policy: under which its versions are registered; "": as its server says. folder: of the run; None where
-    only addresses are known. false_alarm: of its canaries.
+    policy: name of its versions in the registry; "": the name that its server reports. folder: of the run;
+    None if only addresses are known. false_alarm: of its canaries.
     """
 
     task: Mapping[str, Any]
@@ -46,39 +46,38 @@ class RunSettings:
 
 
 class RunBehind:
-    """A run that a site answers for. Entering finds or begins it; leaving ends it where it was begun here."""
+    """A run that a site serves. Entering finds or starts it; leaving ends it if it was started here."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Leave it as it is."""
+        """Leave the run as it is."""
 
     def addresses(self) -> RunAddresses:
-        """Return where its processes are now; "" for those that have not come up."""
+        """Return the current addresses of its processes; "" for those that are not up."""
         raise NotImplementedError
 
     def settings(self) -> RunSettings | None:
-        """Return what it was begun with, None while that is not known.
+        """Return its settings, None while they are not known.
 
         Raises ConfigurationError for a folder that this user did not make.
         """
         raise NotImplementedError
 
     def failure(self) -> str:
-        """Return why it is over although it was not asked to end; "" while it goes on, or is not known."""
+        """Return why it ended although nobody ended it; "" while it runs, or if that is not known."""
         return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstream:
-    """Tells an application which run it answers for.
+    """The run that an application serves, as the application sees it.
 
-    addresses: returns where the processes of the run are now; it may be asked at any time, from any thread.
-    credentials: for calls to them. settings: returns what the run was begun with, None while it is not known;
-    it raises ConfigurationError for those of a folder that this user did not make. state: folder in which the
-    application may keep what it has to remember, made where it is not there; None: nowhere. agents: further
-    runs by name, of a site that takes several.
+    addresses: returns the current addresses of the run's processes; may be called at any time from any
+    thread. credentials: for calls to them. settings: returns the settings of the run, None while they are not
+    known; raises ConfigurationError for a folder that this user did not make. state: folder for data of the
+    application, made when needed; None: it may keep nothing. agents: further runs by name.
     """
 
     addresses: Callable[[], RunAddresses]
@@ -90,11 +89,11 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """A command that learns from what people say of a run, which goes on beside the site.
+    """A command that learns from feedback on a run while a site serves the run.
 
-    words: of `penstock`; the folder of the run comes behind them. check: raises ConfigurationError for
-    options that the command would refuse when it begins. settings: of a run that is begun for it. options: of
-    the command where the run is that of the site's own recipe.
+    words: arguments of `penstock`, before the folder of the run. check: raises ConfigurationError for options
+    that the command would refuse. settings: of a run that is started for it. options: of the command if the
+    run is started from the recipe of the site.
     """
 
     words: tuple[str, ...]
@@ -107,7 +106,7 @@ T = TypeVar("T")
 
 
 async def answered(call: Awaitable[T]) -> T:
-    """Return the result of a call of the run; raises ApiError for what it refuses and where it is silent."""
+    """Return the result of a call of the run; raises ApiError if the run refuses it or does not answer."""
     try:
         return await call
     except ValueError as error:
@@ -134,20 +133,20 @@ def of_run(error: PolicyError) -> ApiError:
 
 
 def not_yet(why: str) -> ApiError:
-    """Return the answer of a site whose run is not ready. why: what is missing."""
+    """Return the error of a site whose run is not ready. why: what is missing."""
     return ApiError(503, f"the run behind it is not ready: {why}; try again", retry_s=1)
 
 
 REACH_S: Final = 2.0
-"""Seconds for which a server of text that cannot be reached is tried again."""
+"""Seconds for which a call retries to reach a text server."""
 _LOOK_S: Final = 1.0
 
 
 class ServedText:
-    """Used by one event loop.
+    """Client of the text server of a run, which follows its address; for one event loop.
 
-    moved: called where another server answers from now on, or none: what the one before held is over.
-    deadline_s: of a call. reach_s: for which a call tries a server that cannot be reached again.
+    moved: called when the address changes or the server is gone: conversations at the former one are lost.
+    deadline_s: of a call. reach_s: for which a call retries to reach the server.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class ServedText:
         self._looked_s = -1.0
 
     async def client(self) -> AsyncTextClient | None:
-        """Return the client; None where there is no server yet, or none any more."""
+        """Return the client; None while there is no server."""
         now_s = time.monotonic()
         if self._client is None or now_s - self._looked_s > _LOOK_S:
             self._looked_s = now_s
@@ -175,7 +174,7 @@ class ServedText:
         return self._client
 
     async def close(self) -> None:
-        """Close the connection; the server gives open conversations up after a while."""
+        """Close the connection; the server drops open conversations after its timeout."""
         await self._go_to("")
 
     async def _go_to(self, address: str) -> None:

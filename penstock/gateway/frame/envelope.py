@@ -1,8 +1,7 @@
-"""How a gateway may be reached, and the ASGI middleware that surrounds every request and every answer.
+"""The ASGI middleware around every request and every answer of a gateway, and its settings.
 
-A request under another host's name, from a page of another origin, from an address that asks too often, with
-a body that is too large or comes too slowly is refused before anything is read of it that could be stored.
-Every answer carries the content policy.
+It refuses requests with a foreign Host or Origin, beyond the rate of an address, and with a body that is too
+large or too slow, before any content could be stored. It adds the security headers to every answer.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from penstock.gateway.frame.requests import ApiError, route_of
 from penstock.protocol.limits import MIB
 from penstock.runtime.metrics import LATENCY_S, declare
 
-# ---- What a browser is told of pages elsewhere that may call, as Fetch has it (CORS).
+# ---- Headers of CORS, which allow pages of other origins to call.
 
 _PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
@@ -34,9 +33,9 @@ _PREFLIGHT: Final = {
     ),
     "Access-Control-Max-Age": "600",
 }
-"""What a preflight request gets; the browser keeps it for so many seconds."""
+"""Headers of the answer to a preflight request."""
 _SEEN: Final = "Location, Retry-After"
-"""Headers of an answer that the page may read, beside those that every page may."""
+"""Headers of an answer that a page of another origin may read in addition to the usual ones."""
 _ORIGIN: Final = re.compile(r"(https?)://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 _USUAL: Final = {"http": "80", "https": "443"}
 
@@ -48,7 +47,7 @@ def is_origin(text: str) -> bool:
 
 
 def permission(origin: str) -> dict[str, str]:
-    """Return the headers by which a browser hands an answer on to a page of an origin."""
+    """Return the headers that let pages of an origin read an answer."""
     return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": _SEEN, "Vary": "Origin"}
 
 
@@ -62,14 +61,15 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """Says how the gateway may be reached.
+    """Which requests a listener accepts.
 
-    hosts: names that a request may give as its host, beside loopback's. origins: pages elsewhere from which a
-    browser may call, as `https://HOST[:PORT]`. large: routes whose body may have `MAX_IMPORT_BYTES`, by path
-    suffix. large_at_once: of such bodies. body_s: seconds in which a body must have come, however large.
-    any_host: whatever name it gives. proxies: addresses and networks of proxies in front.
+    hosts: accepted names in the Host header in addition to loopback. origins: of other pages that may call,
+    as `https://HOST[:PORT]`. large: path suffixes of the routes whose body may have `MAX_IMPORT_BYTES`.
+    body_s: seconds within which a body must arrive. max_body_bytes: of other routes. large_at_once:
+    concurrent large bodies. any_host: accept every Host header. proxies: addresses and networks of trusted
+    proxies.
 
-    Raises ConfigurationError for a host or an origin that no request has, and a proxy that is no address.
+    Raises ConfigurationError for a malformed host, origin or proxy.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ class Doors:
     proxies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that each is written as requests have it: no other would ever be found equal."""
+        """Check that each is written as in requests: any other spelling would never match."""
         for host in sorted(self.hosts):
             if not host or _name_of(f"[{host}]" if ":" in host else host) != host:
                 raise ConfigurationError(
@@ -134,7 +134,7 @@ HEADERS: Final = {
 
 log = logging.getLogger(__name__)
 
-# ---- Metrics of a gateway. A route is named as it is declared: never by what a caller wrote.
+# ---- Metrics of a gateway. A route is labelled by its declared path, never by what a caller wrote.
 
 _families = declare("gateway")
 
@@ -160,8 +160,8 @@ JOBS_ENDED: Final = _families.counter(
 class Envelope:
     """The middleware around an application.
 
-    admit: counts a request of an address; raises ApiError where it is one too many. form: of what is refused
-    here.
+    admit: counts a request of a client address; raises ApiError beyond the rate limit. form: makes the answer
+    to a request that is refused here.
     """
 
     def __init__(
@@ -239,9 +239,9 @@ class Envelope:
 
 
 class _Body:
-    """Hands on the parts of a body as long as it is small enough and in time.
+    """Receives a body, within its limits of size and time.
 
-    admit_large: called once it has become large, which may raise. is_large: whether it was admitted as such.
+    admit_large: called once the body exceeds the usual size; may raise. is_large: whether that was admitted.
     """
 
     def __init__(self, receive: Receive, doors: Doors, limit: int, admit_large: Callable[[], None]) -> None:
@@ -255,8 +255,8 @@ class _Body:
         self._whole = False
         self.is_large = False
 
-    def check_length(self, said: str | None) -> None:
-        if said is not None and said.isdigit() and int(said) > self._limit:
+    def check_length(self, length: str | None) -> None:
+        if length is not None and length.isdigit() and int(length) > self._limit:
             raise self._too_large()
 
     async def receive(self) -> Message:
@@ -282,10 +282,9 @@ class _Body:
 
 
 class _Answer:
-    """Puts the headers of every answer on it, and counts it.
+    """Adds the common headers to an answer, and counts it.
 
-    permitted: by which a browser hands it on to a page of another origin. is_last: the connection ends with
-    it.
+    permitted: headers of CORS. is_last: whether the connection is closed after the answer.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:

@@ -1,7 +1,7 @@
-"""Server-sent events, and how a request learns that its server has begun to end, or is full.
+"""Server-sent events, and how a request learns that its server shuts down, or is full.
 
-An answer that goes on for as long as its caller reads, or that waits for something, would hold the server up
-until it is cancelled; the state of its scope tells it.
+An unending or waiting answer would delay the shutdown until it is cancelled. Therefore the server passes an
+event in the state of each request.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 STILL_HERE: Final = ": still here\n\n"
-"""A comment: a connection that is gone is noticed by what is sent."""
+"""A comment, which is sent to detect closed connections."""
 
 
 def event(kind: str, data: Any, number: int | None = None) -> str:
@@ -27,26 +27,26 @@ def event(kind: str, data: Any, number: int | None = None) -> str:
 
 
 ENDING: Final = "ending"
-"""Name of the event among what a server hands to each request as its state."""
+"""Key of the shutdown event in the state of a request."""
 FULL: Final = "full"
-"""Name of a function beside it, which tells whether the server has all the connections that it may have."""
+"""Key of a function in that state, which returns whether the server has its most connections."""
 
 
 def ending(scope: Scope) -> asyncio.Event:
-    """Return the event, which is set once the server has begun to end; never where no server was told."""
+    """Return the event that is set when the server shuts down; never set without an `EndingServer`."""
     found: asyncio.Event = scope.get("state", {}).get(ENDING) or asyncio.Event()
     return found
 
 
 def is_full(scope: Scope) -> bool:
-    """Return whether the server has no room for a request; never where no server was told."""
-    told: Callable[[], bool] | None = scope.get("state", {}).get(FULL)
-    return told is not None and told()
+    """Return whether the server has its most connections; False without an `EndingServer`."""
+    full: Callable[[], bool] | None = scope.get("state", {}).get(FULL)
+    return full is not None and full()
 
 
 @asynccontextmanager
 async def until(ends: asyncio.Event, grace_s: float) -> AsyncIterator[asyncio.Timeout]:
-    """Give up the block `grace_s` seconds after the event; `expired` of what is yielded says that it was."""
+    """Cancel the block `grace_s` seconds after the event; the yielded timeout is then `expired()`."""
     limit = asyncio.timeout(None)
 
     async def watch() -> None:
@@ -68,15 +68,14 @@ async def until(ends: asyncio.Event, grace_s: float) -> AsyncIterator[asyncio.Ti
 # ---- The answer that is a stream of server-sent events.
 
 ANSWER_S: Final = 4.0
-"""Seconds that an answer which is under way may go on when its server ends: less than the server waits."""
+"""Seconds that a finite answer may continue during shutdown: less than the server waits."""
 
 
 class EventStream(StreamingResponse):
-    """An answer of server-sent events; it ends with its server.
+    """An answer of server-sent events, which ends when its server shuts down.
 
-    grace_s: seconds that it goes on when the server has begun to end; 0 for one that has no end of its own.
-    cut_off: event that is sent last where it ended before its events did. on_end: is called when it has
-    ended, however.
+    grace_s: seconds that it may continue during shutdown; 0 for an unending stream. cut_off: last event of a
+    stream that was cut off. on_end: called when the answer has ended, also by an error.
     """
 
     media_type = "text/event-stream"

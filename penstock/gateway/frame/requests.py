@@ -59,12 +59,12 @@ _WORDS: Final = {
 
 
 class ApiError(HTTPException):
-    """An answer other than success, as a route raises it.
+    """An error answer, raised by a route.
 
-    It is an error of the framework's, which hands it on from where a body is read, too.
+    It is an HTTPException, which FastAPI passes on also from where a body is read.
 
-    status: HTTP's. detail: what is wrong and what to do. field: of the request, or None. error: a word for
-    programs; None: that of the status. retry_s: seconds after which to try again.
+    status: of HTTP. detail: what is wrong and what to do. field: of the request, or None. error: a code for
+    programs; None: the one of the status. retry_s: seconds after which to try again.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ def _of_database(error: RegistryError) -> ApiError:
 def _of_validation(error: RequestValidationError, content_type: str) -> ApiError:
     first = error.errors()[0]
     if tuple(first["loc"]) == ("body",) and first["type"] != "missing" and not _is_json(content_type):
-        return ApiError(422, "the body is not said to be JSON: send `Content-Type: application/json`")
-    field = field_of(first["loc"][1:])  # the first says whether of body, query, path or header
+        return ApiError(422, "the body is of another type than JSON: send `Content-Type: application/json`")
+    field = field_of(first["loc"][1:])  # the first is body, query, path or header
     if first["type"] == "json_invalid":
         return ApiError(422, "the body is not JSON")
     return ApiError(422, f"{field or 'the body'}: {first['msg']}", field=field)
@@ -173,13 +173,12 @@ def _is_json(content_type: str) -> bool:
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-# ---- How much one address and one account may ask for in a second, and follow at a time; beyond it it is
-# 429.
+# ---- Rates of one address and one account, and streams of an account; beyond them the answer is 429.
 
 ADDRESS: Final = Rates(calls=200.0, bytes=32.0 * MIB, settings="per address")
 ACCOUNT: Final = Rates(calls=100.0, bytes=16.0 * MIB, settings="per account")
 STREAMS: Final = 512
-"""Streams of events of an account at a time: each holds one of the connections that there are for all."""
+"""Open event streams of an account: each takes one of the connections that all callers share."""
 
 
 class CallLimits:
@@ -213,7 +212,7 @@ class CallLimits:
 
 
 def _take(limits: RateLimits, caller: str) -> None:
-    """Refuse what the limits would make wait: an HTTP client waits by itself."""
+    """Raise ApiError 429 where the limits would delay the call: an HTTP client waits itself."""
     try:
         wait_s = limits.reserve(caller, 0)
     except Exceeded as error:
@@ -222,18 +221,18 @@ def _take(limits: RateLimits, caller: str) -> None:
         raise ApiError(429, "too many requests: wait a second and go on more slowly", retry_s=wait_s)
 
 
-# ---- Kinds of numbers that a request may hold: neither true nor a text of digits is one.
+# ---- Numbers of requests: neither a bool nor a text of digits is accepted.
 
 
 def number_alone(value: Any) -> Any:
-    """Return a value, unless it is a text or a truth value; raises PydanticCustomError."""
+    """Return a value that is neither text nor bool; raises PydanticCustomError for those."""
     if isinstance(value, bool | str | bytes):
         raise PydanticCustomError("no_number", "must be a number: neither true or false, nor in quotes")
     return value
 
 
 NUMERIC: Final = BeforeValidator(number_alone)
-"""Of an integer: `7.0` is taken, which a table with gaps writes, and 7.5 is not."""
+"""For integers: accepts `7.0`, as written by tables with empty cells, but not 7.5."""
 Number = Annotated[float, Field(strict=True)]
 
 
@@ -259,9 +258,9 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def example(**said: Any) -> ConfigDict:
-    """Return the configuration of a body that has an example in the document; contract tests send each."""
-    return ConfigDict(json_schema_extra={"examples": [said]})
+def example(**values: Any) -> ConfigDict:
+    """Return the configuration of a body with an example for the document, which contract tests send."""
+    return ConfigDict(json_schema_extra={"examples": [values]})
 
 
 # ---- Answers: the framework checks each against the model that its route declares, and documents it so.

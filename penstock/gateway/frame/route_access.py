@@ -1,7 +1,7 @@
-"""Which caller may call which route: the one table, the routes that keep to it, and the audit of calls.
+"""Access control: the table of access, the routes that enforce it, and the audit of calls.
 
-A route that is not in the table is refused when the application is made, and so is a line without its route.
-The caller is known, and their role looked up, before anything of the body is read.
+Making an application fails for a route that the table lacks, and for a row of the table without a route. The
+caller is authenticated and authorized before any of the body is read.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -85,10 +85,10 @@ PROJECT_HEADER: Final = "Penstock-Project"
 
 
 class Access(StrEnum):
-    """Who may call a route: anybody, who has signed in, or a member of the project in this role or above.
+    """Access to a route: for anybody, for signed-in callers, or for project members of at least this role.
 
-    Of a route without `{project}` in its path, the project is the token's, or the one that the header
-    `Penstock-Project` names, or the only one that a person belongs to.
+    Where the path has no `{project}`, the project is the one of the API token, or the one that the header
+    `Penstock-Project` names, or the only project of the person.
     """
 
     ANYBODY = "anybody"
@@ -174,30 +174,30 @@ ACCESS: Final = table(
         "DELETE /api/projects/{project}/raters/{rater}",
     ],
 )
-"""Of the gateway's own routes; a workload adds those of its own."""
+"""Access to the routes of the gateway itself; workloads have tables for theirs."""
 
 
-# ---- The door of a listener, the routes that it guards, and the application that is made of both.
+# ---- The check of callers (door) of a listener, the routes that it guards, and the application.
 
 Door = Callable[[Request, Access], Awaitable[Response | None]]
-"""Who may call a route: returns what is answered in its place, raises ApiError or AccountError."""
+"""Checks the caller of a route: returns an answer to send instead, or None; raises ApiError, AccountError."""
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 async def open_door(_request: Request, _access: Access) -> None:
-    """Admit every caller as an owner: a listener on loopback without accounts."""
+    """Admit every caller as an owner, for a listener on loopback without accounts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDoor:
-    """Lets in who shows a token. project: whose members alone may come; "": that which the request names."""
+    """Admits callers with a valid token. project: of which they must be members; "": the request names it."""
 
     accounts: "Accounts"
     limits: CallLimits
     project: str = ""
 
     async def __call__(self, request: Request, access: Access) -> None:
-        """Find out who calls and whether they may; raises an AccountError."""
+        """Authenticate and authorize the caller; raises AccountError."""
         if access is Access.ANYBODY:
             return
         header = request.headers.get("authorization")
@@ -218,7 +218,7 @@ class TokenDoor:
         request.state.member = member
 
     def _member(self, request: Request, principal: Principal) -> Membership:
-        """Return what the caller is in the project that the request is about."""
+        """Return the membership of the caller in the project of the request."""
         if self.project:
             try:
                 return self.accounts.membership(principal, self.project)
@@ -255,23 +255,24 @@ class GuardedRoute(APIRoute):
         return guarded
 
     def inner_handler(self) -> Handler:
-        """Return what answers a request of somebody who may call."""
+        """Return the handler of requests whose caller was admitted."""
         return super().get_route_handler()
 
 
 class JsonRoute(GuardedRoute):
-    """Refuses what is posted as anything but JSON."""
+    """A guarded route that refuses POST bodies of other types than JSON."""
 
     is_json_alone = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Says what is served at one address: its routers and nothing else.
+    """What is served at one address.
 
-    access: who may call each route. admit: counts a request of an address; raises ApiError where it is one
-    too many. state: of the application. form: of what is refused before a route is found. errors: handlers
-    beside those of every gateway. life: begins and ends something of its own.
+    access: to each route of the routers. admit: counts a request of a client address; raises ApiError beyond
+    the rate limit. door: check of callers. state: attributes of `app.state`. form: makes the answer to a
+    request that is refused before its route is found. errors: further exception handlers. life: lifespan of
+    the application.
     """
 
     title: str
@@ -289,9 +290,9 @@ class Listener:
 
 
 def make_app(listener: Listener) -> FastAPI:
-    """Return the application of a listener, which serves no pages of the framework's own.
+    """Return the application of a listener, without the documentation pages of FastAPI.
 
-    Raises ValueError unless the table of access has every route of the routers, and no other.
+    Raises ValueError unless the table of access has exactly the routes of the routers.
     """
     app = FastAPI(
         title=listener.title,
@@ -305,7 +306,7 @@ def make_app(listener: Listener) -> FastAPI:
     routes = [route for router in listener.routers for route in router.routes]
     guarded = [route for route in routes if isinstance(route, GuardedRoute)]
     if loose := [str(getattr(route, "path", route)) for route in routes if route not in guarded]:
-        raise ValueError(f"routes {loose}: they are no GuardedRoute, so that no rule says who may call them")
+        raise ValueError(f"routes {loose}: no GuardedRoute, so no rule of access applies to them")
     found = {(method, route.path) for route in guarded for method in route.methods or ()}
     if found != listener.access.keys():
         missing, spare = sorted(found - listener.access.keys()), sorted(listener.access.keys() - found)
@@ -324,13 +325,13 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def principal_of(request: Request) -> Principal:
-    """Return who calls; of a route whose access is at least KNOWN."""
+    """Return the caller. The access of the route must be KNOWN or a role."""
     found: Principal = request.state.principal
     return found
 
 
 def member_of(request: Request) -> Membership:
-    """Return what the caller is in the project; of a route whose access names a role."""
+    """Return the membership of the caller. The access of the route must be a role."""
     found: Membership = request.state.member
     return found
 
@@ -345,12 +346,12 @@ def caller_of(request: Request) -> str:
 
 
 def is_editor(request: Request) -> bool:
-    """Return whether the caller looks after the project; on loopback everybody does."""
+    """Return whether the caller is an editor of the project; True for a listener without accounts."""
     member: Membership | None = getattr(request.state, "member", None)
     return member is None or member.role.includes(Role.EDITOR)
 
 
-# ---- The audit of what is done outside the accounts' database.
+# ---- The audit of actions outside the database of accounts.
 
 _REFUSALS: Final = (AccountError, CannotSteer, RegistryError)
 _UNKNOWN: Final = (NoAnswer, Unavailable)
@@ -367,25 +368,25 @@ def audited(
     refusals: tuple[type[Exception], ...] = (),
     **detail: Any,
 ) -> Iterator[None]:
-    """Have the audit say what a member asks for, before the block does it.
+    """Write a row of the audit before the block acts for a member.
 
-    What the block does lies outside the accounts' database: in a registry, a run, a file. The row is written
-    before, so that what a gateway does that is killed in between is audited. It is taken back where the block
-    refuses, since nothing was done; where no answer comes it stays, since it may have been done.
+    The block acts outside the database of accounts: in a registry, a run or a file. The row comes first, so
+    that the action is audited even if the gateway is killed meanwhile. The row is deleted if the block raises
+    a refusal, which means that nothing was done; it stays if no answer comes, as the action may have
+    happened.
 
-    request: an id under which the same is asked for again, to hear how far it has come: one row for all.
-    refusals: exceptions by which the block says that it has done nothing, beside those of accounts, runs and
-    registries. detail: facts that are neither secrets nor a person's text.
+    request: id of an order that is polled under this id; all polls share one row. refusals: further
+    exceptions that mean that nothing was done. detail: facts, neither secrets nor texts of a person.
     """
     accounts, project, by = parts.accounts, member.project, member.principal.subject
-    said = detail if request is None else detail | {"request": request}
+    facts = detail if request is None else detail | {"request": request}
 
     def write(session: Session, now: datetime) -> int | None:
         if request is not None and audit.is_noted(
             session, project=project, action=action, subject=subject, request=request
         ):
             return None
-        row = audit.note(session, now, by=by, action=action, project=project, subject=subject, **said)
+        row = audit.note(session, now, by=by, action=action, project=project, subject=subject, **facts)
         session.flush()
         return row.number
 

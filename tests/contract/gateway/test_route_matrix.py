@@ -175,7 +175,7 @@ def test_a_route_without_an_access_rule_is_not_served(small_gateway: SmallGatewa
         router.get("/api/open")(lambda: None)
     rules = [("GET", "/api/open"), ("GET", "/api/no")]
     for one, rule, why in (
-        (unguarded, rules[:1], "no rule says who may call"),
+        (unguarded, rules[:1], "no rule of access applies"),
         (guarded, [], "lacks"),
         (guarded, rules, "without a route"),
     ):
