@@ -1,7 +1,7 @@
-"""The accounts of a gateway: each method is one transaction, or two where a refusal must leave its mark.
+"""The accounts of a gateway. Each method is one transaction, or two where a refusal must be recorded.
 
-Calls wait for the disk, the network, and for argon2id: an event loop runs them in a thread. Every method may
-raise `Unavailable` and `Conflict` of the database.
+Calls wait for the disk, the network and argon2id: an event loop runs them in a thread. Every method may raise
+`Unavailable` and `Conflict` of the database.
 """
 
 import base64
@@ -44,7 +44,7 @@ _NOT_KNOWN = "name or password is wrong"
 
 
 class Accounts:
-    """Accounts in a database. clock: tells the time; safe between threads."""
+    """Accounts in a database; safe to use from several threads. clock: returns the time."""
 
     def __init__(
         self, database: Database, keys: Keys, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -59,7 +59,7 @@ class Accounts:
     # ------------------------------------------------------------ who calls
 
     def authenticate(self, header: str) -> Principal:
-        """Return whom the value of an `Authorization` header stands for; raises Unauthenticated.
+        """Return the principal of an `Authorization` header; raises Unauthenticated.
 
         Bearer: an access token or an API token. Basic: an API token as the password, which a netrc file
         gives; the password of a person is not accepted there.
@@ -100,7 +100,7 @@ class Accounts:
         return self._database.write(work)
 
     def refresh(self, token: str) -> Grant:
-        """Exchange a refresh token; raises Unauthenticated for one that does not count."""
+        """Exchange a refresh token; raises Unauthenticated for an invalid one."""
         grant = None
         if is_secret(token, REFRESH):
             grant = self._database.write(
@@ -216,10 +216,11 @@ class Accounts:
         return self._database.write(lambda session: work(session, self._clock()))
 
     def run_by(self, member: Membership, work: Callable[[Session, datetime], T]) -> T:
-        """Return the result of a change by a member, committed, where they may still do as much as before.
+        """Return the result of a change by a member, committed, if they still have their role.
 
-        A body may come half a minute after its head, by which they were let in: who was removed meanwhile
-        would hand out what nobody takes back. Raises Unauthenticated, NoSuchThing, Forbidden.
+        The member was authorized by the head of the request, and the body may come half a minute later: a
+        member who was removed meanwhile must not issue tokens. Raises Unauthenticated, NoSuchThing,
+        Forbidden.
         """
 
         def checked(session: Session) -> T:
@@ -244,38 +245,38 @@ class Accounts:
 
 
 def _password_of(value: str) -> str:
-    """Return the password of a Basic credential, "" where it is none."""
+    """Return the password of a Basic credential, "" if it is malformed."""
     try:
         return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return ""
 
 
-# ---- Deletes what counts no more, so that the database of a gateway does not grow with every sign-in.
+# ---- Deletes expired rows, so that the database of a gateway does not grow with every sign-in.
 
 KEPT: Final = timedelta(days=1)
-"""For which what has ended before its time can still be looked at."""
+"""Time for which rows that ended early are kept for inspection."""
 AT_ONCE: Final = 1000
-"""Most sessions in a transaction: others wait for it meanwhile."""
+"""Most sessions in a transaction, since other writers wait for it."""
 EVERY_S: Final = 600.0
 
 log = logging.getLogger(__name__)
 
 
 def sweep(accounts: Accounts, end: threading.Event, every_s: float = EVERY_S) -> None:
-    """Delete what has expired, now and every so often, until `end` is set; a thread's body."""
+    """Delete expired rows every `every_s` seconds until `end` is set; the body of a thread."""
     while not end.is_set():
         try:
             gone = accounts.run(delete_expired)
         except RegistryError as error:
-            log.warning("what has expired was not deleted", extra={"error": str(error)})
+            log.warning("expired rows were not deleted", extra={"error": str(error)})
         else:
             log.debug("expired rows deleted", extra={"rows": gone})
         end.wait(every_s)
 
 
 def delete_expired(session: Session, now: datetime) -> int:
-    """Delete at most AT_ONCE sessions and all else that counts no more; returns how many rows went."""
+    """Delete at most AT_ONCE sessions, and other expired rows; returns the number of deleted rows."""
     over = or_(SessionRow.expires <= now, SessionRow.ended <= now - KEPT)
     ids = session.scalars(select(SessionRow.id).where(over).limit(AT_ONCE)).all()
     return sum(

@@ -1,7 +1,7 @@
 """API tokens: by each a program acts in one project, as viewer or editor.
 
-A link for feedback ends with the rights of who made it, be it a person or a token; that a token has expired
-in its time ends none.
+A link for feedback is revoked when the person or token that made it loses the right to make one. The expiry
+of a token revokes no links.
 """
 
 from datetime import datetime, timedelta
@@ -28,7 +28,7 @@ def add(
 ) -> tuple[ApiTokenRow, str]:
     """Return a new token and its secret, which is shown once; raises BadInput for an owner's.
 
-    days: for which it holds; None: until it is revoked.
+    days: for which it is valid; None: until it is revoked.
     """
     if role is Role.OWNER:
         raise BadInput("role", "a token is viewer or editor: who is a member is decided by people")
@@ -63,7 +63,7 @@ def count(session: Session, now: datetime, project: str) -> int:
 
 
 def revoke(session: Session, now: datetime, *, project: str, token: str, by: str) -> None:
-    """Refuse a token, and the links that it made, from now on; raises NoSuchThing for another project's."""
+    """Revoke a token and the links that it made; raises NoSuchThing for a token of another project."""
     row = session.get(ApiTokenRow, token)
     if row is None or row.project != project:
         raise NoSuchThing("no such token")
@@ -77,9 +77,9 @@ def revoke(session: Session, now: datetime, *, project: str, token: str, by: str
 def revoke_links(
     session: Session, now: datetime, which: ColumnElement[bool], *, project: str, by: str
 ) -> None:
-    """Refuse links for feedback of a project from now on. which: a condition on their rows."""
-    counts = which & (FeedbackLinkRow.project == project) & FeedbackLinkRow.revoked.is_(None)
-    ids = update(FeedbackLinkRow).where(counts).values(revoked=now).returning(FeedbackLinkRow.id)
+    """Revoke links for feedback of a project. which: a condition on their rows."""
+    valid = which & (FeedbackLinkRow.project == project) & FeedbackLinkRow.revoked.is_(None)
+    ids = update(FeedbackLinkRow).where(valid).values(revoked=now).returning(FeedbackLinkRow.id)
     for link in session.scalars(ids).all():
         audit.note(
             session, now, by=by, action="feedback link revoked", project=project, subject=f"link/{link}"
@@ -91,7 +91,7 @@ def by_secret(session: Session, now: datetime, secret: str) -> Principal:
 
 
 def by_id(session: Session, now: datetime, token: str) -> Principal:
-    """Return whom a token stands for whose secret was exchanged before; raises Unauthenticated."""
+    """Return the principal of a token by its id; raises Unauthenticated unless it is still valid."""
     return _principal(session.get(ApiTokenRow, token), now)
 
 

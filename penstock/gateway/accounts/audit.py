@@ -1,7 +1,7 @@
-"""Who did what: rows in the transaction of what they tell.
+"""The audit log: rows in the transaction of the change that they describe.
 
-What is done elsewhere has its row before it is done, which is taken back where it was refused: then nothing
-was done. No other row is ever taken back or changed.
+For an action outside the database the row is written first, and deleted if the action was refused, as nothing
+was done then. No other row is ever changed or deleted.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def note(
 
 
 def is_noted(session: Session, *, project: str, action: str, subject: str, request: str) -> bool:
-    """Return whether there is a row already of what somebody asks for again under the same `request`."""
+    """Return whether there is a row of the same action with this `request`."""
     same = (AuditRow.project == project) & (AuditRow.action == action) & (AuditRow.subject == subject)
     again = same & (AuditRow.detail["request"].as_string() == request)
     return session.scalar(select(AuditRow.number).where(again).limit(1)) is not None
@@ -56,8 +56,7 @@ def read(session: Session, project: str, *, before: int | None, limit: int) -> t
     return tuple(session.scalars(wanted.limit(min(limit, MAX_READ))))
 
 
-# ---- How much a project may have stored at a time: who belongs to it could fill the disk of everybody
-# else.
+# ---- Quotas of a project, so that its members cannot fill the disk that all projects share.
 
 _REMEDIES: Final = {
     "ratings": "delete those of a rater",
@@ -65,16 +64,16 @@ _REMEDIES: Final = {
     "links": "revoke those that are done with, which gives room a day later",
     "invitations": "wait until some have been used or have expired, for a day",
     "tokens": "revoke those that are not needed",
-    "conversations": "tell those of fewer conversations",
+    "conversations": "report fewer conversations",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotas:
-    """The most that a project may have.
+    """Quotas of each project.
 
-    feedback_mib: text of its ratings, in MiB. links, invitations: until a day after they have ended. tokens:
-    that count. conversations: that were told of its agents.
+    feedback_mib: text of its ratings, in MiB. links, invitations: including those that ended in the last day.
+    tokens: valid ones. conversations: reported for its agents.
     """
 
     ratings: int = 1_000_000
@@ -85,10 +84,10 @@ class Quotas:
     conversations: int = 1_000_000
 
     @classmethod
-    def of(cls, said: Sequence[str]) -> Self:
-        """Return the quotas that are said as NAME=NUMBER, others by default; raises ConfigurationError."""
+    def of(cls, options: Sequence[str]) -> Self:
+        """Return the quotas of options NAME=NUMBER, defaults for others; raises ConfigurationError."""
         known, found = [one.name for one in fields(cls)], dict[str, int]()
-        for one in said:
+        for one in options:
             name, _, number = one.partition("=")
             if name not in known or not (number.isascii() and number.isdigit() and len(number) <= 15):
                 raise ConfigurationError(
@@ -98,7 +97,7 @@ class Quotas:
         return cls(**found)
 
     def check(self, name: str, there: int, more: int = 1) -> None:
-        """Raise QuotaReached where a project that has so many may not have more. name: of a field."""
+        """Raise QuotaReached where `more` in addition to those `there` exceed a quota. name: of a field."""
         if there + more > getattr(self, name):
             raise self.reached(name)
 

@@ -1,10 +1,10 @@
-"""Signing in at a provider of identities (OpenID Connect), which the file of `--oidc` names.
+"""Signing in at an identity provider (OpenID Connect), which the file of `--oidc` describes.
 
     sign in there (state, nonce, challenge) ─► code ─► exchanged here with the verifier ─► ID token, checked
 
-Only what the provider's own documents name is called, over TLS or on this machine; nothing redirects a call.
-What the browser takes along is signed and lies in a cookie: state, nonce and verifier, for ten minutes.
-docs/gateway.md describes the file; a relative `client_secret_file` lies beside it.
+Only endpoints of the provider's documents are called, over TLS or on this machine; redirects are refused. The
+browser keeps state, nonce and verifier in a signed cookie for ten minutes. docs/gateway.md describes the
+file; a relative `client_secret_file` is relative to its folder.
 """
 
 import hmac
@@ -50,9 +50,9 @@ from penstock.protocol.limits import KIB
 
 ALGORITHMS: Final = ("RS256", "PS256", "ES256", "EdDSA")
 KNOWN_S: Final = 3600.0
-"""Seconds for which the provider's documents are taken as they were."""
+"""Seconds for which the documents of the provider are cached."""
 AGAIN_S: Final = 30.0
-"""Seconds between two looks for a key that is not known."""
+"""Seconds between two attempts to fetch an unknown key."""
 CALL_S: Final = 10.0
 MAX_BYTES: Final = 256 * KIB
 SKEW_S: Final = 60
@@ -60,11 +60,11 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class ProviderFailed(Unauthenticated):
-    """Reports a provider that does not answer, or whose answer does not count."""
+    """Reports a provider that does not answer, or an invalid answer."""
 
 
 class Newcomers(BaseModel):
-    """Says what people become whose address is of a domain, and verified: members of a project."""
+    """The project and role of newcomers with a verified address of a domain."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,10 +73,10 @@ class Newcomers(BaseModel):
 
 
 class ProviderSettings(BaseModel):
-    """A provider as the operator names it; in the file stands where the secret is.
+    """A provider as the operator describes it; the file names a file with the secret.
 
-    issuer: its URL, as its tokens say it. title: for people. gateway: URL under which browsers reach the
-    gateway. domains: of addresses whose people may come without an invitation.
+    issuer: its URL, as in its tokens. title: for people. gateway: URL at which browsers reach the gateway.
+    domains: of email addresses that need no invitation.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True)
@@ -90,13 +90,13 @@ class ProviderSettings(BaseModel):
 
     @property
     def redirect(self) -> str:
-        """Return the address to which the provider sends people back, exactly."""
+        """Return the exact redirect URI."""
         return f"{self.gateway.rstrip('/')}/api/auth/oidc/callback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Somebody whom a provider knows. address: "" unless the provider has verified it."""
+    """A person as a provider identifies them. address: of email; "" unless the provider has verified it."""
 
     issuer: str
     subject: str
@@ -115,7 +115,7 @@ class Provider:
         self._known_at_s = self._keys_at_s = -KNOWN_S
 
     def address(self, *, state: str, nonce: str, challenge: str) -> str:
-        """Return where one signs in; raises ProviderFailed."""
+        """Return the URL at which the person signs in; raises ProviderFailed."""
         place = self._documents()["authorization_endpoint"]
         query = {
             "response_type": "code",
@@ -130,7 +130,7 @@ class Provider:
         return f"{place}{'&' if '?' in place else '?'}{urlencode(query)}"
 
     def identity(self, code: str, *, verifier: str, nonce: str) -> Identity:
-        """Exchange a code; returns who it stands for. Raises ProviderFailed."""
+        """Exchange a code for the identity of the person; raises ProviderFailed."""
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -172,7 +172,7 @@ class Provider:
         )
 
     def _key(self, kid: str) -> Any:
-        """Return the key of a token; one that is new is looked for, once in a while."""
+        """Return the key with an id; an unknown one is fetched, at most every `AGAIN_S` seconds."""
         with self._lock:
             is_known = kid in self._keys or (not kid and self._keys)
             if not is_known and time.monotonic() - self._keys_at_s > AGAIN_S:
@@ -201,7 +201,7 @@ class Provider:
 
 
 def is_safe(url: str) -> bool:
-    """Return whether a URL is one of HTTPS, or of this machine."""
+    """Return whether a URL has HTTPS, or is of this machine."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -212,7 +212,7 @@ def is_safe(url: str) -> bool:
 
 class _NoRedirect(HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """Follow none: it would carry the request to another server."""
+        """Refuse redirects, which would send the request to another server."""
 
 
 _OPENER: Final = build_opener(_NoRedirect, ProxyHandler())
@@ -236,7 +236,7 @@ def _called(
     return content
 
 
-# ---- People whom a provider of identities knows: each function is part of a caller's transaction.
+# ---- People of an identity provider. Each function is part of a transaction of the caller.
 
 NOT_KNOWN = "you have no account here: ask the owner of a project for an invitation"
 
@@ -259,10 +259,10 @@ def add(
     invitation: str,
     password: str,
 ) -> UserRow:
-    """Add a newcomer who has an invitation, or a verified address of a domain that may come.
+    """Add a newcomer who has an invitation, or a verified address of an accepted domain.
 
-    password: a hash that nothing matches. Raises Forbidden for anybody else, BadInput for an invitation that
-    does not count.
+    password: a hash that no password matches. Raises Forbidden for others, BadInput for an invalid
+    invitation.
     """
     row = projects.find_invitation(session, now, invitation) if invitation else None
     welcome = settings.domains.get(identity.address.rpartition("@")[2]) if identity.address else None
@@ -280,7 +280,7 @@ def add(
 
 
 def _named(session: Session, now: datetime, identity: Identity, password: str, *, by: str) -> UserRow:
-    """Add a person under the name that the provider gives them, or one like it where that is taken."""
+    """Add a person under the name that the provider reports, or a similar one if that is taken."""
     suffix = secrets.token_hex(4)
     wished = "".join(
         one for one in identity.name.lower() if one.isascii() and (one.isalnum() or one in "._+-")
@@ -306,7 +306,7 @@ class OidcSignIn:
         self.provider, self._accounts, self._keys = provider, accounts, keys
 
     def depart(self, invitation: str) -> tuple[str, str]:
-        """Begin a sign-in; returns the provider's address, and the cookie that the browser takes along.
+        """Start a sign-in; returns the URL of the provider, and the cookie for the browser.
 
         invitation: of a newcomer, or "". Raises ProviderFailed.
         """
@@ -327,7 +327,7 @@ class OidcSignIn:
         return address, self._keys.sign(claims)
 
     def arrive(self, cookie: str, *, state: str, code: str, issuer: str, address: str) -> Grant:
-        """End a sign-in, and begin a session. issuer: as the provider says it, or "".
+        """Complete a sign-in, and start a session. issuer: as the provider reports it, or "".
 
         Raises Unauthenticated, Forbidden, BadInput, TooManyAttempts.
         """
@@ -365,9 +365,9 @@ _OTHERS: Final = 0o077
 
 
 def read_provider(file: Path) -> ProviderSettings:
-    """Return the provider that a file names; raises ConfigurationError that names what is wrong in it."""
+    """Return the provider that a file describes; raises ConfigurationError that names the wrong field."""
     try:
-        said = ProviderSettings.model_validate(tomllib.loads(file.read_text()), by_alias=True, by_name=False)
+        found = ProviderSettings.model_validate(tomllib.loads(file.read_text()), by_alias=True, by_name=False)
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigurationError(
@@ -375,14 +375,14 @@ def read_provider(file: Path) -> ProviderSettings:
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--oidc {file}: cannot be read as TOML: {error}") from error
-    for name, url in (("issuer", said.issuer), ("gateway", said.gateway)):
+    for name, url in (("issuer", found.issuer), ("gateway", found.gateway)):
         if not is_safe(url):
             raise ConfigurationError(f"--oidc {file}: {name}: use https://, or http:// on this machine alone")
-    for domain, one in said.domains.items():
+    for domain, one in found.domains.items():
         _check_newcomers(file, domain, one)
-    secret = _secret(file.parent / said.client_secret)
-    domains = {name.lower(): one for name, one in said.domains.items()}
-    return said.model_copy(update={"client_secret": secret, "domains": domains})
+    secret = _secret(file.parent / found.client_secret)
+    domains = {name.lower(): one for name, one in found.domains.items()}
+    return found.model_copy(update={"client_secret": secret, "domains": domains})
 
 
 def _check_newcomers(file: Path, domain: str, one: Newcomers) -> None:

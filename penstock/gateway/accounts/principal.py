@@ -1,6 +1,6 @@
-"""Who a request is from, the secrets by which that is known, and what the accounts refuse.
+"""Principals, their secrets, and the errors of accounts.
 
-Messages say what to do, not whether an account or a project exists.
+Error messages say what to do, and never reveal whether an account or a project exists.
 """
 
 import re
@@ -25,7 +25,7 @@ class BadInput(AccountError):
 
 
 class Unauthenticated(AccountError):
-    """Reports that what was presented belongs to no account."""
+    """Reports invalid credentials."""
 
 
 class Forbidden(AccountError):
@@ -33,19 +33,19 @@ class Forbidden(AccountError):
 
 
 class NoSuchThing(AccountError):
-    """Reports that there is no such thing, or none that the caller may know of."""
+    """Reports an object that is absent, or that the caller may not know of."""
 
 
 class AccountConflict(AccountError):
-    """Reports that the state does not admit the change."""
+    """Reports a change that conflicts with the current state."""
 
 
 class QuotaReached(AccountError):
-    """Reports that a project has all that it may have of something."""
+    """Reports that a project has reached a quota."""
 
 
 class TooManyAttempts(AccountError):
-    """Reports that signing in was tried too often. wait_s: seconds after which it may be tried again."""
+    """Reports too many attempts to sign in. wait_s: seconds until the next one is allowed."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"signing in was tried too often: wait {wait_s:.0f} s")
@@ -60,7 +60,7 @@ _SECRET = re.compile(r"ps[a-z]_[A-Za-z0-9_-]{43}")
 
 
 def new_secret(kind: str) -> str:
-    """Return 256 random bits as text, behind a prefix by which scanners find a leaked secret."""
+    """Return 256 random bits as text, with a prefix by which scanners find leaked secrets."""
     return f"{kind}_{secrets.token_urlsafe(32)}"
 
 
@@ -69,7 +69,7 @@ def is_secret(text: str, kind: str) -> bool:
 
 
 def digest(secret: str) -> str:
-    """Return what is stored of a secret. It is random, so a fast hash without salt keeps it."""
+    """Return the digest to store of a secret. Secrets are random, so a fast hash without salt suffices."""
     return sha256(secret.encode()).hexdigest()
 
 
@@ -82,9 +82,9 @@ def new_id() -> str:
 class Principal:
     """A person who signed in, or a program with an API token.
 
-    subject: `user/ID` or `token/ID`, as the audit shows it. name: for people to read. user, session, number:
-    of a person and what all their sessions have in common until they end together, else None. project, role:
-    those of a token, else None.
+    subject: `user/ID` or `token/ID`, as in the audit. name: for display. user, session, number: of a person:
+    account, session, and number of the account's sessions (`UserRow.session_number`); None for a program.
+    project, role: of a token; None for a person.
     """
 
     subject: str
@@ -98,7 +98,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What a principal is in a project."""
+    """The role of a principal in a project."""
 
     principal: Principal
     project: str

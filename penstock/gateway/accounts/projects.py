@@ -1,4 +1,4 @@
-"""Projects and their members. A project that the caller does not belong to is as good as absent."""
+"""Projects and their members. A project of others is reported as absent."""
 
 import re
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ from penstock.gateway.store.tables import (
     UserRow,
 )
 
-# ---- What a person handed out in a project counts no more once they may not do it themselves.
+# ---- Tokens, links and invitations of a person are revoked when the person loses the right to make them.
 
 
 def withdraw(session: Session, now: datetime, *, project: str, user: str, role: Role | None, by: str) -> None:
-    """Revoke what a person made in a project and could not make in `role`; None: they are no member now."""
+    """Revoke what a person made in a project and may not make in `role`; None: they are no member now."""
     maker = f"user/{user}"
     made = (ApiTokenRow.project == project) & (ApiTokenRow.by == maker) & ApiTokenRow.revoked.is_(None)
     for token in session.scalars(select(ApiTokenRow).where(made)).all():
@@ -58,7 +58,7 @@ def check_project(name: str) -> str:
 
 
 def check_known(session: Session, name: str) -> None:
-    """Raise BadInput for a project that is absent. It names those that there are: for the operator alone."""
+    """Raise BadInput for an absent project. The message lists all projects: only for the operator."""
     if session.get(ProjectRow, name) is None:
         others = ", ".join(session.scalars(select(ProjectRow.name).order_by(ProjectRow.name))) or "none"
         raise BadInput(
@@ -69,7 +69,7 @@ def check_known(session: Session, name: str) -> None:
 
 
 def known_or_owned(session: Session, now: datetime, name: str, role: Role, *, by: str) -> None:
-    """Add a project that is absent for its first owner; raises BadInput for another role in it."""
+    """Add an absent project for its first owner; raises BadInput for another role in an absent project."""
     if role is not Role.OWNER:
         check_known(session, name)
     elif session.get(ProjectRow, name) is None:
@@ -78,7 +78,7 @@ def known_or_owned(session: Session, now: datetime, name: str, role: Role, *, by
 
 
 def membership(session: Session, principal: Principal, project: str) -> Membership:
-    """Return what a principal is in a project; raises NoSuchThing where they have no part in it."""
+    """Return the membership of a principal in a project; raises NoSuchThing if they are no member."""
     if principal.user is None:
         role = principal.role if principal.project == project else None
     else:
@@ -110,9 +110,9 @@ def members(session: Session, project: str) -> Sequence[Row[str, str, Role, date
 def set_role(
     session: Session, now: datetime, *, project: str, user: str, role: Role, by: str, **detail: str
 ) -> None:
-    """Make a person a member, or another kind of one; raises AccountConflict for the last owner.
+    """Add a member or change their role; raises AccountConflict for the last owner.
 
-    What they handed out and could not hand out in the new role counts no more. detail: for the audit.
+    What they made and may not make in the new role is revoked. detail: for the audit.
     """
     row = session.get(MemberRow, (project, user))
     if row is None:
@@ -122,12 +122,12 @@ def set_role(
             _keep_an_owner(session, row)
         row.role = role
         withdraw(session, now, project=project, user=user, role=role, by=by)
-    subject, said = f"user/{user}", {"role": role, **detail}
-    audit.note(session, now, by=by, action="member set", project=project, subject=subject, **said)
+    subject, facts = f"user/{user}", {"role": role, **detail}
+    audit.note(session, now, by=by, action="member set", project=project, subject=subject, **facts)
 
 
 def remove(session: Session, now: datetime, *, project: str, user: str, by: str) -> None:
-    """Remove a member, and revoke what they handed out.
+    """Remove a member, and revoke what they made.
 
     Raises NoSuchThing, AccountConflict for the last owner.
     """
@@ -147,7 +147,7 @@ def _keep_an_owner(session: Session, row: MemberRow) -> None:
         raise AccountConflict("this is the project's last owner: make another member owner first")
 
 
-# ---- Ways into a project: a secret that an owner hands to one person, good once and for some days.
+# ---- Invitations: secrets that an owner gives to a person, valid once and for some days.
 
 MAX_DAYS: Final = 30
 
@@ -170,16 +170,13 @@ def invite(session: Session, now: datetime, member: Membership, *, role: Role, d
 
 
 def stored_invitations(session: Session, project: str) -> int:
-    """Return how many invitations of a project are stored; one that has ended is, for a day."""
+    """Return the number of stored invitations of a project, including those that ended in the last day."""
     own = InvitationRow.project == project
     return session.scalar(select(func.count()).select_from(InvitationRow).where(own)) or 0
 
 
 def find_invitation(session: Session, now: datetime, secret: str) -> InvitationRow:
-    """Return an invitation that still counts.
-
-    Raises BadInput for one that is unknown, used or expired: it does not say which.
-    """
+    """Return a valid invitation; raises BadInput for one that is unknown, used or expired."""
     row = session.get(InvitationRow, digest(secret)) if is_secret(secret, INVITATION) else None
     if row is None or row.used is not None or row.expires <= now:
         raise BadInput("invitation", "not known, used already, or expired: ask for a new one")
@@ -187,10 +184,10 @@ def find_invitation(session: Session, now: datetime, secret: str) -> InvitationR
 
 
 def redeem(session: Session, now: datetime, row: InvitationRow, *, user: str) -> str:
-    """Make a person a member as an invitation says, and return the project.
+    """Give a person the role of an invitation, and return the project.
 
-    The audit says that they did, and who had invited them. Raises AccountConflict for somebody who may do as
-    much already: an invitation makes nobody less.
+    The audit names the person and the inviter. Raises AccountConflict for a person who has that role or a
+    higher one.
     """
     member = session.get(MemberRow, (row.project, user))
     if member is not None and member.role.includes(row.role):

@@ -2,9 +2,9 @@
 
     sign in ─► session ─► refresh token 1 ─► refresh token 2 ─► …      until it ends, or after 30 days
 
-A refresh token that comes again is a copy: the session ends. Two tabs of one browser may present the same one
-within `GRACE` of each other; then each gets a successor of its own. A person has at most `MAX_SESSIONS`, and
-a session `MAX_EXCHANGES`.
+A refresh token that is used twice was copied, so the session ends. Two tabs of one browser may use the same
+one within `GRACE`; then each gets its own successor. A person has at most `MAX_SESSIONS`, and a session at
+most `MAX_EXCHANGES`.
 """
 
 import base64
@@ -57,7 +57,7 @@ class Keys:
     pseudonyms: bytes = field(repr=False)
 
     def sign(self, claims: dict[str, Any]) -> str:
-        """Return a JWT of the claims, which say `exp`, `iat`, `sub` and `aud`."""
+        """Return a JWT of the claims, which must have `exp`, `iat`, `sub` and `aud`."""
         key, headers = self.private[self.signing], {"kid": self.signing, "typ": "at+jwt"}
         token: str = jwt.encode({**claims, "iss": ISSUER}, key, algorithm=ALGORITHM, headers=headers)
         return token
@@ -105,7 +105,7 @@ def read_keys(file: Path) -> Keys:
         status, text = file.stat(), file.read_text()
     except OSError as error:
         raise ConfigurationError(f"--keys {file}: {error.strerror}") from error
-    # One that belongs to somebody else, as a mounted secret to root, can only be read by a group.
+    # The file of another user, such as a mounted secret of root, is readable only by its group.
     if status.st_mode & (0o077 if status.st_uid == os.geteuid() else 0o037):
         raise ConfigurationError(f"--keys {file}: others may read it; chmod 600 it, and renew the keys")
     try:
@@ -129,14 +129,14 @@ GRACE: Final = timedelta(seconds=10)
 MAX_SESSIONS: Final = 256
 """Of a person."""
 MAX_EXCHANGES: Final = 5000
-"""Refresh tokens of a session, of which an access token of 15 minutes wants 2,880."""
+"""Refresh tokens of a session; one every 15 minutes for 30 days makes 2,880."""
 AUDIENCE: Final = "penstock-gateway"
 _ENDED: Final = "the session has ended: sign in again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a sign-in or an exchange gives. refresh: None for a program."""
+    """Tokens issued by a sign-in or an exchange. refresh: None for a program."""
 
     access: str
     refresh: str | None
@@ -144,7 +144,7 @@ class Grant:
 
 
 def begin(session: Session, now: datetime, keys: Keys, user: UserRow) -> Grant:
-    """Begin a session of a person whose password was right; beyond MAX_SESSIONS the oldest ends."""
+    """Start a session of an authenticated person; beyond MAX_SESSIONS the oldest is deleted."""
     _make_room(session, user.id)
     row = SessionRow(id=new_id(), user=user.id, expires=now + SESSION, ended=None, reason="")
     session.add(row)
@@ -155,8 +155,8 @@ def begin(session: Session, now: datetime, keys: Keys, user: UserRow) -> Grant:
 def exchange(session: Session, now: datetime, keys: Keys, refresh: str) -> Grant | None:
     """Exchange a refresh token for the next one and an access token.
 
-    Returns None where it does not count, or counts no more. It must not be raised inside the transaction: a
-    copy ends the session, and that is kept.
+    Returns None for an invalid one. An exception would roll back the transaction, and with it the end of the
+    session after a token was used twice.
     """
     row = session.get(RefreshRow, digest(refresh))
     found = None if row is None else session.get(SessionRow, row.session)
@@ -191,7 +191,7 @@ def grant_to_program(now: datetime, keys: Keys, principal: Principal) -> Grant:
 
 
 def by_access_token(session: Session, now: datetime, keys: Keys, token: str) -> Principal:
-    """Return whom an access token stands for, as the database has it now; raises Unauthenticated."""
+    """Return the principal of an access token, as it is in the database now; raises Unauthenticated."""
     try:
         claims = keys.verify(token, now, audience=AUDIENCE)
     except BadToken as error:
@@ -203,9 +203,9 @@ def by_access_token(session: Session, now: datetime, keys: Keys, token: str) -> 
 
 
 def again(session: Session, now: datetime, principal: Principal) -> Principal:
-    """Return a principal as the database has it now, without its token; raises Unauthenticated.
+    """Return a principal as it is in the database now; raises Unauthenticated if it is no longer valid.
 
-    What goes on for longer than an access token lasts asks so whether it may go on.
+    Long answers, such as streams, call this instead of checking the token again.
     """
     if principal.user is None or principal.session is None:
         return api_tokens.by_id(session, now, principal.subject.partition("/")[2])

@@ -74,7 +74,7 @@ def change_password(session: Session, now: datetime, user: UserRow, *, password:
 
 
 def disable(session: Session, now: datetime, user: UserRow, *, by: str) -> None:
-    """Let a person sign in no more, end their sessions, and refuse what they handed out in any project."""
+    """Disable the account of a person, end their sessions, and revoke what they made in all projects."""
     user.disabled = True
     user.session_number += 1
     end_sessions(session, now, user.id, reason="the account was disabled")
@@ -118,9 +118,9 @@ def check_password(password: str, *, name: str) -> None:
 
 
 def is_password(encoded: str | None, password: str) -> bool:
-    """Return whether a password is that of the encoded hash; takes as long where there is none (None).
+    """Return whether a password matches the encoded hash; takes the same time without a hash (None).
 
-    Where a hash cannot be read, no password is its own: such a person has a new one set by the operator.
+    No password matches a hash that cannot be read: the operator sets a new password then.
     """
     if len(password) > MAX_LENGTH:
         return False
@@ -131,12 +131,14 @@ def is_password(encoded: str | None, password: str) -> bool:
             return False
         except (InvalidHashError, VerificationError):
             with contextlib.suppress(VerifyMismatchError):
-                _hasher.verify(_nobodys, password)  # an account must not be told from none by the time
+                _hasher.verify(
+                    _nobodys, password
+                )  # so that the time does not reveal whether there is an account
             return False
     return bool(encoded)
 
 
-# ---- How often signing in may be tried: per account and address together, per address, and per account.
+# ---- Limits on attempts to sign in: per account and address, per address, and per account.
 
 WINDOW: Final = timedelta(minutes=15)
 MOST_OF_BOTH: Final = 10
@@ -145,10 +147,10 @@ MOST_OF_ACCOUNT: Final = 200
 
 
 def count_attempt(session: Session, now: datetime, *, account: str, address: str) -> float:
-    """Count an attempt; returns the seconds to wait where it is one too many, else 0."""
+    """Count an attempt; returns the seconds to wait beyond the limit, else 0."""
     session.execute(delete(AttemptRow).where(AttemptRow.since < now - WINDOW))
     refused_s = _count(session, now, _subject("address", address), MOST_OF_ADDRESS)
-    if refused_s:  # beyond its bound an address adds no rows, whatever names it invents
+    if refused_s:  # beyond its limit an address adds no rows, whatever names it tries
         return refused_s
     return max(
         _count(session, now, _both(account, address), MOST_OF_BOTH),
@@ -157,7 +159,7 @@ def count_attempt(session: Session, now: datetime, *, account: str, address: str
 
 
 def forgive_attempts(session: Session, *, account: str, address: str) -> None:
-    """Forget the attempts of an account at an address: it was its owner. Elsewhere this one did not count."""
+    """Forget the attempts of an account at an address after a success; take back this one elsewhere."""
     session.execute(delete(AttemptRow).where(AttemptRow.subject == _both(account, address)))
     own = AttemptRow.subject.in_((_subject("address", address), _subject("account", account)))
     session.execute(update(AttemptRow).where(own, AttemptRow.count > 0).values(count=AttemptRow.count - 1))

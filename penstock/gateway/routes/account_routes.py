@@ -1,8 +1,8 @@
-"""Signing in and out, here or at an identity provider, and what a person or program is.
+"""Signing in and out, here or at an identity provider, and the identity of the caller.
 
-POST /api/auth/oidc             where to go, and a cookie that comes back with the browser (Lax)
-GET  /api/auth/oidc/callback    where the provider sends it; the session's first secret is a cookie (Strict)
-POST /api/auth/oidc/session     the page takes the tokens for it, once
+POST /api/auth/oidc             returns the URL of the provider, and sets a cookie for the callback (Lax)
+GET  /api/auth/oidc/callback    redirect URI; sets a refresh token of the new session as a cookie (Strict)
+POST /api/auth/oidc/session     returns the tokens of that session to the page, once
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -38,20 +38,20 @@ class Tokens(Answer):
 
 
 class Joined(Answer):
-    """The project that somebody now belongs to."""
+    """The project that the caller has joined."""
 
     project: str
 
 
 class Belonging(Answer):
-    """What somebody is in a project."""
+    """A project, and the role of the caller in it."""
 
     project: str
     role: Role
 
 
 class Me(Answer):
-    """Who calls. subject: `user/ID` or `token/ID`."""
+    """The caller. subject: `user/ID` or `token/ID`."""
 
     subject: str
     name: str
@@ -59,13 +59,13 @@ class Me(Answer):
 
 
 class OfferedProvider(Answer):
-    """The provider of identities at which people may sign in. title: null where there is none."""
+    """The identity provider at which people may sign in. title: null without a provider."""
 
     title: str | None
 
 
 class ProviderAddress(Answer):
-    """Where the browser goes to sign in."""
+    """URL at which the browser signs in."""
 
     address: str
 
@@ -95,13 +95,13 @@ class SignUp(Body):
 
 
 class Join(Body):
-    """An invitation, redeemed by a person who has an account."""
+    """An invitation, which a person with an account accepts."""
 
     invitation: Secret
 
 
 class NewPassword(Body):
-    """The password of today and the one of tomorrow."""
+    """The current password and the new one."""
 
     current: Secret
     new: Secret
@@ -127,7 +127,7 @@ def token(
     refresh_token: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
     client_secret: Annotated[SecretStr, Form(max_length=4096)] = _NONE,
 ) -> dict[str, Any]:
-    """Give an access token (OAuth 2): for a password, a refresh token, or an API token as client secret."""
+    """Issue an access token (OAuth 2) for a password, a refresh token, or an API token as client secret."""
     accounts = accounts_of(request)
     match grant_type:
         case "password":
@@ -148,13 +148,13 @@ def token(
 
 @router.post("/api/auth/sign-out", status_code=204)
 def sign_out(request: Request, caller: Caller) -> None:
-    """End this session: its access and refresh tokens count no more."""
+    """End this session, and revoke its access and refresh tokens."""
     accounts_of(request).sign_out(caller)
 
 
 @router.post("/api/auth/sign-up", status_code=201, response_model=Joined)
 def sign_up(request: Request, body: SignUp) -> dict[str, str]:
-    """Make the account of a person who was invited, and make them a member."""
+    """Create the account of an invited person, and make them a member."""
     project = accounts_of(request).sign_up(
         body.invitation.get_secret_value(),
         body.name,
@@ -166,7 +166,7 @@ def sign_up(request: Request, body: SignUp) -> dict[str, str]:
 
 @router.post("/api/auth/join", response_model=Joined)
 def join(request: Request, body: Join, caller: Caller) -> dict[str, str]:
-    """Redeem an invitation for the account that calls."""
+    """Accept an invitation for the account of the caller."""
     user = _person(caller)
     secret = body.invitation.get_secret_value()
     project = accounts_of(request).run(
@@ -179,7 +179,7 @@ def join(request: Request, body: Join, caller: Caller) -> dict[str, str]:
 
 @router.post("/api/auth/password", status_code=204)
 def change_password(request: Request, body: NewPassword, caller: Caller) -> None:
-    """Set a new password. Every session of the account ends, this one too."""
+    """Set a new password. Every session of the account ends, including this one."""
     _person(caller)
     accounts_of(request).change_password(
         caller, body.current.get_secret_value(), body.new.get_secret_value(), address=address_of(request)
@@ -188,7 +188,7 @@ def change_password(request: Request, body: NewPassword, caller: Caller) -> None
 
 @router.get("/api/me", response_model=Me)
 def me(request: Request, caller: Caller) -> dict[str, Any]:
-    """Return who calls, and what they are in which project."""
+    """Return the caller, with their projects and roles."""
     belongs = [{"project": one.project, "role": one.role} for one in accounts_of(request).projects_of(caller)]
     return {"subject": caller.subject, "name": caller.name, "projects": belongs}
 
@@ -218,21 +218,21 @@ _Word = Annotated[str, Query(max_length=4096)]
 
 
 class Leaving(Body):
-    """A browser that wants to sign in at the provider. invitation: of a newcomer."""
+    """The start of a sign-in at the provider. invitation: of a newcomer."""
 
     invitation: Secret = _NONE
 
 
 @router.get("/api/auth/oidc", response_model=OfferedProvider)
 def offered(request: Request) -> dict[str, str | None]:
-    """Say what the provider is called; null where there is none."""
+    """Return the title of the provider; null without one."""
     oidc = parts_of(request).oidc
     return {"title": None if oidc is None else oidc.provider.settings.title}
 
 
 @router.post("/api/auth/oidc", response_model=ProviderAddress)
 def leave(request: Request, response: Response, body: Leaving) -> dict[str, str]:
-    """Begin a sign-in: answer with the address at which the provider asks who it is."""
+    """Start a sign-in: return the URL at which the person signs in at the provider."""
     oidc = _oidc(request)
     address, cookie = oidc.depart(body.invitation.get_secret_value())
     response.set_cookie(
@@ -251,7 +251,7 @@ def leave(request: Request, response: Response, body: Leaving) -> dict[str, str]
 def arrive(
     request: Request, state: _Word = "", code: _Word = "", iss: _Word = "", error: _Word = ""
 ) -> RedirectResponse:
-    """End a sign-in, and lead to the page, which says what came of it."""
+    """Complete a sign-in, and redirect to the page, which shows the result."""
     oidc = _oidc(request)
     cookie, address = request.cookies.get(DEPARTURE, ""), address_of(request)
     refresh: str | None = None
@@ -280,7 +280,7 @@ def arrive(
 
 @router.post(SESSION_PATH, response_model=Tokens)
 def take_session(request: Request) -> JSONResponse:
-    """Give the page the tokens of the session that has just begun, once."""
+    """Return the tokens of the new session to the page, once."""
     _oidc(request)
     grant = parts_of(request).accounts.refresh(request.cookies.get(SESSION, ""))
     taken = JSONResponse(shown_grant(grant))

@@ -1,4 +1,4 @@
-"""The console, a page of files that call the API as any program does, and the document of all calls."""
+"""The console, a page that calls the API as any program does, and the OpenAPI document."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,7 @@ add_page(
 add_files(console, "/console", _FILES)
 
 
-# ---- The description of all calls, for programs and for people who write them.
+# ---- The OpenAPI document.
 
 description = APIRouter(route_class=GuardedRoute, tags=["description"])
 
@@ -44,7 +44,7 @@ def openapi(request: Request) -> dict[str, Any]:
 
 ERRORS: Final = {
     400: "It cannot be done with what there is.",
-    401: "No token, or one that does not count any more.",
+    401: "No token, or an invalid one.",
     403: "The caller's role does not suffice.",
     404: "There is no such thing, or none of the caller's.",
     408: "The body came too slowly.",
@@ -55,7 +55,7 @@ ERRORS: Final = {
     429: "Too many requests; `Retry-After` says when to try again.",
     503: "A database does not answer; `Retry-After` says when to try again.",
 }
-"""What any call may answer beside what it declares itself."""
+"""Errors that any call may answer in addition to those that it declares."""
 ERROR_SCHEMA: Final = {
     "type": "object",
     "required": ["error", "detail", "field"],
@@ -79,7 +79,7 @@ _SECURITY: Final = {
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of an application whose routes are all in its table of access."""
+    """Return the OpenAPI document of an application, with who may call each route."""
     content = document_of(app)
     components = content["components"]
     components["securitySchemes"] = _SECURITY
@@ -97,7 +97,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def document_of(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of an application as the framework has it, with the gateway's errors."""
+    """Return the OpenAPI document of an application as FastAPI makes it, with the errors of the gateway."""
     content: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = content.setdefault("components", {}).setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
@@ -107,7 +107,7 @@ def document_of(app: FastAPI) -> dict[str, Any]:
 
 
 def _name_path(operation: dict[str, Any], path: str) -> None:
-    """Describe the parts of a path that a route leaves to those who look its caller up."""
+    """Describe the path parameters that the function of a route does not declare, such as the project."""
     known = operation.setdefault("parameters", [])
     named = {one["name"] for one in known if one["in"] == "path"}
     for name in re.findall(r"{(\w+)}", path):
@@ -131,8 +131,7 @@ def _complete(operation: dict[str, Any], access: Access) -> None:
     operation["description"] = f"{operation.get('description', '')}\n\nWho may call it: {least}.".strip()
 
 
-# ---- Links of OpenAPI: the calls that take an id out of an answer, so that a generated client, and who tests
-# it, know where an id comes from.
+# ---- Links of OpenAPI, which tell generated clients and tests which answers provide an id for which calls.
 
 _OF_PROJECT: Final = "/api/projects/{project}"
 _AGENT: Final = f"{_OF_PROJECT}/agents/{{agent_id}}"
@@ -160,7 +159,7 @@ _SOURCES: Final = (
         for method, status, pointer in (("post", "201", "/id"), ("get", "200", f"/{name}s/0/id"))
     ),
 )
-"""Method, path, status, the name of the id in other paths, its place in the answer, calls that take it."""
+"""Method, path, status, name of the id in other paths, JSON pointer to it, calls that take it."""
 
 
 def add_links(paths: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Control of the run of a job, and of the versions that it registered; each with its row in the audit.
+"""Control of the run of a job, and of its registered versions. Each call leaves a row in the audit.
 
-What the run refuses leaves none; an order that is asked after again leaves one.
+A refused call leaves none; an order that is polled leaves one.
 """
 
 import os
@@ -21,7 +21,7 @@ from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Action, Order, Steering, VersionFile
 from penstock.gateway.routes.job_routes import dispatcher_of
 
-# ---- What is asked of a run and its versions, as requests say it.
+# ---- Bodies of requests.
 
 Reason = Annotated[Text, Field(max_length=500)]
 Share = Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -37,7 +37,7 @@ _PIECE_BYTES: Final = 1024 * 1024
 
 
 class WeightsFile(StreamingResponse):
-    """An answer that is a version's weights, for a browser to keep as a file."""
+    """The weights of a version as a file, for a browser to download."""
 
     media_type = "application/octet-stream"
 
@@ -56,10 +56,10 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 class Wanted(Body):
-    """What is wanted of a run.
+    """An order for a run.
 
-    name: of a checkpoint, for `checkpoint` and `restore`. minSteps: for `flush`. requestId: of the answer of
-    an order that is asked after.
+    name: of a checkpoint, for `checkpoint` and `restore`. minSteps: for `flush`. requestId: of an earlier
+    answer, to poll the same order.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
@@ -68,9 +68,9 @@ class Wanted(Body):
     reason: Reason = ""
 
     def order(self, action: Action) -> Order:
-        """Return the order for a run; raises ApiError 422 where an action lacks its name."""
+        """Return the order for a run; raises ApiError 422 if a restore has no name."""
         if action is Action.RESTORE and self.name is None:
-            raise ApiError(422, "name: say which checkpoint shall be restored", field="name")
+            raise ApiError(422, "name: say which checkpoint to restore", field="name")
         return Order(
             action=action,
             name=self.name or "",
@@ -81,7 +81,7 @@ class Wanted(Body):
 
 
 class Promotion(Body):
-    """A version that more clients shall get, and why."""
+    """A version to promote, and the reason."""
 
     version: Version
     to: Literal["active", "canary"] = "active"
@@ -90,14 +90,14 @@ class Promotion(Body):
 
 
 class Withdrawal(Body):
-    """A version that no client shall get any more, and why; left out: the canary, else the active one."""
+    """A version to withdraw, and the reason; default: the canary, else the active version."""
 
     version: Version | None = None
     reason: Annotated[Reason, Field(min_length=1)]
 
 
 class NewTraffic(Body):
-    """Which clients get which version, and why; what is left out stays. shadow 0: none."""
+    """Changes of the traffic of versions, and the reason; omitted fields stay. shadow 0: none."""
 
     canaryShare: Share | None = None  # noqa: N815
     latestShare: Share | None = None  # noqa: N815
@@ -112,14 +112,14 @@ class NewTraffic(Body):
 
 
 class WantedState(Answer):
-    """What is wanted of a run from now on. revision: rises with each order."""
+    """The desired state of a run. revision: rises with each order."""
 
     desired: str
     revision: int
 
 
 class CommandShown(Answer):
-    """How far a checkpoint, restore or flush has come. Its numbers are text, as 64 bits need it."""
+    """Progress of a checkpoint, restore or flush. Its 64-bit numbers are text."""
 
     number: str
     request_id: str
@@ -133,7 +133,7 @@ class CommandShown(Answer):
 
 
 class EvaluationShown(Answer):
-    """The return over so many evaluation episodes."""
+    """Mean and standard deviation of the return over evaluation episodes."""
 
     mean: float
     std: float
@@ -169,7 +169,7 @@ class ListedVersion(VersionShown):
 
 
 class TrafficShown(Answer):
-    """Which share of the clients gets which version. pins: clients that always get one."""
+    """The share of the clients of each version. pins: version of clients that always get the same one."""
 
     policy: str
     revision: int
@@ -189,7 +189,7 @@ class RunVersions(Answer):
 
 
 class RolledBack(Answer):
-    """What was withdrawn, and what is active now. awaits_number: its content has no number of its own yet."""
+    """The withdrawn version and the active one. awaits_number: the active content has no own number yet."""
 
     withdrawn: VersionShown
     active: VersionShown | None
@@ -199,9 +199,9 @@ class RolledBack(Answer):
 _ANSWERED_LATER: Final = {Action.CHECKPOINT, Action.RESTORE, Action.FLUSH}
 
 Steered = Callable[..., AbstractContextManager[tuple[Steering, str]]]
-"""Yields what steers the run of a job, and who calls, while one call steers it.
+"""Yields the steering of a job, and the subject of the caller, for one call.
 
-Called with the request, the job, and what is done: an action, and facts of it for the audit.
+Arguments: the request, the job, the action, and facts for the audit.
 """
 
 
@@ -211,7 +211,7 @@ def steering_routes(path: str, steered: Steered) -> APIRouter:
 
     @routes.post(f"{path}/control/{{action}}", response_model=WantedState | CommandShown)
     def control(request: Request, job: str, action: Action, body: Wanted) -> Mapping[str, Any]:
-        """Tell a run what is wanted; a checkpoint, restore or flush is asked after with its `requestId`."""
+        """Give an order to a run; poll a checkpoint, restore or flush with its `requestId`."""
         order = body.order(action)
         facts = {"name": order.name} if order.name else {}
         again = _asked_again(order)
@@ -254,7 +254,7 @@ def steering_routes(path: str, steered: Steered) -> APIRouter:
 
 
 def _asked_again(order: Order) -> str | None:
-    """Return the id under which the same order comes again until it is answered; None: each is a new one."""
+    """Return the id by which an order is polled; None for an order that is answered at once."""
     return order.request_id if order.action in _ANSWERED_LATER else None
 
 
@@ -265,7 +265,7 @@ def _asked_again(order: Order) -> str | None:
 def _audited(
     request: Request, job: str, action: str, *, request_id: str | None = None, **detail: Any
 ) -> Iterator[tuple[Steering, str]]:
-    """Have the audit say what a member does, and yield what does it, and who the member is."""
+    """Audit a call of a member, and yield the steering of the job and the subject of the member."""
     member = member_of(request)
     steering = _steering(request, member, job)
     with audited(parts_of(request), member, action, f"job/{job}", request=request_id, **detail):
@@ -273,7 +273,7 @@ def _audited(
 
 
 def _steering(request: Request, member: Membership, job: str) -> Steering:
-    """Return what steers a job of the project that runs, or ran, with this gateway."""
+    """Return the steering of a job of the project that runs, or ran, with this gateway."""
     dispatcher = dispatcher_of(request)
     found = parts_of(request).accounts.look(lambda session: job_queue.get(session, member.project, job))
     if found.place == "":

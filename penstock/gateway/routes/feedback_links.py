@@ -1,9 +1,8 @@
-"""Links for feedback: who holds one rates the responses that it names, once each, without an account.
+"""Links for feedback: the holder of a link rates its responses, once each, without an account.
 
-A link is a secret of 256 random bits of which the digest is stored. That each response is rated once is held
-by the ratings: they carry a request key of the link and the item. The secret comes in the header
-`Penstock-Link`, so that no log of addresses holds it. A page gets it behind the `#` of its address, which
-browsers send to no server.
+A link is a secret of 256 random bits; its digest is stored. A request key of link and item ensures that each
+response is rated once. The secret is sent in the header `Penstock-Link`, so it appears in no log of URLs. The
+page has it behind the `#` of its address, which browsers send to no server.
 """
 
 from datetime import datetime, timedelta
@@ -51,9 +50,9 @@ PURPOSE: Final = "link"
 
 
 class LinkItem(PromptAnswered):
-    """A response to score, or two of which the better one is chosen: `response` or `responses`.
+    """One `response` to score, or two `responses` to choose from.
 
-    responses: as they shall be shown. version: of the policy that gave the response, or both.
+    responses: in the order in which they are shown. version: of the policy that gave them.
     """
 
     model_config = ConfigDict(
@@ -73,7 +72,7 @@ class LinkItem(PromptAnswered):
 
 
 class NewLink(Body):
-    """What one person shall rate. rater: what the caller calls that person; not shown to them."""
+    """A link for one person. rater: the caller's name of that person, which is not shown to them."""
 
     model_config = example(items=[{"prompt": "2 + 2?", "response": "4"}], rater="user-7", days=7)
 
@@ -83,7 +82,7 @@ class NewLink(Body):
 
 
 class LinkRating(Body):
-    """What the holder of a link thinks of one of its items.
+    """A rating of an item by the holder of a link.
 
     item: counted from 0. score: of a response. chosen: of two responses, the better one, 0 or 1.
     """
@@ -97,7 +96,7 @@ class LinkRating(Body):
 
 
 class LinkShown(Answer):
-    """A link without its secret. items: how many there are to rate."""
+    """A link without its secret. items: number of items to rate."""
 
     id: str
     rater: str
@@ -108,7 +107,7 @@ class LinkShown(Answer):
 
 
 class LinkMade(LinkShown):
-    """A new link. link: its secret, which is shown this once. page: the address at which its holder rates."""
+    """A new link. link: its secret, which is shown only once. page: path at which its holder rates."""
 
     link: str
     page: str
@@ -128,21 +127,21 @@ class ItemToScore(Answer):
 
 
 class ItemToChoose(Answer):
-    """Two responses, of which the better one is to be chosen."""
+    """Two responses, of which the better one is chosen."""
 
     prompt: str
     responses: list[str]
 
 
 class LinkContent(Answer):
-    """What the holder of a link is asked to rate."""
+    """The items that the holder of a link rates."""
 
     items: list[ItemToScore | ItemToChoose]
     expires: datetime
 
 
 def link_of(request: Request, penstock_link: Annotated[str, Header(max_length=64)]) -> FeedbackLinkRow:
-    """Return the link whose secret a request carries; raises NoSuchThing."""
+    """Return the link of the secret in a request; raises NoSuchThing."""
     accounts = parts_of(request).accounts
     return accounts.run(lambda session, now: _by_secret(session, now, penstock_link))
 
@@ -152,11 +151,11 @@ Link = Annotated[FeedbackLinkRow, Depends(link_of)]
 
 @router.post("/api/projects/{project}/agents/{agent_id}/links", status_code=201, response_model=LinkMade)
 def add_link(request: Request, member: Member, agent_id: AgentId, body: NewLink) -> dict[str, Any]:
-    """Make a link; its secret is shown this once. page: the address at which its holder rates."""
+    """Make a link. Its secret is shown only once."""
     parts, secret, project, by = parts_of(request), new_secret(LINK), member.project, member.principal.subject
 
     def add(session: Session, now: datetime) -> dict[str, Any]:
-        own = FeedbackLinkRow.project == project  # one that has ended counts for a day
+        own = FeedbackLinkRow.project == project  # including those that ended in the last day
         stored = session.scalar(select(func.count()).select_from(FeedbackLinkRow).where(own)) or 0
         parts.quotas.check("links", stored)
         shown = {"id": new_id(), "rater": body.rater, "created": now, "revoked": None}
@@ -185,20 +184,20 @@ def links(request: Request, member: Member, agent_id: AgentId) -> dict[str, Any]
 
 @router.delete("/api/projects/{project}/links/{link}", status_code=204)
 def revoke_link(request: Request, member: Member, link: str) -> None:
-    """Revoke a link: the next request with it is refused. Ratings that came by it stay."""
+    """Revoke a link: further requests with it are refused. Its ratings stay."""
     parts_of(request).accounts.run_by(member, lambda session, now: _revoke(session, now, member, link))
 
 
 @router.get("/api/link", response_model=LinkContent)
 def read_link(link: Link) -> dict[str, Any]:
-    """Return what the holder of a link is asked to rate."""
+    """Return the items that the holder of the link rates."""
     items = [_shown_item(LinkItem.model_validate(item)) for item in link.items]
     return {"items": items, "expires": link.expires}
 
 
 @router.post("/api/link/ratings", response_model=RatingKept)
 def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
-    """Store a rating; the same again stores nothing more, and another one of the same item is refused."""
+    """Store a rating. Repeating it stores nothing more; another rating of the same item is refused."""
     parts = parts_of(request)
     if body.item >= len(link.items):
         raise BadInput("item", f"this link has the items 0 to {len(link.items) - 1}")
@@ -213,23 +212,23 @@ def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
     return {"id": kept.public_id, "createdAt": kept.created}
 
 
-def _opinion(item: LinkItem, said: LinkRating) -> NewFeedback | NewPair:
-    """Return an item with what was said of it; raises BadInput for a word that is of the other kind."""
-    answered = item.model_dump(include=set(PromptAnswered.model_fields)) | {"notes": said.notes}
+def _opinion(item: LinkItem, rating: LinkRating) -> NewFeedback | NewPair:
+    """Return the feedback on an item; raises BadInput for a rating of the other kind."""
+    answered = item.model_dump(include=set(PromptAnswered.model_fields)) | {"notes": rating.notes}
     if item.responses is None:
-        if said.score is None or said.chosen is not None:
-            raise BadInput("score", f"item {said.item} is one response: give it a `score`, and choose none")
-        return NewFeedback.model_validate(answered | {"response": item.response, "score": said.score})
-    if said.chosen is None or said.score is not None:
-        raise BadInput("chosen", f"item {said.item} is two responses: give `chosen`, 0 or 1, and no score")
-    chosen, rejected = item.responses[said.chosen], item.responses[1 - said.chosen]
+        if rating.score is None or rating.chosen is not None:
+            raise BadInput("score", f"item {rating.item} is one response: give it a `score`, and choose none")
+        return NewFeedback.model_validate(answered | {"response": item.response, "score": rating.score})
+    if rating.chosen is None or rating.score is not None:
+        raise BadInput("chosen", f"item {rating.item} is two responses: give `chosen`, 0 or 1, and no score")
+    chosen, rejected = item.responses[rating.chosen], item.responses[1 - rating.chosen]
     return NewPair.model_validate(answered | {"chosen": chosen, "rejected": rejected})
 
 
 def _shown_item(item: LinkItem) -> dict[str, Any]:
-    """Return what the holder sees: of where it came from nothing."""
-    said = {"response": item.response} if item.responses is None else {"responses": item.responses}
-    return {"prompt": item.prompt, **said}
+    """Return the part of an item that its holder sees."""
+    shown = {"response": item.response} if item.responses is None else {"responses": item.responses}
+    return {"prompt": item.prompt, **shown}
 
 
 def _by_secret(session: Session, now: datetime, secret: str) -> FeedbackLinkRow:
@@ -242,7 +241,7 @@ def _by_secret(session: Session, now: datetime, secret: str) -> FeedbackLinkRow:
 
 
 def _links(session: Session, project: str, agent: str) -> list[dict[str, Any]]:
-    """Return the links of an agent, newest first; the database counts their items, which may be long."""
+    """Return the links of an agent, newest first. The database counts the items, which may be long."""
     row = FeedbackLinkRow
     own = (row.project == project) & (row.agent == agent)
     count = func.json_array_length(row.items, type_=Integer).label("items")

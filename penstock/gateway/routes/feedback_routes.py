@@ -1,16 +1,16 @@
-"""Feedback of people and programs on what an agent answered: one opinion at a time, or many in a file.
+"""Feedback of people and programs on responses of an agent: one rating at a time, or many as JSON lines.
 
-Ratings lie in the registry under the policy `PROJECT/AGENT`. The rater is an opaque id there, of the caller
-and, where a program says so, of the user that it speaks for. Late rewards lie beside those that came to a
-server of the policy too late for training: no training uses them, `penstock traces evaluate --late` does.
+Ratings are stored in the registry under the policy `PROJECT/AGENT`. The rater is an opaque id of the caller,
+or of the user that a program speaks for. Late rewards are stored with those that reached a server of the
+policy too late for training: no training uses them, `penstock traces evaluate --late` does.
 
-As JSON lines, and as they are exported:
+Formats of JSON lines, in imports and exports:
 
     {"prompt", "response", "score", …}       a score of a response
     {"prompt", "chosen", "rejected", …}      which of two responses is better
-    {"episode", "step", "amount", …}         a reward that came late
+    {"episode", "step", "amount", …}         a late reward
 
-The names are those that reward models are trained from, so that an export can be trained from as it is.
+Reward models are trained from the same names, so an export can be used for training as it is.
 """
 
 import json
@@ -50,7 +50,7 @@ from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.records import NoRoom
 from penstock.registry.registry import Registry
 
-# ---- What a request says of responses: a score of one, or which of two is the better one.
+# ---- Bodies of requests: a score of a response, or the better one of two responses.
 
 MAX_TEXT: Final = 200_000
 
@@ -63,10 +63,10 @@ Score = Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class PromptAnswered(Body):
-    """A prompt, and where it was answered.
+    """A prompt, and the origin of the answer.
 
-    runId: the run of the caller's own that the answer came from. key: the aspect that is rated. conversation:
-    its id at the caller's. version: of the policy that responded.
+    runId: id of a run of the caller. key: the aspect that is rated. conversation: its id at the caller.
+    version: of the policy that responded.
     """
 
     prompt: Long
@@ -83,7 +83,7 @@ class RatedResponse(PromptAnswered):
 
 
 class Opinion(Body):
-    """A score from 0 to 1, a number and no word for one, and what may be said beside it."""
+    """A score from 0 to 1, as a number, with optional notes."""
 
     score: Score
     notes: Notes = ""
@@ -92,7 +92,7 @@ class Opinion(Body):
 class NewFeedback(RatedResponse, Opinion):
     """A response and its score.
 
-    rater: the user whom the caller speaks for; only an opaque id of them is stored.
+    rater: the user that the caller speaks for; only an opaque id is stored.
     """
 
     model_config = example(prompt="2 + 2?", response="4", score=0.9, runId="run-1", notes="right")
@@ -104,7 +104,7 @@ class NewPair(PromptAnswered):
     """Two responses to a prompt, of which one is preferred.
 
     chosen: the better one; `version` is of the policy that gave it. rejected: the other one. rater: the user
-    whom the caller speaks for; only an opaque id of them is stored.
+    that the caller speaks for; only an opaque id is stored.
     """
 
     model_config = example(prompt="2 + 2?", chosen="4", rejected="5")
@@ -116,8 +116,8 @@ class NewPair(PromptAnswered):
 
     @field_validator("rejected")
     @classmethod
-    def _differs(cls, rejected: str, said: ValidationInfo) -> str:
-        if rejected == said.data.get("chosen"):
+    def _differs(cls, rejected: str, info: ValidationInfo) -> str:
+        if rejected == info.data.get("chosen"):
             raise ValueError("must differ from `chosen`: of two responses that are the same none is better")
         return rejected
 
@@ -135,30 +135,30 @@ class PairRow(NewPair):
 
 
 def rating_of(body: NewFeedback | NewPair, *, project: str, rater: str, request_key: str | None) -> Rating:
-    """Return what a body says as the registry keeps it.
+    """Return the rating of a body for the registry.
 
-    rater: opaque id of who said it. request_key: under which it is stored once, or None.
+    rater: opaque id. request_key: makes sure that it is stored once; None: it is stored again each time.
     """
-    said: dict[str, Any] = (
+    kind: dict[str, Any] = (
         {"response": body.chosen, "rejected": body.rejected}
         if isinstance(body, NewPair)
         else {"response": body.response, "score": body.score}
     )
     same = body.model_dump(include={"prompt", "key", "version", "conversation", "notes"})
-    return Rating(**said, **same, project=project, run=body.runId, rater=rater, request_key=request_key)
+    return Rating(**kind, **same, project=project, run=body.runId, rater=rater, request_key=request_key)
 
 
 MAX_ROWS: Final = 10_000
 _PAGE_OF_ROWS: Final = 1000
 _PAGE_OF_CHARS: Final = 4_000_000
 ONLY_EXPORTED: Final = frozenset({"number", "id", "createdAt", "raterId"})
-"""What an import leaves out: it is made anew where the rows are taken in."""
+"""Fields of an export that an import ignores: new ones are made."""
 
 
 def rating_row(kept: KeptRating) -> dict[str, Any]:
-    """Return a rating as a row: a score with its response, a pair with both of its own."""
+    """Return a rating as a row of an export."""
     rating = kept.rating
-    said = (
+    kind = (
         {"response": rating.response, "score": rating.score}
         if rating.rejected is None
         else {"chosen": rating.response, "rejected": rating.rejected}
@@ -169,7 +169,7 @@ def rating_row(kept: KeptRating) -> dict[str, Any]:
         "createdAt": kept.created,
         "raterId": rating.rater,
         "prompt": rating.prompt,
-        **said,
+        **kind,
         "runId": rating.run,
         "notes": rating.notes,
         "key": rating.key,
@@ -190,12 +190,12 @@ def late_row(late: Feedback) -> dict[str, Any]:
 
 
 def as_lines(rows: Iterable[dict[str, Any]]) -> str:
-    """Return rows as JSON lines; a time as ISO 8601 has it."""
+    """Return rows as JSON lines, with times in ISO 8601."""
     return "".join(f"{json.dumps(row, default=datetime.isoformat)}\n" for row in rows)
 
 
 def read_lines(content: bytes) -> Iterator[FeedbackRow | PairRow]:
-    """Yield the rows in JSON lines; raises ApiError, which names the first wrong line from 1."""
+    """Yield the rows of JSON lines; raises ApiError that names the first wrong line, counted from 1."""
     lines = content.splitlines()
     if len(lines) > MAX_ROWS:
         raise ApiError(413, f"{len(lines)} lines: send at most {MAX_ROWS} at a time")
@@ -210,23 +210,23 @@ def read_lines(content: bytes) -> Iterator[FeedbackRow | PairRow]:
             raise ApiError(422, f"line {number}: not JSON") from error
 
 
-def _row(said: Any) -> FeedbackRow | PairRow:
-    """Return a row; raises ValidationError. What is null is left out, as if it had not been said."""
-    if not isinstance(said, dict):
-        return FeedbackRow.model_validate(said)
-    known = {key: value for key, value in said.items() if key not in ONLY_EXPORTED}
+def _row(row: Any) -> FeedbackRow | PairRow:
+    """Return a row; raises ValidationError. Columns of the other kind of row may be null."""
+    if not isinstance(row, dict):
+        return FeedbackRow.model_validate(row)
+    known = {key: value for key, value in row.items() if key not in ONLY_EXPORTED}
     if known.get("chosen") is None and known.get("rejected") is None:
         return FeedbackRow.model_validate(_without(known, ("chosen", "rejected")))
     return PairRow.model_validate(_without(known, ("response", "score")))
 
 
 def _without(row: dict[str, Any], columns: tuple[str, str]) -> dict[str, Any]:
-    """Leave out columns of the other kind of row that say nothing, as a table of both kinds has them."""
+    """Return a row without these columns where they are null, as in tables with both kinds of rows."""
     return {key: value for key, value in row.items() if key not in columns or value is not None}
 
 
 def ratings_of(registry: Registry, policy: str) -> Iterator[KeptRating]:
-    """Yield all ratings of `PROJECT/AGENT`, oldest first; a few megabytes are in memory at a time."""
+    """Yield all ratings of `PROJECT/AGENT`, oldest first, with a few megabytes in memory at a time."""
     number = 0
     while page := registry.ratings(policy, number, _PAGE_OF_ROWS, most_chars=_PAGE_OF_CHARS):
         yield from page
@@ -250,13 +250,13 @@ class FeedbackStored(RatingKept):
 
 
 class Stored(Answer):
-    """How many were stored."""
+    """The number of stored rows."""
 
     stored: int
 
 
 class TrainedFrom(Answer):
-    """A training that has read what was deleted. version: that it made, null where it made none."""
+    """A training that used deleted ratings. version: of its policy, null without one."""
 
     project: str
     agent: str
@@ -266,7 +266,7 @@ class TrainedFrom(Answer):
 
 
 class Deletion(Answer):
-    """What was deleted: ratings, and late rewards."""
+    """Numbers of deleted ratings and late rewards, and the trainings that used the ratings."""
 
     deleted: int
     lateRewards: int  # noqa: N815
@@ -277,7 +277,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["feedback"])
 
 MAX_EXPORTED: Final = 1000
 MAX_EXPORTED_CHARS: Final = 4_000_000
-"""Of the texts in one answer, which is made as a whole."""
+"""Most characters of text in one answer, which is made in memory."""
 
 
 class JsonLines(Response):
@@ -302,7 +302,7 @@ def give(
     body: NewFeedback,
     idempotency_key: Annotated[Key | None, Header()] = None,
 ) -> dict[str, Any]:
-    """Store one rating. With an `Idempotency-Key` the same request again stores nothing more."""
+    """Store one rating. With an `Idempotency-Key`, repeating the request stores nothing more."""
     return _given(request, member, agent_id, body, idempotency_key)
 
 
@@ -328,9 +328,9 @@ def export(
     after: After = 0,
     limit: Limit = MAX_EXPORTED,
 ) -> Response:
-    """Return ratings and pairs behind number `after`, oldest first; ask on with the last `number`.
+    """Return ratings and pairs after number `after`, oldest first; continue with the last `number`.
 
-    Long ones come fewer at a time; an answer without a row is the end.
+    The number of rows depends on their length. An answer without a row is the end.
     """
     found = parts_of(request).registry.ratings(
         _policy(member, agent_id), after, limit, most_chars=MAX_EXPORTED_CHARS
@@ -350,7 +350,7 @@ def export(
     },
 )
 async def take_in(request: Request, member: Member, agent_id: AgentId) -> dict[str, int]:
-    """Store ratings and pairs that come as JSON lines, all or none; an export may be sent as it is."""
+    """Store ratings and pairs from JSON lines, all or none. An export can be sent unchanged."""
     content = await request.body()
     return await run_in_threadpool(_take_in, parts_of(request), member, agent_id, content)
 
@@ -379,7 +379,7 @@ def forget_me(request: Request, caller: Annotated[Principal, Depends(principal_o
 
 
 def rater_of(parts: Parts, member: Membership, spoken_for: str) -> str:
-    """Return the opaque id of a caller, or of the user whom it speaks for."""
+    """Return the opaque id of a caller, or of the user that it speaks for."""
     return parts.accounts.pseudonym("rater", member.project, member.principal.subject, spoken_for)
 
 
@@ -419,9 +419,9 @@ def _policy(member: Membership, agent: str) -> str:
 
 
 def _forget(parts: Parts, by: Principal, project: str, rater: str) -> dict[str, Any]:
-    """Delete what a rater gave; returns how much there was, and what was trained from it.
+    """Delete the feedback of a rater; returns the numbers of rows, and the trainings that used them.
 
-    The audit has it before it is done, so that it lacks no deletion where a database goes away in between.
+    The audit is written first, so that it lacks no deletion if a database fails in between.
     """
     known = parts.registry.rating_numbers(project, rater)
     parts.accounts.run(
@@ -459,7 +459,7 @@ class LateReward(Body):
 
 
 class LateRewards(Body):
-    """Rewards that come together. rater: the user whom the caller speaks for."""
+    """Late rewards. rater: the user that the caller speaks for."""
 
     model_config = example(rewards=[{"episode": "episode-1", "step": 4, "amount": 1.0}])
 
@@ -491,9 +491,9 @@ def late_rewards(
     after: After = 0,
     limit: Limit = MAX_EXPORTED,
 ) -> Response:
-    """Return late rewards behind number `after`, oldest first; ask on with the last `number`.
+    """Return late rewards after number `after`, oldest first; continue with the last `number`.
 
-    Those that came to a server of the policy are among them. An answer without a row is the end.
+    They include those that reached a server of the policy. An answer without a row is the end.
     """
     found = parts_of(request).registry.feedback(f"{member.project}/{agent_id}", after, limit)
     return JsonLines(as_lines(late_row(one) for one in found))

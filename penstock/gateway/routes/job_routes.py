@@ -1,4 +1,4 @@
-"""Jobs: trainings that editors ask for from the operator's templates, and that every member follows."""
+"""Jobs: trainings that editors submit from templates of the operator, and that every member can follow."""
 
 import asyncio
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class NumberShown(Answer):
 
 
 class TemplateShown(Answer):
-    """A template. model: what it says of its model, by the names of its kind."""
+    """A template. model: its settings of the model, by names of its kind."""
 
     name: str
     title: str
@@ -105,9 +105,9 @@ class FreeMemory(Answer):
 class DryRunShown(Answer):
     """How long a training would take, in seconds, and the peak memory of a short one, in bytes.
 
-    preparation_seconds: are part of seconds. measured: the pace of the short training; null where it was all
-    of it. scores: of what it begins with. facts: of the agent now, by the names of the template's kind: of
-    one that learns from feedback, how much there is and what it says.
+    preparation_seconds: part of seconds. measured: the pace of the short training; null if that was the whole
+    training. scores: of the initial policy. facts: of the agent now, by names of the kind of template; for
+    feedback, its amount and mean.
     """
 
     environment: str
@@ -155,7 +155,7 @@ def templates(request: Request) -> dict[str, Any]:
 def submit(
     request: Request, member: Member, body: NewJob, idempotency_key: Annotated[Key | None, Header()] = None
 ) -> dict[str, Any]:
-    """Queue a training. With an `Idempotency-Key` the same request again returns the same job."""
+    """Queue a training. With an `Idempotency-Key`, repeating the request returns the same job."""
     return shown(
         queue(
             parts_of(request),
@@ -202,14 +202,14 @@ def curve(request: Request, member: Member, job: str) -> dict[str, list[float | 
 
 @router.post("/api/projects/{project}/estimates", response_model=DryRunShown)
 async def estimate(request: Request, member: Member, body: NewJob) -> dict[str, Any]:
-    """Return what a training would take: its dry run, which trains for some seconds and leaves nothing."""
+    """Return the cost of a training by a dry run, which trains for some seconds and leaves nothing."""
     found = await estimated(request, member, agent=body.agent, template=body.template, numbers=body.numbers)
     return {**found.dry_run, "facts": dict(found.facts)}
 
 
 @router.post("/api/projects/{project}/jobs/{job}/cancel", response_model=JobShown)
 def cancel(request: Request, member: Member, job: str) -> dict[str, Any]:
-    """End a job: at once where it is queued; else its processes are asked to, and its state says when."""
+    """Cancel a job: at once if it is queued, else its processes are stopped and its state changes later."""
     parts, by = parts_of(request), member.principal.subject
     found = parts.accounts.run(
         lambda session, now: job_queue.cancel(session, now, member.project, job, by=by)
@@ -227,8 +227,8 @@ async def log(
 ) -> EventStream:
     """Send the log of a job as server-sent events, a line each, until the job has ended.
 
-    The id of an event is the byte behind its line: a browser that connects again goes on there. The last
-    event is `state`, or `refused` where the session, the token or the membership ends meanwhile.
+    The id of an event is the byte after its line, at which a browser continues when it reconnects. The last
+    event is `state`, or `refused` if the session, the token or the membership ends meanwhile.
     """
     parts, dispatcher = parts_of(request), dispatcher_of(request)
     found = await run_in_threadpool(_find, parts, member, job)
@@ -242,9 +242,9 @@ async def log(
 async def events(request: Request, member: Member, job: Annotated[str, Query(max_length=64)]) -> EventStream:
     """Send the jobs of a project as server-sent events, as they change; of one job also its run.
 
-    `jobs` is the list; of the one that is named (empty: of none), `job` is it, `curve` that of its run,
-    `versions` what its run has registered. `trouble` says what cannot be shown now, and `refused` is the
-    last event: the session, the token or the membership has ended.
+    `jobs` is the list. For the given job (empty: none), `job` is its row, `curve` the curve of its run, and
+    `versions` the versions that its run has registered. `trouble` says what cannot be shown now. `refused` is
+    the last event: the session, the token or the membership has ended.
     """
     if job:
         await run_in_threadpool(_find, parts_of(request), member, job)
@@ -262,19 +262,19 @@ def queue(
     numbers: Mapping[str, float],
     request_key: str | None = None,
     kind: str | None = None,
-    asked: Mapping[str, Any] = _NOTHING,
+    more_facts: Mapping[str, Any] = _NOTHING,
 ) -> Job:
     """Queue a job, once for a key; raises ApiError, AccountError.
 
-    kind: of the template, where the caller wants one. asked: facts beside those that the kind finds.
+    kind: required kind of the template; None: any. more_facts: facts in addition to those of the kind.
     """
     dispatcher = dispatcher_of_parts(parts)
     known = parts.accounts.look(lambda session: job_queue.by_key(session, member.project, request_key))
     found = template_of(dispatcher, template, kind)
     chosen = found.chosen(numbers)
     if known is None:
-        facts = {**dispatcher.facts(found, f"{member.project}/{agent}"), **asked}
-    elif any(known.facts.get(name) != value for name, value in asked.items()):
+        facts = {**dispatcher.facts(found, f"{member.project}/{agent}"), **more_facts}
+    elif any(known.facts.get(name) != value for name, value in more_facts.items()):
         raise AccountConflict("this key came with another job before: a new job needs a key of its own")
     else:
         facts = dict(known.facts)
@@ -330,18 +330,18 @@ async def estimated(
     template: str,
     numbers: Mapping[str, float],
     kind: str | None = None,
-    asked: Mapping[str, Any] = _NOTHING,
+    more_facts: Mapping[str, Any] = _NOTHING,
 ) -> Estimate:
-    """Return the dry run of a training, which takes some seconds, when it is the project's turn.
+    """Return the dry run of a training, which takes some seconds, when it is the turn of the project.
 
-    kind, asked: see `queue`. What is wrong is told before. Raises ApiError, AccountError.
+    kind, more_facts: see `queue`. Raises ApiError, AccountError; wrong input is refused before the dry run.
     """
     dispatcher, policy, ends = dispatcher_of(request), f"{member.project}/{agent}", ending(request.scope)
 
     def described() -> tuple[Template, Mapping[str, float], Mapping[str, Any]]:
         found = template_of(dispatcher, template, kind)
         chosen = found.chosen(numbers)
-        return found, chosen, {**dispatcher.facts(found, policy), **asked}
+        return found, chosen, {**dispatcher.facts(found, policy), **more_facts}
 
     async def goes_on() -> bool:
         return not ends.is_set() and not await request.is_disconnected()

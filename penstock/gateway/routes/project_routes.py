@@ -34,7 +34,7 @@ class MemberList(Answer):
 
 
 class InvitationMade(Answer):
-    """An invitation. invitation: its secret, which is shown this once."""
+    """An invitation. invitation: its secret, which is shown only once."""
 
     invitation: str
     role: Role
@@ -42,7 +42,7 @@ class InvitationMade(Answer):
 
 
 class TokenShown(Answer):
-    """An API token without its secret. expires: null: when it is revoked."""
+    """An API token without its secret. expires: null: it is valid until it is revoked."""
 
     id: str
     name: str
@@ -59,13 +59,13 @@ class TokenList(Answer):
 
 
 class TokenMade(TokenShown):
-    """A new API token. token: its secret, which is shown this once."""
+    """A new API token. token: its secret, which is shown only once."""
 
     token: str
 
 
 class AuditEntryShown(Answer):
-    """What was done. by: `user/ID`, `token/ID` or `operator`. detail: facts, by what was done."""
+    """A row of the audit. by: `user/ID`, `token/ID` or `operator`. detail: facts, by action."""
 
     number: int
     time: datetime
@@ -82,7 +82,7 @@ class AuditLog(Answer):
 
 
 class NewRole(Body):
-    """What a member shall be."""
+    """The new role of a member."""
 
     model_config = example(role="viewer")
 
@@ -90,7 +90,7 @@ class NewRole(Body):
 
 
 class NewInvitation(Body):
-    """What the person who is invited shall be, and for how many days the invitation counts."""
+    """The role of the invited person, and the days for which the invitation is valid."""
 
     model_config = example(role="editor", days=7)
 
@@ -99,7 +99,7 @@ class NewInvitation(Body):
 
 
 class NewToken(Body):
-    """A token for a program. days: for which it counts; left out, until it is revoked."""
+    """A token for a program. days: for which it is valid; default: until it is revoked."""
 
     model_config = example(name="nightly", role="editor", days=90)
 
@@ -110,7 +110,7 @@ class NewToken(Body):
 
 @router.get("/api/projects/{project}", response_model=Belonging)
 def project(member: Member) -> dict[str, Any]:
-    """Return a project, and what the caller is in it."""
+    """Return a project, and the role of the caller in it."""
     return {"project": member.project, "role": member.role}
 
 
@@ -145,7 +145,7 @@ def remove_member(request: Request, member: Member, user: str) -> None:
 
 @router.post("/api/projects/{project}/invitations", status_code=201, response_model=InvitationMade)
 def invite(request: Request, member: Member, body: NewInvitation) -> dict[str, Any]:
-    """Invite one person; the secret is shown this once."""
+    """Invite one person. The secret is shown only once."""
     quotas = parts_of(request).quotas
 
     def add(session: Session, now: datetime) -> str:
@@ -165,7 +165,7 @@ def tokens(request: Request, member: Member) -> dict[str, Any]:
 
 @router.post("/api/projects/{project}/tokens", status_code=201, response_model=TokenMade)
 def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any]:
-    """Make an API token; its secret is shown this once."""
+    """Make an API token. Its secret is shown only once."""
     project, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
 
     def add(session: Session, now: datetime) -> tuple[ApiTokenRow, str]:
@@ -180,7 +180,7 @@ def add_token(request: Request, member: Member, body: NewToken) -> dict[str, Any
 
 @router.delete("/api/projects/{project}/tokens/{token}", status_code=204)
 def revoke_token(request: Request, member: Member, token: str) -> None:
-    """Revoke an API token: the next request with it is refused."""
+    """Revoke an API token: further requests with it are refused."""
     by, name = member.principal.subject, member.project
     parts_of(request).accounts.run_by(
         member, lambda session, now: api_tokens.revoke(session, now, project=name, token=token, by=by)

@@ -1,8 +1,7 @@
-"""How content people are with each version of an agent, over all its conversations, rated or not.
+"""Satisfaction with each version of an agent, over all its conversations, rated or not.
 
-People rate what moves them: of those who rate, more are content or cross than of those who do not. So a
-version is judged by the thumbs-up among all conversations that it had, with the share that was rated beside
-it, and not at all below LEAST conversations.
+People who rate have stronger opinions than others. Therefore a version is judged by the share of thumbs-up
+among all its conversations, together with the share that was rated, and not below LEAST conversations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +22,13 @@ from penstock.registry.canary import wilson_interval
 from penstock.registry.ratings import Tally
 
 LEAST: Final = 30
-"""Fewest conversations of a version by which it is judged."""
+"""Fewest conversations by which a version is judged."""
 THUMB: Final = 0.5
 """A score above it is a thumb up."""
 
 
 class VersionSatisfaction(Answer):
-    """How content people are with a version; null: unknown, or no conversation was reported."""
+    """The satisfaction with a version; null: unknown, or no conversation was reported."""
 
     version: int
     conversations: int
@@ -42,25 +41,27 @@ class VersionSatisfaction(Answer):
     verdict: Literal["told", "cannot tell"]
 
 
-def satisfaction(told: Mapping[int, int], tallies: Sequence[Tally]) -> list[VersionSatisfaction]:
+def satisfaction(reported: Mapping[int, int], tallies: Sequence[Tally]) -> list[VersionSatisfaction]:
     """Return the satisfaction with each version, newest first.
 
-    told: how many conversations each version had, of the versions of which that was told at all.
+    reported: number of conversations by version, of versions for which they were reported.
     """
     rated = {one.version: one for one in tallies}
     return [
-        _judged(version, told.get(version, 0), rated.get(version, Tally(version=version, rated=0, well=0)))
-        for version in sorted(told.keys() | rated.keys(), reverse=True)
+        _judged(
+            version, reported.get(version, 0), rated.get(version, Tally(version=version, rated=0, well=0))
+        )
+        for version in sorted(reported.keys() | rated.keys(), reverse=True)
     ]
 
 
 def share_of(count: int, of: int) -> tuple[float, float, float] | tuple[None, None, None]:
-    """Return a share and its interval of 95 % (Wilson); None each below LEAST, where one cannot tell."""
+    """Return a share and its 95 % interval (Wilson); None each below LEAST."""
     return (None, None, None) if of < LEAST else (count / of, *wilson_interval(count, of))
 
 
 def note(session: Session, project: str, agent: str, version: int, conversations: Sequence[str]) -> int:
-    """Store that a version had these conversations, each once; returns how many are new."""
+    """Store conversations of a version, each once; returns the number of new ones."""
     row = ConversationRow
     own = (row.project == project) & (row.agent == agent) & (row.version == version)
     names = set(conversations)
@@ -71,8 +72,8 @@ def note(session: Session, project: str, agent: str, version: int, conversations
     return len(new)
 
 
-def told_before(session: Session, project: str, more: int) -> int:
-    """Count `more` conversations of a project that are told now, and return how many there were before."""
+def reported_before(session: Session, project: str, more: int) -> int:
+    """Count `more` conversations of a project, and return how many were reported before."""
     usage = session.get(ProjectUsageRow, project)
     if usage is None:
         usage = ProjectUsageRow(project=project, conversations=0)
@@ -87,8 +88,8 @@ def counts(session: Session, project: str, agent: str) -> dict[int, int]:
     return dict(session.execute(counted.group_by(row.version)).all())
 
 
-def _judged(version: int, told: int, tally: Tally) -> VersionSatisfaction:
-    every = max(told, tally.rated) if told else 0
+def _judged(version: int, reported: int, tally: Tally) -> VersionSatisfaction:
+    every = max(reported, tally.rated) if reported else 0
     share, low, high = share_of(tally.well, every)
     return VersionSatisfaction(
         version=version,
@@ -111,14 +112,14 @@ Conversation = Annotated[Text, Field(min_length=1, max_length=128)]
 
 
 class SatisfactionByVersion(Answer):
-    """The satisfaction with each version. leastConversations: below which it is not told."""
+    """The satisfaction with each version. leastConversations: fewest by which one is judged."""
 
     leastConversations: int  # noqa: N815
     versions: list[VersionSatisfaction]
 
 
 class Conversations(Body):
-    """Conversations that a version of an agent has had; each counts once, however often it is told."""
+    """Conversations of a version of an agent; each counts once, however often it is reported."""
 
     model_config = example(version=15, conversations=["talk-1", "talk-2"])
 
@@ -130,16 +131,16 @@ class Conversations(Body):
     "/api/projects/{project}/agents/{agent_id}/conversations", status_code=201, response_model=Stored
 )
 def tell(request: Request, member: Member, agent_id: AgentId, body: Conversations) -> dict[str, int]:
-    """Tell which conversations a version has had, whether anybody rates them or not."""
+    """Report conversations of a version, rated or not."""
     name, by, quotas = member.project, member.principal.subject, parts_of(request).quotas
 
     def store(session: Session, now: datetime) -> int:
         stored = note(session, name, agent_id, body.version, body.conversations)
         if stored:
-            quotas.check("conversations", told_before(session, name, stored), stored)
-            said = {"version": body.version, "conversations": stored}
+            quotas.check("conversations", reported_before(session, name, stored), stored)
+            facts = {"version": body.version, "conversations": stored}
             audit.note(
-                session, now, by=by, action="conversations told", project=name, subject=agent_id, **said
+                session, now, by=by, action="conversations told", project=name, subject=agent_id, **facts
             )
         return stored
 
@@ -156,9 +157,9 @@ def satisfied(
     """Return the satisfaction with each version, newest first, by the scores of one aspect.
 
     `satisfaction` is the share of all conversations whose newest score is above 0.5, `low` and `high` its
-    interval of 95 %; they are null where there are too few conversations to tell, or none was reported.
+    95 % interval. They are null with too few conversations, or if none was reported.
     """
     parts = parts_of(request)
-    told = parts.accounts.look(lambda session: counts(session, member.project, agent_id))
+    reported = parts.accounts.look(lambda session: counts(session, member.project, agent_id))
     tallies = parts.registry.tally(f"{member.project}/{agent_id}", key, above=THUMB)
-    return {"leastConversations": LEAST, "versions": satisfaction(told, tallies)}
+    return {"leastConversations": LEAST, "versions": satisfaction(reported, tallies)}

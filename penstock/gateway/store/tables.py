@@ -16,7 +16,7 @@ from penstock.registry.registry import Database, Schema
 
 
 class Role(StrEnum):
-    """Says what a member may do: look; also train, promote and rate; also decide who is a member."""
+    """Role of a member: may look; may also train, promote and rate; may also manage members."""
 
     VIEWER = "viewer"
     EDITOR = "editor"
@@ -28,11 +28,11 @@ class Role(StrEnum):
 
 
 class JobState(StrEnum):
-    """Says what has become of a job.
+    """State of a job.
 
     queued ─► running ─► finished | failed | cancelled | lost        queued ─► cancelled
 
-    failed: it ended with a cause. lost: its processes are gone and nothing says how they ended.
+    failed: it ended with a cause. lost: its processes are gone, and it is not known how they ended.
     """
 
     QUEUED = "queued"
@@ -88,7 +88,7 @@ class ProjectRow(Base):
 
 
 class MemberRow(Base):
-    """Who belongs to a project, as what."""
+    """A member of a project, and their role."""
 
     __tablename__ = "members"
 
@@ -99,7 +99,7 @@ class MemberRow(Base):
 
 
 class InvitationRow(Base):
-    """A way into a project for one person, once."""
+    """An invitation of one person to a project, valid once."""
 
     __tablename__ = "invitations"
 
@@ -150,7 +150,7 @@ class RefreshRow(Base):
 
 
 class AttemptRow(Base):
-    """Attempts to sign in since `since`, of an account, an address, or both together."""
+    """Number of attempts to sign in since `since`, of an account, an address, or both together."""
 
     __tablename__ = "attempts"
 
@@ -160,7 +160,7 @@ class AttemptRow(Base):
 
 
 class AuditRow(Base):
-    """Who did what; rows are only added, and taken back where what they announced was refused."""
+    """A row of the audit; deleted only if the action that it announced was refused."""
 
     __tablename__ = "audit"
 
@@ -176,8 +176,8 @@ class AuditRow(Base):
 class FeedbackLinkRow(Base):
     """A link by which one person without an account rates the responses that it names, once each.
 
-    items: objects of prompt, response and, where known, runId, key and version. rater: the slot that the link
-    stands for, as the person who made it calls the other.
+    items: objects of prompt, response and, if known, runId, key and version. rater: name of the person who
+    rates, as chosen by the maker of the link.
     """
 
     __tablename__ = "feedback_links"
@@ -195,11 +195,11 @@ class FeedbackLinkRow(Base):
 
 
 class JobRow(Base):
-    """A training that somebody asked for.
+    """A training job.
 
-    facts: what was true when it was asked for, as its kind of job needs it. place: the runner that has it, ""
-    while it is queued. cancelled_by: who wants it to end, or None. result: of one that finished, as its kind
-    says it.
+    facts: recorded when it was submitted, by names of its kind of job. place: the runner that has it, ""
+    while it is queued. cancelled_by: who cancelled it, or None. result: of a finished one, by names of its
+    kind.
     """
 
     __tablename__ = "jobs"
@@ -230,7 +230,7 @@ class JobRow(Base):
 
 
 class ConversationRow(Base):
-    """A conversation that a version of an agent has had, rated or not. conversation: its name."""
+    """A conversation with a version of an agent, rated or not. conversation: its name."""
 
     __tablename__ = "agent_conversations"
 
@@ -241,7 +241,7 @@ class ConversationRow(Base):
 
 
 class ProjectUsageRow(Base):
-    """How much a project has stored of what would take long to count."""
+    """Stored rows of a project that would take long to count."""
 
     __tablename__ = "project_usage"
 
@@ -250,7 +250,7 @@ class ProjectUsageRow(Base):
 
 
 class PolicyVersionRow(Base):
-    """A policy that a job trained; a row each.
+    """A policy that a job trained.
 
     id: of the job. version: its label, once for an agent. reward_mean, reward_std: None where not known.
     """

@@ -366,7 +366,7 @@ async def train_policy(
             numbers=body.numbers(),
             kind=KIND,
             request_key=idempotency_key,
-            asked=asked,
+            more_facts=asked,
         )
     return _answer(await ended(request, job, _wait_s(prefer)))
 
@@ -418,7 +418,13 @@ async def _dry_run(
 ) -> dict[str, Any]:
     with _named_preset():
         found = await estimated(
-            request, member, agent=agent, template=body.preset, kind=KIND, numbers=body.numbers(), asked=asked
+            request,
+            member,
+            agent=agent,
+            template=body.preset,
+            kind=KIND,
+            numbers=body.numbers(),
+            more_facts=asked,
         )
     return {
         "dry_run": True,
