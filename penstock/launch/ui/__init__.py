@@ -1,1 +1,1 @@
-"""The page of one person: runs of a folder live, and a form that starts trainings; no accounts."""
+"""The page of one person, without accounts: live runs of a folder, and a form that starts trainings."""

@@ -1,8 +1,8 @@
-"""The application of one person: runs live, and where the person may act, a form that starts trainings.
+"""The application of one person: live runs and, if the person may act, a form that starts trainings.
 
-It has the envelope, the errors and the words of the gateway, and none of its accounts. A request under
-another host's name (a page elsewhere whose name was made to lead here), from a page of another origin, or
-without the cookie of the one browser that was let in is refused. Everything the page loads comes from here.
+It uses the frame of the gateway without accounts. It refuses requests with a foreign Host (DNS rebinding),
+from pages of other origins, and without the cookie of the one admitted browser. The page loads nothing from
+elsewhere.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ from penstock.launch.gateway.run_steering import RunSteering
 from penstock.launch.ui.catalogue import Catalogue, UnknownRun
 from penstock.launch.ui.run_starter import CannotStart, RunStarter, settings_schema
 
-# ---- What the person does: start a training, steer a run, decide about its versions.
+# ---- Actions: start a training, steer a run, promote and withdraw its versions.
 
 
 class NewRun(Body):
-    """A training: the name of its run, and what is set, as `SECTION: {KEY: value}`, over the defaults."""
+    """A training: the name of its run, and settings over the defaults, as `SECTION: {KEY: value}`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -51,7 +51,7 @@ def actions_of(runs: Catalogue, starter: RunStarter) -> APIRouter:
 
     @contextmanager
     def steered(_request: Request, run: str, _action: str, **_facts: Any) -> Iterator[tuple[Steering, str]]:
-        runs.find(run).detail()  # a name of no run is refused before anything is asked of one
+        runs.find(run).detail()  # raises UnknownRun
         yield steering, by
 
     router = steering_routes("/api/runs/{job}", steered)
@@ -63,7 +63,7 @@ def actions_of(runs: Catalogue, starter: RunStarter) -> APIRouter:
 
     @router.post("/api/runs", status_code=201)
     def start(body: NewRun) -> dict[str, str]:
-        """Start a training, and answer once its run is there."""
+        """Start a training, and answer once its run exists."""
         try:
             starter.start(body.name, body.settings)
         except CannotStart as error:
@@ -77,9 +77,9 @@ def actions_of(runs: Catalogue, starter: RunStarter) -> APIRouter:
 
 
 def json_values(value: Any) -> Any:
-    """Return a value without what JSON lacks: NaN, infinity, letters of file names that are no text.
+    """Return a value with None for NaN and infinity, and with undecodable bytes of file names escaped.
 
-    Raises RecursionError for one that is nested too deeply.
+    Raises RecursionError for a value that is nested too deeply.
     """
     if isinstance(value, dict):
         return {json_values(key): json_values(item) for key, item in value.items()}
@@ -90,7 +90,7 @@ def json_values(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ---- Lets one browser in: the secret in an address is exchanged, once, for a cookie.
+# ---- Admission of one browser: the secret in a URL is exchanged, once, for a cookie.
 
 SECRET_BYTES: Final = 32
 PARAMETER: Final = "secret"
@@ -100,22 +100,22 @@ _NOT_LET_IN: Final = (
 
 
 class Admission:
-    """A door. Holds digests of the secret, which counts once, and of the cookie that it is exchanged for."""
+    """The check of callers. Keeps digests of the secret, which is valid once, and of the cookie."""
 
     def __init__(self) -> None:
         self.secret = secrets.token_urlsafe(SECRET_BYTES)
-        """Of the address; shown to the person, and nowhere else."""
+        """Secret of the URL that is printed for the person."""
         self.cookie = f"penstock-{secrets.token_hex(4)}"
-        """Name of the cookie: pages on other ports of the same host keep theirs."""
+        """Name of the cookie, which differs from those of other pages on the same host."""
         self._secret: bytes | None = _digest(self.secret)
         self._session: bytes | None = None
 
     async def __call__(self, request: Request, _access: Access) -> Response | None:
-        """Let in the browser with the cookie, and lead it from the printed address to the page."""
+        """Admit the browser with the cookie; redirect from the printed URL to the page."""
         is_known = self._admits(request.cookies.get(self.cookie))
-        said = request.query_params.get(PARAMETER)
-        if said is not None and (request.method, request.url.path) == ("GET", "/"):
-            session = self._exchange(said)
+        secret = request.query_params.get(PARAMETER)
+        if secret is not None and (request.method, request.url.path) == ("GET", "/"):
+            session = self._exchange(secret)
             if session is not None or is_known:
                 away = RedirectResponse("/", status_code=303)
                 if session is not None:
@@ -143,18 +143,18 @@ def _digest(text: str) -> bytes:
     return sha256(text.encode(errors="surrogateescape")).digest()
 
 
-# ---- Runs live, as server-sent events: what has changed since it was sent last, and nothing else.
+# ---- Live runs as server-sent events: only what has changed since it was last sent.
 
 LOOK_S: Final = 1.0
 """Seconds between two looks."""
 QUIET_LOOKS: Final = 15
-"""Looks without news after which a sign of life is sent."""
+"""Looks without changes after which a comment is sent."""
 
 
 async def live(runs: Catalogue, chosen: str, compared: Sequence[str], **more: Any) -> AsyncIterator[str]:
-    """Yield the events without end.
+    """Yield events without end.
 
-    chosen: the run that is looked at, "" for none. more: that is told with the list.
+    chosen: the shown run, "" for none. compared: runs whose curves are shown, too. more: sent with the list.
     """
     sent = dict[tuple[str, str], str]()
     quiet = 0
@@ -181,15 +181,15 @@ def _looked(
         looks["run", chosen] = lambda: runs.find(chosen).detail()
         looks["versions", chosen] = lambda: runs.find(chosen).versions()
         looks |= {("curve", name): partial(_curve, runs, name) for name in (chosen, *compared)}
-    return {key: _told(*key, look) for key, look in looks.items()}
+    return {key: _event_of(*key, look) for key, look in looks.items()}
 
 
 def _curve(runs: Catalogue, name: str) -> Any:
     return {"name": name, "columns": runs.find(name).curve()}
 
 
-def _told(kind: str, name: str, look: Callable[[], Any]) -> str:
-    """Return what a look finds as an event; what cannot be shown hides nothing else."""
+def _event_of(kind: str, name: str, look: Callable[[], Any]) -> str:
+    """Return the result of a look as an event, or an event `trouble` if it cannot be shown."""
     try:
         return event(kind, json_values(look()))
     except TROUBLES as error:
@@ -197,13 +197,13 @@ def _told(kind: str, name: str, look: Callable[[], Any]) -> str:
         return event("trouble", json_values({"run": name, "status": status, "detail": detail}))
 
 
-# ---- What cannot be shown.
+# ---- Errors of runs that cannot be shown.
 
 TROUBLES: Final = (UnknownRun, RecursionError, OSError, ConfigurationError)
 
 
 def _trouble(error: Exception) -> tuple[int, str]:
-    """Return the status and the words of what cannot be shown."""
+    """Return the HTTP status and the text of an error."""
     if isinstance(error, UnknownRun):
         return 404, f"no run of this name: {error.args[0]}"
     if isinstance(error, RecursionError):
@@ -225,13 +225,13 @@ def make_app(
 ) -> FastAPI:
     """Return the application.
 
-    doors: under which names it is reached. admission: who is let in; None: everyone who reaches it. starter:
-    of trainings, for a person who may act; None: everything is only looked at.
+    doors: accepted requests. admission: of one browser; None: everybody is admitted. starter: of trainings;
+    None: the page is read-only.
 
     Raises ValueError for a starter without an admission.
     """
     if starter is not None and admission is None:
-        raise ValueError("who may act is let in by name: actions need an admission")
+        raise ValueError("actions need an admission")
     page = APIRouter(route_class=GuardedRoute)
     add_page(page, "/", STATIC / "index.html")
     add_files(page, "", files_in(STATIC) | {"api.js": SHARED["api.js"]})
@@ -266,7 +266,7 @@ def _runs(runs: Catalogue, *, can_act: bool) -> APIRouter:
         run: str = "",
         compared: Annotated[list[str] | None, Query(alias="with", max_length=MAX_COMPARED)] = None,
     ) -> EventStream:
-        """Send what changes, as it changes."""
+        """Send changes as they happen."""
         return EventStream(live(runs, run, compared or (), can_act=can_act))
 
     @router.get("/api/runs/{name}")

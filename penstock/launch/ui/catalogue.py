@@ -17,7 +17,7 @@ from penstock.launch.run.summary import SUMMARY_FILE
 from penstock.runtime.exit import Fatal
 
 MAX_RUNS: Final = 500
-"""Most runs that are shown, the newest."""
+"""Most runs that are shown; the newest ones."""
 _CURVE_POINTS: Final = 600
 _LEARNT: Final = ("env_steps", "updates", "version", "publications", "mean_return", "training_seconds")
 _SIGNS: Final = (METRICS_FILE, ENDPOINTS_FILE, LOCK_FILE)
@@ -72,15 +72,15 @@ class Catalogue:
         raise UnknownRun(name)
 
     def listed(self) -> dict[str, Any]:
-        """Return the folder's name, not its path, and a row for every run, newest first."""
+        """Return the name of the folder, and a row for every run, newest first."""
         return {"folder": self._folder.name, "runs": [asdict(run.facts()) for run in self.runs()]}
 
 
 class ShownRun:
-    """One run of the list, with the data read of it so far."""
+    """A run of the list, with the data that was read so far."""
 
     def __init__(self, folder: Path) -> None:
-        # A name on disk is bytes, and those need not be text.
+        # A file name may be bytes that are no UTF-8.
         self.name = os.fsencode(folder.name).decode(errors="backslashreplace")
         self.folder = folder
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class ShownRun:
         self._facts: tuple[tuple[Any, ...], RunFacts] | None = None
 
     def facts(self) -> RunFacts:
-        """Return its row of the list, read again when a file has changed; a broken run hides no other."""
+        """Return its row of the list, read again when a file has changed; errors are part of the row."""
         names = (CONFIG_FILE, METRICS_FILE, SUMMARY_FILE)
         try:
             going_on = is_going_on(self.folder)
@@ -122,7 +122,7 @@ class ShownRun:
         return found | {"rate": rates(points)}
 
     def versions(self) -> dict[str, Any]:
-        """Return the versions of its policy in the registry; `note` says why there are none."""
+        """Return the registered versions of its policy; `note`: why there are none."""
         try:
             place = find_place(str(self.folder), None, None)
             with opened(place) as registry:
@@ -160,7 +160,7 @@ class ShownRun:
 
 
 def _figure(value: Any) -> float | None:
-    """Return a number of a summary; None for what is none."""
+    """Return a number of a summary; None for other values."""
     return value if isinstance(value, int | float) else None
 
 
@@ -203,7 +203,7 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 
 def _settings(folder: Path) -> Settings:
-    """Return the run's settings; the defaults for those of another version, or that only look like ours.
+    """Return the settings of a run; defaults if they are of another version of Penstock.
 
     Raises ConfigurationError for a file that is no TOML.
     """
@@ -215,7 +215,7 @@ def _settings(folder: Path) -> Settings:
 
 
 def _json_file(file: Path) -> dict[str, Any] | None:
-    """Return the object of a file, None where there is none; raises ConfigurationError for anything else."""
+    """Return the JSON object of a file, None without a file; raises ConfigurationError for other content."""
     try:
         content = json.loads(read_whole(file))
     except FileNotFoundError:

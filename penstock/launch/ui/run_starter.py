@@ -1,7 +1,7 @@
-"""Starts trainings of a folder of runs, from settings that a person wrote in a browser.
+"""Starts trainings in a folder of runs, from settings that a person entered in a browser.
 
-A training is a process of its own, in a session of its own: it goes on when the page ends. What it was asked
-for and its output lie in a folder of the page's state, `STARTS/NAME`, of the newest start of each name.
+A training is a process in its own session: it continues when the page ends. Its settings and its output are
+in the state folder of the page, `starts/NAME`, for the last start of each name.
 """
 
 import ast
@@ -29,16 +29,15 @@ from penstock.launch.jobs.job_process import LOG_FILE
 from penstock.launch.run.supervisor import last_line, penstock, without_configuration
 from penstock.launch.ui.catalogue import is_run
 
-# ---- The JSON schema of a run's settings, with their lines of help, and with the section of every
-# algorithm.
+# ---- The JSON schema of the settings of a run, with descriptions, and with the section of every algorithm.
 
 ALGORITHMS: Final = "algorithms"
-"""Key of the schema under which those of `algorithm` lie, by `algorithm.name`."""
+"""Key of the schema for the sections of algorithms, by `algorithm.name`."""
 
 
 @functools.cache
 def settings_schema() -> dict[str, Any]:
-    """Return the schema: an object of sections; raises ConfigurationError for a workload's that is none."""
+    """Return the schema of all sections; raises ConfigurationError for an invalid one of a workload."""
     schema = _described(Settings)
     schema[ALGORITHMS] = {
         name: _described(kind) for name, kind in {**SECTIONS, **algorithm_sections()}.items()
@@ -47,7 +46,7 @@ def settings_schema() -> dict[str, Any]:
 
 
 def _described(kind: type[Section]) -> dict[str, Any]:
-    """Return the schema of a section, references resolved, each property with its help and its place."""
+    """Return the schema of a section, with nested sections, descriptions, and the flag `advanced`."""
     schema = kind.model_json_schema()
     for name, field in kind.model_fields.items():
         shown = schema["properties"][name]
@@ -61,7 +60,7 @@ def _described(kind: type[Section]) -> dict[str, Any]:
 
 @functools.cache
 def _help(kind: type[Section]) -> dict[str, str]:
-    """Return the line below each field of a section and of those that it is made from."""
+    """Return the docstring of each field of a section and of its base classes."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         if issubclass(one, Section) and one is not Section:
@@ -80,12 +79,12 @@ def _text(line: ast.stmt) -> str:
 
 
 WAIT_S: Final = 120.0
-"""Seconds in which the run of a training that was started must be there."""
+"""Seconds within which the run of a started training must exist."""
 _LOOK_S: Final = 0.2
 
 
 class CannotStart(Exception):
-    """Reports a training that was not started; the message says why. field: of the request that is wrong."""
+    """Reports a training that was not started, and why. field: wrong field of the request."""
 
     def __init__(self, why: str, field: str | None = None) -> None:
         super().__init__(why)
@@ -93,7 +92,7 @@ class CannotStart(Exception):
 
 
 class RunStarter:
-    """Starts trainings in `runs`. state: folder of what was asked for."""
+    """Starts trainings in the folder `runs`. state: folder for their settings and output."""
 
     def __init__(self, runs: Path, state: Path) -> None:
         self._runs, self._state = runs, state
@@ -101,12 +100,12 @@ class RunStarter:
         self._lock = threading.Lock()
 
     def start(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Start a training as the run `name`, and return once it is among the runs; raises CannotStart."""
+        """Start a training as the run `name`, and return once the run exists; raises CannotStart."""
         if is_run(self._runs):
             raise CannotStart("this is the folder of one run: start `penstock ui` on the folder above it")
-        said = _checked({"run": name, **settings})
+        checked = _checked({"run": name, **settings})
         run = self._runs / name
-        with self._lock:  # of two that ask for one name the second finds the first one's folder
+        with self._lock:  # of two requests for one name, the second finds the folder of the first
             self._children = [child for child in self._children if child.poll() is None]
             try:
                 run.mkdir(mode=0o700)
@@ -115,7 +114,7 @@ class RunStarter:
             except OSError as error:
                 raise CannotStart(f"{self._runs.name}: {error.strerror}") from error
         try:
-            self._begin(run, said)
+            self._begin(run, checked)
         except OSError as error:
             raise CannotStart(f"it could not be started: {error.strerror}") from error
 
@@ -140,13 +139,13 @@ class RunStarter:
                     raise CannotStart(f"its run is not there after {WAIT_S:g} s: look into {log}") from None
             else:
                 if is_run(run):
-                    return  # it was over before anybody looked: the page tells how
-                shutil.rmtree(run, ignore_errors=True)  # made here, and never a run: the name is free again
+                    return  # it has ended already: the page shows how
+                shutil.rmtree(run, ignore_errors=True)  # it never became a run: the name is free again
                 raise CannotStart(last_line(log) or f"it ended with exit code {code}")
 
 
 def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as they may be written; raises CannotStart that names the first wrong one."""
+    """Return valid settings; raises CannotStart that names the first wrong one."""
     try:
         unset = _null_in(settings, "")
         if unset is not None:
@@ -157,14 +156,14 @@ def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     except RecursionError as error:
         raise CannotStart("the settings are nested too deeply: write them flatter", "settings") from error
     except ConfigurationError as error:
-        told = str(error).splitlines()[0]
-        key = told.partition("=")[0].partition(":")[0]
-        raise CannotStart(told, f"settings.{key}") from error
+        why = str(error).splitlines()[0]
+        key = why.partition("=")[0].partition(":")[0]
+        raise CannotStart(why, f"settings.{key}") from error
     return dict(settings)
 
 
 def _null_in(value: Any, place: str) -> str | None:
-    """Return where the first null is, which TOML does not have; None where there is none."""
+    """Return the place of the first null, which TOML does not have; None without one."""
     if value is None:
         return place
     inner = (

@@ -1,8 +1,8 @@
-"""Serves the page: in the foreground for `penstock ui`, beside the supervisor for `penstock train --ui`.
+"""Serves the page: in the foreground for `penstock ui`, in a thread for `penstock train --ui`.
 
-Plain HTTP, so it binds to loopback unless `--insecure` is given. In the foreground it lets in one browser, by
-the secret in the address that it prints. Beside a run it lives in a thread of the launcher that the run does
-not wait for: a failure of the page does not affect the run.
+It uses plain HTTP, so it binds to loopback unless `--insecure` is given. In the foreground it admits one
+browser, by the secret in the URL that it prints. With `--ui` it runs in a thread of the launcher: a failure
+of the page does not affect the run.
 """
 
 import logging
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class Page:
     """The page of a folder of runs, on a socket that is bound when this is made.
 
-    for_one: lets in one browser alone, by the secret in its address. state: folder of what is started here;
-    None: everything is only looked at.
+    for_one: admit one browser, by the secret in its URL. state: folder for trainings that are started here;
+    None: the page is read-only.
 
     Raises ConfigurationError for an address that is taken, or beyond loopback without `insecure`, and where
     the extra `ui` is not installed.
@@ -99,6 +99,6 @@ def main(folder: Path, address: str, *, insecure: bool) -> int:
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of what the page keeps, as XDG says; a relative one is left out, as there."""
-    said = Path(environ.get("XDG_STATE_HOME", ""))
-    return (said if said.is_absolute() else Path.home() / ".local" / "state") / "penstock" / "ui"
+    """Return the state folder of the page by the XDG specification, which ignores relative paths."""
+    state = Path(environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "penstock" / "ui"
