@@ -16,11 +16,11 @@ from functools import partial
 import numpy as np
 
 from penstock.actor import specification as run
-from penstock.actor.acting.local_policy import BEING_MADE, ENVIRONMENT, LocalPolicy
 from penstock.actor.acting.stepper import Stepper
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.session import Session, count_strikes, open_session
-from penstock.actor.specification import Run, evaluation_section
+from penstock.actor.rollout.loop import BEING_MADE, ENVIRONMENT
+from penstock.actor.specification import LocalPolicy, Run, evaluation_section
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
 from penstock.policy.acting.acting_policy import ActingPolicy, begun

@@ -2,20 +2,24 @@
 
 import os
 import socket
+from collections.abc import Callable
 from functools import partial
+from typing import Final
 
-from penstock.actor.acting.local_policy import BEING_MADE, ENVIRONMENT, watch_broker
 from penstock.actor.evaluator import Evaluator
 from penstock.actor.link.broker_client import connect
-from penstock.actor.rollout.loop import FragmentGenerator, Worker
+from penstock.actor.rollout.loop import BEING_MADE, ENVIRONMENT, FragmentGenerator, Worker
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load
-from penstock.protocol.limits import check_id, to_id
+from penstock.protocol.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S, check_id, to_id
 from penstock.protocol.messages import Role
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Health, announce, serve_http
 from penstock.runtime.lifecycle import Lifecycle, share_interpreter
+
+BROKER: Final = "broker"
+"""Name under which health watches that the broker answers."""
 
 
 def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role, settings: Settings) -> int:
@@ -56,3 +60,13 @@ def make_generator(specification: RunSpecification, settings: Settings, health: 
     )
     health.suspend(ENVIRONMENT)
     return generator
+
+
+def watch_broker(health: Health, stall_timeout_s: float) -> Callable[[], None]:
+    """Have health watch that the broker answers; returns what is to be called after each answer.
+
+    A call that waits for news is answered when its wait is over, so that much is added to the limit.
+    """
+    health.watch(BROKER, stall_timeout_s + MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S)
+    health.expect(BROKER, "it answers no call; is it there, and does its Redis answer?")
+    return partial(health.progress, BROKER)

@@ -6,15 +6,16 @@ point, an environment by its Gymnasium id. The module of an id or of a network i
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from penstock.actor.acting.local_policy import LocalPolicy
 from penstock.actor.acting.masks import Masks, potentials
 from penstock.actor.acting.stepper import Stepper
+from penstock.actor.link.session import Session, Weights
 from penstock.config.settings import (
     ActorSection,
     ConfigurationError,
@@ -26,7 +27,10 @@ from penstock.config.settings import (
 from penstock.config.trusted import check_trusted, placed
 from penstock.config.workload import Workload, find, load
 from penstock.policy.acting.acting_policy import ActingPolicy
-from penstock.protocol.specification import RunSpecification
+from penstock.policy.acting.drawing import ExplorationSlots
+from penstock.protocol.messages import Publication
+from penstock.protocol.specification import Probe, RunSpecification
+from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 
 if TYPE_CHECKING:
@@ -90,6 +94,51 @@ def _section(kind: type[S], name: str, text: str) -> S:
             f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors()
         )
         raise Fatal(f"run specification, section {name}: {wrong}; run the same version everywhere") from error
+
+
+# ---- The local policy copy: applies publications between fragments and answers the run's probe. The answer
+# says which weights this actor really acts with: log-probabilities of fixed actions by the same forward pass
+# that draws the actions, not a number that was passed along.
+
+
+class LocalPolicy:
+    """A policy and the publication it holds; version 0 before the first."""
+
+    def __init__(self, policy: ActingPolicy, probe: Probe) -> None:
+        self.policy = policy
+        self.place = ExplorationSlots()
+        """Which of the run's environments it acts in, for exploration that differs between them."""
+        self.publication = Publication()
+        self._probe = probe
+
+    def apply(self, weights: Weights) -> None:
+        """Act with these weights from now on; raises Fatal when they do not fit the policy."""
+        try:
+            self.policy.load(weights.blob)
+        except ValueError as error:
+            raise Fatal(f"weights {weights.publication.version} cannot be applied: {error}") from error
+        self.policy.explore(weights.scalars, self.place)
+        self.publication = weights.publication
+        metrics.WEIGHT_VERSION_APPLIED.set(weights.publication.version)
+        metrics.WEIGHT_APPLY_SECONDS.observe(time.monotonic() - weights.arrived_s)
+
+    def follow(self, session: Session) -> None:
+        weights = session.weights
+        if weights is not None and weights.publication.version > self.publication.version:
+            self.apply(weights)
+            self.answer_probe(session)
+
+    def answer_probe(self, session: Session) -> None:
+        """Have the session say which weights are applied, and the probe's log-probabilities under them."""
+        session.report_applied(self.publication, probe_answer(self.policy, self._probe))
+
+
+def probe_answer(policy: ActingPolicy, probe: Probe) -> tuple[float, ...]:
+    """Return the log-probabilities of the probe's actions under the outputs that the policy acts with."""
+    # Copies: torch does not take the read-only views of a message.
+    observation = {path: array.copy() for path, array in probe.observation.items()}
+    action = {path: array.copy() for path, array in probe.action.items()}
+    return tuple(policy.acting_log_prob(observation, action).tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

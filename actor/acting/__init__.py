@@ -1,1 +1,1 @@
-"""What rollouts, evaluations and policy servers act with: environments, rewards, a policy, headers."""
+"""Environments that rollouts and evaluations step, their action masks and what the learner is given as reward."""

@@ -5,6 +5,7 @@ lost between two. Each end adds the true last observation, so a fragment of larg
 `is_full` before row T: when one more step, in which every slot ends, might not fit into a message.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -12,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.config.settings import ConfigurationError
 from penstock.policy.acting.acting_policy import begun
-from penstock.protocol.fragment import Fragment, Slot, build
-from penstock.protocol.messages import Episode
+from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build
+from penstock.protocol.messages import Episode, Publication
 from penstock.protocol.schema import Axes, FragmentSchema, observed
 from penstock.protocol.spaces import Space, leaves
 from penstock.protocol.tensor import DTYPES, Array
@@ -24,6 +24,49 @@ from penstock.runtime.exit import Fatal
 
 if TYPE_CHECKING:
     from penstock.actor.acting.stepper import Ended, Stepped
+
+# ---- The one place where the header of a new fragment is built.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderFields:
+    """Holds what a header says beside the content of its fragment.
+
+    session, sequence: 0 where the fragment gets both when it is sent.
+    weights: the publication that all of its steps were generated with.
+    round: the round of a lock-step run, else 0.
+    """
+
+    run: str
+    session: int
+    sequence: int
+    weights: Publication
+    round: int
+    policy: str = "default"
+
+    def header(
+        self, schema: FragmentSchema, steps: int, slots: tuple[Slot, ...], attributes: bytes = b""
+    ) -> FragmentHeader:
+        """Return the header of a fragment that is created now, its table of tensors still empty.
+
+        schema: the run's. steps: T, rows of the fragment. slots: N, the origin of each column.
+        attributes: what the workload notes, at most `limits.MAX_ATTRIBUTES_BYTES`.
+        """
+        return FragmentHeader(
+            run=self.run,
+            session=self.session,
+            sequence=self.sequence,
+            schema_id=schema.schema_id,
+            steps=steps,
+            slots=slots,
+            weights=(WeightSpan(0, 0, steps, self.weights.version, self.weights.update),),
+            tensors=(),
+            policy=self.policy,
+            created_us=time.time_ns() // 1000,
+            round=self.round,
+            attributes=attributes,
+        )
+
 
 # ---- Which episode each slot is in, and the episodes that an unroll finished.
 

@@ -10,18 +10,11 @@ from functools import partial
 import numpy as np
 
 from penstock.actor import specification as run
-from penstock.actor.acting.local_policy import (
-    BEING_MADE,
-    ENVIRONMENT,
-    HeaderFields,
-    LocalPolicy,
-    note_lag,
-    watch,
-)
 from penstock.actor.acting.masks import learner_reward
 from penstock.actor.link.session import Session
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
-from penstock.actor.specification import Run
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields, ObservationBounds
+from penstock.actor.rollout.loop import BEING_MADE, ENVIRONMENT, note_lag, watch
+from penstock.actor.specification import LocalPolicy, Run
 from penstock.config.settings import Settings
 from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.protocol.fragment import Fragment

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from penstock.actor.acting.local_policy import ENVIRONMENT
 from penstock.actor.link.ack_journal import AckJournal
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.outbox import FragmentQueue, Outbox
@@ -32,6 +31,34 @@ from penstock.runtime.exit import EXIT_OK, Fatal
 from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
+
+# ---- How health watches what acts: that environments step and that published weights arrive.
+
+ENVIRONMENT: Final = "environment"
+"""Name under which health watches the steps."""
+BEING_MADE: Final = "environments and policy are being made"
+WEIGHTS: Final = "weights"
+"""Name under which health watches that published weights arrive."""
+
+
+def watch(health: Health, stall_timeout_s: float) -> None:
+    """Have health watch what a generator does, from when it is first expected."""
+    for name in (ENVIRONMENT, WEIGHTS):
+        health.watch(name, stall_timeout_s)
+        health.suspend(name)
+
+
+def note_lag(health: Health, known: int, newest: int, arrived_bytes: int) -> None:
+    """Expect weights while `known` is behind `newest` (0: none); each chunk that arrives is progress."""
+    if newest > known:
+        if arrived_bytes > 0:
+            health.progress(WEIGHTS)
+        health.expect(WEIGHTS, f"version {newest} is published, {known} is held here")
+    else:
+        health.suspend(WEIGHTS)
+
+
+# ---- The loop of one session.
 
 _COUNT_S: Final = 1.0
 """A wait is counted as it goes on: one that never ends is seen as well."""

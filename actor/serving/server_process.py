@@ -23,7 +23,6 @@ from typing import Any, Final, Protocol
 import grpc
 import torch
 
-from penstock.actor.acting.local_policy import probe_answer
 from penstock.actor.acting.masks import learner_reward, potentials
 from penstock.actor.link.broker_client import BrokerClient, connect
 from penstock.actor.serving.answering import open_shadow_record
@@ -34,7 +33,7 @@ from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
 from penstock.actor.serving.policy_service import NAME, PolicyService
 from penstock.actor.serving.release import CanaryMonitor, Traffic
 from penstock.actor.serving.request_handler import RequestHandler
-from penstock.actor.specification import actor_section, environment_section, policy_maker
+from penstock.actor.specification import actor_section, environment_section, policy_maker, probe_answer
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection, Settings
 from penstock.config.trusted import check_trusted

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from penstock.actor import specification as actor_run
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import learner_reward
 from penstock.actor.evaluator import Runner
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields, ObservationBounds
 from penstock.actor.rollout.generator import action_seed, environment_seeds
 from penstock.actor.specification import Run, evaluation_section
 from penstock.config.service_settings import local_settings

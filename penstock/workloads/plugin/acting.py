@@ -16,15 +16,14 @@ policy_maker                               makes the policy of a run, without it
 make_step_generator, make_step_runner      of workloads that act by one forward pass per step of environments
 """
 
-from penstock.actor.acting.local_policy import ENVIRONMENT as GENERATING
-from penstock.actor.acting.local_policy import LocalPolicy, note_lag, watch
 from penstock.actor.evaluator import Played, Playing, Runner
 from penstock.actor.evaluator import make_runner as make_step_runner
 from penstock.actor.link.session import Session
 from penstock.actor.rollout.generator import Generator, action_seed, environment_seeds, place_of
 from penstock.actor.rollout.generator import make_generator as make_step_generator
-from penstock.actor.rollout.loop import FragmentGenerator
-from penstock.actor.specification import Run, policy_maker, read
+from penstock.actor.rollout.loop import ENVIRONMENT as GENERATING
+from penstock.actor.rollout.loop import FragmentGenerator, note_lag, watch
+from penstock.actor.specification import LocalPolicy, Run, policy_maker, read
 
 __all__ = [
     "GENERATING",

@@ -11,9 +11,8 @@ the run's schema names, [T, N, …], observations [T + 1, N, …] and what ends 
 `Episodes` count them, and hands header and tensors to `make`.
 """
 
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import LearnerReward, learner_reward
-from penstock.actor.rollout.fragment_builder import Ends, Episodes
+from penstock.actor.rollout.fragment_builder import Ends, Episodes, HeaderFields
 from penstock.protocol.fragment import build as make
 
 __all__ = ["Ends", "Episodes", "HeaderFields", "LearnerReward", "learner_reward", "make"]

@@ -8,9 +8,8 @@ HeaderFields      what a fragment's header says beside its content
 single_rank       the group of a process that learns alone, as `make_step_model` takes it
 """
 
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Ended, Stepped
-from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
 from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.feed.recording import RecordingWriter

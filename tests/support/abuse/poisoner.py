@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.actor.acting.local_policy import ENVIRONMENT
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.session import Session
 from penstock.actor.process import make_generator
-from penstock.actor.rollout.loop import FragmentGenerator, Worker
+from penstock.actor.rollout.loop import ENVIRONMENT, FragmentGenerator, Worker
 from penstock.config.credentials import credentials
 from penstock.config.settings import Settings, from_environment, load, parse_assignment
 from penstock.protocol.fragment import Fragment, build

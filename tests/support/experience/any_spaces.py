@@ -11,9 +11,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
 from penstock.config.settings import PolicySection
 from penstock.learner.batch import Batch, assemble, check_meaning
 from penstock.policy.policy import Policy, build

@@ -25,11 +25,10 @@ from typing import Any, Final
 import numpy as np
 from prometheus_client import Counter
 
-from penstock.actor.acting.local_policy import ENVIRONMENT
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.session import Session
 from penstock.actor.rollout.fragment_builder import Ends, Episodes
-from penstock.actor.rollout.loop import Worker
+from penstock.actor.rollout.loop import ENVIRONMENT, Worker
 from penstock.config.credentials import credentials
 from penstock.config.settings import (
     ActorSection,

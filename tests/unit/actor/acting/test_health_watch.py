@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.actor.acting.local_policy import note_lag, watch, watch_broker
+from penstock.actor.process import watch_broker
+from penstock.actor.rollout.loop import note_lag, watch
 from penstock.protocol.limits import MAX_WATCH_WAIT_MS, WATCH_GRACE_S
 from penstock.runtime.health import Health
 

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import LearnerReward, PotentialError, learner_reward, potentials
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
 from penstock.config.sections import EnvironmentSection, RewardWrapper
 from penstock.config.settings import ConfigurationError
 from penstock.config.trusted import check_trusted

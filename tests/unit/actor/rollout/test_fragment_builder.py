@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Ended, Stepped, Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Fragment, Slot, WeightSpan, check
 from penstock.protocol.limits import MAX_MESSAGE_BYTES

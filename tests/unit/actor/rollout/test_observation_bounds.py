@@ -8,9 +8,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, ObservationBounds
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields, ObservationBounds
 from penstock.learner.batch import check_meaning
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication

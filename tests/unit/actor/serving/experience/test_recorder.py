@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import LearnerReward
 from penstock.actor.acting.stepper import Ended, Stepped
-from penstock.actor.rollout.fragment_builder import FragmentBuilder
+from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
 from penstock.actor.serving.experience import ARRAY_BYTES, STEP_BYTES
 from penstock.config.sections import RewardWrapper
 from penstock.learner.batch import check_meaning

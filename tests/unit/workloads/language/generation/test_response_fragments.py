@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.acting.local_policy import HeaderFields
 from penstock.actor.acting.masks import learner_reward
+from penstock.actor.rollout.fragment_builder import HeaderFields
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Episode, Publication
