@@ -1,1 +1,1 @@
-"""Environments that rollouts and evaluations step, their action masks and what the learner is given as reward."""
+"""Environments as rollouts and evaluations step them: action masks and the rewards of the learner."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import BrokerClient
 from penstock.protocol.limits import APPEND_DEADLINE_S, MAX_MESSAGE_BYTES, MIB, WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Report, Watch
 from penstock.rpc.auth import Credentials
@@ -104,7 +104,7 @@ class Silent(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Wei
 def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.actor.link.broker_client.WATCH_GRACE_S", 4 * HEARD_S)
+    monkeypatch.setattr("penstock.actor.link.session.WATCH_GRACE_S", 4 * HEARD_S)
     silent, stop = Silent(), threading.Event()  # type: ignore[abstract]  # the other calls are not made
     server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(silent, server)
