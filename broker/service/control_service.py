@@ -5,26 +5,133 @@ traffic are changed in the registry, which learner and policy servers follow. Wh
 does not answer, calls end as UNAVAILABLE: an operator should know.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Final
+from threading import Lock
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import grpc
 
 from penstock.broker.log.replies import Command, CommandAction, ControlAction, Status
 from penstock.broker.log.store import Store
-from penstock.broker.service.admission import caller_name
-from penstock.broker.service.weight_service import (
-    Versions,
-    traffic_from_proto,
-    traffic_to_proto,
-    version_to_proto,
-)
+from penstock.broker.service.sessions import caller_name
+from penstock.config.configuration_error import how_to_install
 from penstock.protocol.limits import KIB, MAX_NUMBER, check_id, check_policy
+from penstock.registry.records import PolicyVersion, RegistryError, Traffic, Unavailable, UnknownVersion
 from penstock.registry.records import Status as VersionStatus
-from penstock.rpc.gate import Context, Malformed
+from penstock.rpc.gate import Absent, Context, Malformed
 from penstock.v1 import control_pb2 as pb
 from penstock.v1 import weights_pb2
 from penstock.v1.control_pb2_grpc import ControlServiceServicer
+
+if TYPE_CHECKING:
+    from penstock.registry.registry import Registry
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# ---- Versions and traffic for operators: the registry behind ControlService, in threads.
+
+_THREADS: Final = 4
+
+
+class Versions:
+    """The registry at `url`, or none where that is empty. policy: what is meant where a call names none."""
+
+    def __init__(self, url: str, policy: str) -> None:
+        self.policy = policy
+        self._url = url
+        self._registry: Registry | None = None
+        self._opening = Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="registry")
+
+    async def ask(self, context: Context, work: "Callable[[Registry], T]") -> T:
+        """Return what `work` returns; ends the call, or raises Malformed or Absent, where that fails."""
+        if not self._url:
+            text = (
+                "this broker was given no registry: set registry.url to its URL, "
+                "or use `penstock policy` where the run's folder lies"
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        code, text = grpc.StatusCode.FAILED_PRECONDITION, ""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, lambda: work(self._opened())
+            )
+        except UnknownVersion as error:
+            raise Absent(str(error)) from error
+        except Unavailable as error:
+            code, text = grpc.StatusCode.UNAVAILABLE, str(error)
+        except RegistryError as error:
+            text = str(error)
+        except ImportError as error:
+            text = f"{error}; beside this broker: {how_to_install('registry')}"
+        except ValueError as error:
+            raise Malformed(str(error)) from error
+        await context.abort(code, text)
+        raise AssertionError  # abort has raised
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+        if self._registry is not None:
+            self._registry.close()
+
+    def _opened(self) -> "Registry":
+        from penstock.registry.registry import Registry  # noqa: PLC0415 - a broker without one needs no SQLAlchemy
+
+        with self._opening:
+            if self._registry is None:
+                self._registry = Registry.open(self._url)
+            return self._registry
+
+
+# ---- Versions and traffic as ControlService says them.
+
+
+def version_to_proto(version: PolicyVersion) -> pb.RegisteredVersion:
+    evaluation = version.evaluation
+    same = "policy version run update sha256 size_bytes configuration standby pinned reason"
+    return pb.RegisteredVersion(
+        **{name: getattr(version, name) for name in same.split()},
+        parent=version.parent or 0,
+        evaluation=None if evaluation is None else pb.EvaluationResult(**asdict(evaluation)),
+        origin=version.origin.value,
+        status=version.status.value,
+        created_ms=round(version.created.timestamp() * 1000),
+        changed_ms=round(version.changed.timestamp() * 1000),
+    )
+
+
+def traffic_to_proto(traffic: Traffic) -> pb.Traffic:
+    return pb.Traffic(
+        policy=traffic.policy,
+        revision=traffic.revision,
+        experiment=traffic.experiment,
+        canary_share=traffic.canary_share,
+        latest_share=traffic.latest_share,
+        shadow=traffic.shadow or 0,
+        pins=dict(traffic.pins),
+    )
+
+
+def traffic_from_proto(message: pb.Traffic, policy: str) -> Traffic:
+    """Raise Malformed that names the field."""
+    try:
+        return Traffic(
+            policy=message.policy or policy,
+            revision=message.revision,
+            experiment=message.experiment or "default",
+            canary_share=message.canary_share,
+            latest_share=message.latest_share,
+            shadow=message.shadow or None,
+            pins=dict(message.pins),
+        )
+    except ValueError as error:
+        raise Malformed(f"traffic: {error}") from error
+
 
 # ---- A command of an operator as the message that its caller gets.
 
@@ -45,7 +152,8 @@ def command_to_proto(command: Command) -> pb.Command:
     return message
 
 
-log = logging.getLogger(__name__)
+# ---- The calls.
+
 MAX_REASON_LENGTH: Final = KIB
 MAX_LISTED: Final = 256
 """Versions in one answer where the caller does not say how many."""

@@ -3,36 +3,49 @@
 What the log or this broker does not take is a refusal inside an ordinary reply. An append that has
 begun is finished even when its caller hangs up: the caller sends it again and is told that it is there.
 While Redis does not answer, calls are answered FULL or NOT_READY with a time to wait.
+
+What of an Append may go to the log is held against the run's specification. That is read from Redis at most
+once a second, since a learner that is resumed may write other bounds, and once more before anything is
+refused. Fragments are checked in order up to the first that breaks the contract; a large request is checked
+on a thread, so that other calls go on.
 """
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from penstock.broker.log.connection import ServerFacts
 from penstock.broker.log.replies import Appended, AppendItem
 from penstock.broker.log.store import Store, StoreUnavailable
-from penstock.broker.service.admission import (
-    NOT_WRITTEN,
-    Admission,
-    Admitted,
-    AskingAgain,
+from penstock.broker.service.sessions import (
+    Changes,
     LastCredit,
     SessionOwners,
-    StagingLimit,
     caller_name,
     check_number,
     redis_down,
 )
-from penstock.broker.service.weight_service import Changes
-from penstock.protocol.append import AppendCall
-from penstock.protocol.fragment import MOST
-from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_FRAGMENTS_PER_APPEND, MAX_NUMBER, check_id
+from penstock.protocol import fragment as wire
+from penstock.protocol.append import AppendCall, SentFragment
+from penstock.protocol.fragment import MOST, FragmentHeader, header_from_proto
+from penstock.protocol.limits import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    MAX_EPISODES_PER_REPORT,
+    MAX_FRAGMENTS_PER_APPEND,
+    MAX_NUMBER,
+    SLOT_BYTES,
+    SPAN_BYTES,
+    check_id,
+)
 from penstock.protocol.messages import Credit, Report, Role
 from penstock.protocol.refusal import Reason, Refusal, Refused
+from penstock.protocol.specification import RunSpecification
 from penstock.rpc.gate import Context, Malformed
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
@@ -41,6 +54,182 @@ from penstock.v1 import specification_pb2
 from penstock.v1.experience_pb2_grpc import ExperienceServiceServicer
 
 log = logging.getLogger(__name__)
+
+# ---- The check of fragments.
+
+CHECKED_ON_LOOP: Final = 16
+ROWS_ON_LOOP: Final = 1024
+"""More fragments, or more slots and spans in them, than this in one request are checked on a thread."""
+REFRESH_INTERVAL_S: Final = 1.0
+REFUSED_INTERVAL_S: Final = 0.05
+"""What is read is that old at most when a fragment is refused by it."""
+NOT_WRITTEN: Final = Refusal(
+    reason=Reason.NOT_READY,
+    detail="the learner has not written the run specification yet",
+    retry_after_ms=500,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The fragments before the first bad one, and what is wrong with that one."""
+
+    items: Sequence[AppendItem]
+    refusal: Refusal | None
+
+
+class Admission:
+    """`read_specification()` answers the encoded specification, None before the learner wrote one.
+
+    `confirm()` raises where the run is another incarnation than the one whose specification was read.
+    """
+
+    def __init__(
+        self,
+        read_specification: Callable[[], Awaitable[bytes | None]],
+        confirm: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._confirm, self._clock = read_specification, confirm, clock
+        self._encoded: bytes | None = None
+        self._specification: RunSpecification | None = None
+        self._read_at = -math.inf
+
+    async def admit(self, session: int, messages: Sequence[SentFragment]) -> Admitted:
+        specification = await self._newest_specification(REFRESH_INTERVAL_S)
+        if specification is None:
+            return Admitted((), NOT_WRITTEN)
+        admitted = await _check_beside(session, messages, specification)
+        if admitted.refusal is None:
+            return admitted
+        newer = await self._newest_specification(REFUSED_INTERVAL_S)
+        if newer is not None and newer is not specification:
+            admitted = await _check_beside(session, messages, newer)
+        if admitted.refusal is not None:
+            await self._confirm()
+        return admitted
+
+    def forget(self) -> None:
+        """Read the specification anew: the run is another incarnation."""
+        self._encoded = self._specification = None
+        self._read_at = -math.inf
+
+    async def _newest_specification(self, most_age_s: float) -> RunSpecification | None:
+        """The specification as it was read at most so many seconds ago; None where there is none yet."""
+        if self._clock() - self._read_at >= most_age_s:
+            read_at = self._clock()
+            encoded = await self._read()
+            if encoded != self._encoded:
+                self._specification = RunSpecification.decode(encoded) if encoded else None
+                self._encoded = encoded
+            self._read_at = read_at
+        return self._specification
+
+
+async def _check_beside(
+    session: int, messages: Sequence[SentFragment], specification: RunSpecification
+) -> Admitted:
+    rows = sum(len(message.header.slots) + len(message.header.weights) for message in messages)
+    if len(messages) > CHECKED_ON_LOOP or rows > ROWS_ON_LOOP:
+        return await asyncio.to_thread(check_all, session, messages, specification)
+    return check_all(session, messages, specification)
+
+
+def check_all(session: int, messages: Sequence[SentFragment], specification: RunSpecification) -> Admitted:
+    """The fragments that conform, in order, up to the first that does not."""
+    items: list[AppendItem] = []
+    for index, message in enumerate(messages):
+        try:
+            items.append(_check(session, message, specification))
+        except ValueError as error:
+            detail = f"fragments[{index}] (sequence {message.header.sequence}): {error}"
+            return Admitted(items, Refusal(reason=Reason.INVALID, detail=detail))
+    return Admitted(items, None)
+
+
+def _check(session: int, message: SentFragment, specification: RunSpecification) -> AppendItem:
+    header = header_from_proto(message.header)
+    if header.session != session:
+        raise ValueError(f"header.session={header.session}: the request is of session {session}")
+    if header.sequence > MAX_NUMBER or header.round > MAX_NUMBER:
+        raise ValueError(f"header.sequence={header.sequence}, round={header.round}: at most 2^53")
+    if header.steps > specification.unroll_length:
+        raise ValueError(
+            f"header.steps={header.steps}: the run's unroll length is {specification.unroll_length}"
+        )
+    wire.check_header(header, specification.schema, specification.run)
+    wire.check_table(header, len(message.payload), specification.schema)
+    wire.check_content(header, message.payload, specification.bounds())
+    encoded = message.header.SerializeToString()
+    if len(encoded) > _header_room(header):
+        raise ValueError(
+            f"header: {len(encoded)} bytes with its unknown fields, {_header_room(header)} allowed"
+        )
+    return AppendItem(header=header, header_bytes=encoded, payload=message.payload)
+
+
+def _header_room(header: FragmentHeader) -> int:
+    """Most bytes of a header with so many rows; fields of a newer actor are stored with it."""
+    return (
+        HEADER_BYTES
+        + SLOT_BYTES * len(header.slots)
+        + SPAN_BYTES * len(header.weights)
+        + ENTRY_BYTES * len(header.tensors)
+    )
+
+
+# ---- The bound on payload bytes that this broker has staged in Redis and not yet appended.
+
+RETRY_AFTER_MS = 50
+
+
+class StagingLimit:
+    """Counts the bytes in flight of one event loop; not for several threads."""
+
+    def __init__(self, ceiling_bytes: int) -> None:
+        self.ceiling_bytes = ceiling_bytes
+        self.staged_bytes = 0
+        metrics.STAGED_BYTES.set_function(lambda: self.staged_bytes)
+
+    def take(self, size: int) -> None:
+        """Take `size` bytes of the ceiling, to be given back; raises Refused(FULL) when they do not fit.
+
+        One append is always let in, so that a ceiling below one message slows down and never blocks.
+        """
+        if self.staged_bytes and self.staged_bytes + size > self.ceiling_bytes:
+            detail = f"staging: {self.staged_bytes} of {self.ceiling_bytes} bytes in flight, {size} asked"
+            raise Refused(Refusal(reason=Reason.FULL, detail=detail, retry_after_ms=RETRY_AFTER_MS))
+        self.staged_bytes += size
+
+    def give_back(self, size: int) -> None:
+        self.staged_bytes -= size
+
+
+# ---- When those who come before the run is there should ask again.
+
+LEAST_S: Final = 0.05
+MOST_S: Final = 0.5
+CALLS_PER_S: Final = 100.0
+
+
+class AskingAgain:
+    """Gives each caller a time of its own: a few are told of the run at once, and a crowd asks seldom.
+
+    All together ask at most CALLS_PER_S times a second, unless each would wait for longer than MOST_S.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_s = -math.inf
+
+    def after_ms(self) -> int:
+        now_s = self._clock()
+        due_s = max(now_s + LEAST_S, self._last_s + 1.0 / CALLS_PER_S)
+        self._last_s = min(due_s, now_s + MOST_S)
+        return round((self._last_s - now_s) * 1000)
+
+
+# ---- The calls.
 
 
 class ExperienceService(ExperienceServiceServicer):

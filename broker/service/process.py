@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -23,21 +24,26 @@ from penstock.broker.log import connection
 from penstock.broker.log.connection import connect_async, is_unavailable, without_password
 from penstock.broker.log.replies import Status
 from penstock.broker.log.store import OtherRelease, Store, StoreUnavailable
-from penstock.broker.service.admission import (
-    Admission,
-    LastCredit,
-    SessionOwners,
-    StagingLimit,
-    build_boundary,
-)
-from penstock.broker.service.control_service import ControlService
-from penstock.broker.service.experience_service import ExperienceService
-from penstock.broker.service.weight_service import Changes, Versions, WeightCache, WeightService
+from penstock.broker.service.control_service import ControlService, Versions
+from penstock.broker.service.experience_service import Admission, ExperienceService, StagingLimit
+from penstock.broker.service.sessions import Changes, LastCredit, SessionOwners
+from penstock.broker.service.weight_service import WeightCache, WeightService
 from penstock.config.credentials import redis_password, registry_with_password, tls_files
 from penstock.config.settings import BrokerSection, ConfigurationError, SecuritySection, Settings
+from penstock.protocol import append
+from penstock.protocol.limits import (
+    APPEND_DEADLINE_S,
+    CALL_DEADLINE_S,
+    KIB,
+    MAX_MESSAGE_BYTES,
+    MAX_WATCH_WAIT_MS,
+    WATCH_GRACE_S,
+)
 from penstock.protocol.messages import Role
+from penstock.rpc.gate import Boundary, CallRule
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
+from penstock.runtime.failpoint import failpoint
 from penstock.runtime.health import Health, leave_out_what_stays, serve_http
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.metrics import EVENT_LOOP, watch_loop
@@ -144,6 +150,67 @@ def show(status: Status) -> None:
         count = sum(row.role is role for row in status.sessions)
         metrics.SESSIONS_OPEN.labels(role=role.label).set(count)
 
+
+# ---- Whether the broker has work in hand: what a fault test reads to tell a busy moment from an idle one.
+
+_HELD: Final = frozenset({"WatchLatest"})
+
+
+class CallsInFlight:
+    """The calls of one event loop."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def serving(self, name: str) -> AbstractContextManager[None]:
+        return _Serving(self, 0 if name in _HELD else 1)
+
+
+class _Serving(AbstractContextManager[None]):
+    def __init__(self, all_calls: CallsInFlight, weight: int) -> None:
+        self._all, self._weight = all_calls, weight
+
+    def __enter__(self) -> None:
+        self._all.calls += self._weight
+
+    def __exit__(self, *_error: object) -> None:
+        self._all.calls -= self._weight
+        if not self._all.calls:
+            failpoint("broker.waiting")
+
+
+# ---- Rules of the broker's calls: how they are bounded, read and answered.
+
+LARGEST_CALL_BYTES: Final = 16 * KIB
+"""Largest request of a call without a rule of its own: a parser makes an object of two bytes."""
+ORDINARY: Final = CallRule(largest_bytes=LARGEST_CALL_BYTES, deadline_s=CALL_DEADLINE_S)
+
+
+RULES: Final = {
+    "Append": CallRule(largest_bytes=MAX_MESSAGE_BYTES, deadline_s=APPEND_DEADLINE_S, parse=append.parse),
+    # 256 KiB hold the largest report.
+    "ReportEpisodes": CallRule(largest_bytes=256 * KIB, deadline_s=CALL_DEADLINE_S),
+    "WatchLatest": CallRule(
+        largest_bytes=LARGEST_CALL_BYTES,
+        deadline_s=MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S,
+        writes_bytes=True,
+    ),
+    "GetWeights": CallRule(largest_bytes=LARGEST_CALL_BYTES, deadline_s=CALL_DEADLINE_S, writes_bytes=True),
+}
+
+
+def build_boundary() -> Boundary:
+    return Boundary(
+        rules=RULES,
+        ordinary=ORDINARY,
+        process="broker",
+        unavailable={StoreUnavailable: "redis"},
+        in_flight=CallsInFlight().serving,
+        on_malformed=metrics.REFUSALS.labels(reason="malformed").inc,
+    )
+
+
+# ---- The process.
 
 ROLE: Final = "broker"
 SERVICES: Final = tuple(

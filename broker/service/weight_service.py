@@ -8,21 +8,13 @@ them.
 
 import asyncio
 import hashlib
-import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
-from threading import Lock
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Awaitable, Callable
+from dataclasses import fields, replace
+from typing import Final
 
-import grpc
-
-from penstock.broker.log.replies import Change, Scope
 from penstock.broker.log.store import Store, StoreUnavailable
-from penstock.broker.service.admission import LastCredit, SessionOwners, check_number, redis_down
-from penstock.config.configuration_error import how_to_install
+from penstock.broker.service.sessions import Changes, LastCredit, SessionOwners, check_number, redis_down
 from penstock.protocol.append import write_around
 from penstock.protocol.limits import (
     MAX_NUMBER,
@@ -34,123 +26,11 @@ from penstock.protocol.limits import (
 )
 from penstock.protocol.messages import News, Publication, Watch
 from penstock.protocol.refusal import Reason, Refusal
-from penstock.registry.records import PolicyVersion, RegistryError, Traffic, Unavailable, UnknownVersion
 from penstock.rpc.gate import Absent, Context, Malformed
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
-from penstock.v1 import control_pb2 as pb_messages
 from penstock.v1 import weights_pb2 as pb
 from penstock.v1.weights_pb2_grpc import WeightServiceServicer
-
-if TYPE_CHECKING:
-    from penstock.registry.registry import Registry
-
-
-# ---- Wakes the held WatchLatest calls of this broker when something in the run changes for them.
-
-GAP_S: Final = 0.02
-"""Many are woken at most this often: each look of each of them asks Redis."""
-LOOK_AGAIN_S: Final = 5.0
-"""A call whose last look is as old as this looks again at the next heartbeat, in case a message was lost."""
-
-
-class Held:
-    """A call that is held. waits: its session has no credit, and its turn is to come."""
-
-    def __init__(self) -> None:
-        self.waits = False
-        self.is_newest = True
-        self._woken = asyncio.Event()
-        self._looked_s = -math.inf
-
-    def begin_look(self) -> None:
-        """From now on a change ends the next wait."""
-        self._woken.clear()
-        self._looked_s = asyncio.get_running_loop().time()
-
-    async def wait(self, timeout_s: float) -> None:
-        if timeout_s <= 0:
-            return
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._woken.wait()
-        except TimeoutError:
-            return
-
-    def wake(self) -> None:
-        self._woken.set()
-
-    def is_old(self, now_s: float) -> bool:
-        return now_s - self._looked_s >= LOOK_AGAIN_S
-
-
-class Changes:
-    """One per event loop."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._held: dict[int, Held] = {}
-        self._pending = Scope.NAMED
-        self._woke_s = -math.inf
-        self._later: asyncio.TimerHandle | None = None
-
-    @contextmanager
-    def holding(self, session: int) -> Iterator[Held]:
-        """A call of a session is held. Of several only the newest looks on."""
-        held, older = Held(), self._held.get(session)
-        if older is not None:
-            older.is_newest = False
-            older.wake()
-        self._held[session] = held
-        try:
-            yield held
-        finally:
-            if self._held.get(session) is held:
-                del self._held[session]
-
-    def note_waiting(self, session: int, waits: bool) -> None:
-        """A reply to another call of this session said whether it waits for credit."""
-        held = self._held.get(session)
-        if held is not None:
-            held.waits = waits
-
-    async def follow(self, source: AsyncIterator[Change | None]) -> None:
-        """Wake for every change of `source`, for ever; None is a heartbeat."""
-        async for change in source:
-            if change is None:
-                now_s = asyncio.get_running_loop().time()
-                self._wake(held for held in self._held.values() if held.is_old(now_s))
-                continue
-            self._wake(held for session in change.sessions if (held := self._held.get(session)))
-            if change.scope is not Scope.NAMED:
-                self._wake_many(change.scope)
-
-    def close(self) -> None:
-        """Wake everybody, now and from now on."""
-        self.closed = True
-        self._wake(self._held.values())
-
-    def _wake_many(self, scope: Scope) -> None:
-        loop = asyncio.get_running_loop()
-        self._pending = max(self._pending, scope)
-        missing_s = self._woke_s + GAP_S - loop.time()
-        if self._later is not None:
-            return
-        if missing_s > 0:
-            self._later = loop.call_later(missing_s, self._wake_pending)
-        else:
-            self._wake_pending()
-
-    def _wake_pending(self) -> None:
-        scope, self._pending = self._pending, Scope.NAMED
-        self._later, self._woke_s = None, asyncio.get_running_loop().time()
-        self._wake(held for held in self._held.values() if scope is Scope.ALL or not held.waits)
-
-    @staticmethod
-    def _wake(calls: Iterable[Held]) -> None:
-        for held in calls:
-            held.wake()
-
 
 # ---- The weights that actors ask for, kept as the chunks that Redis holds.
 
@@ -371,105 +251,3 @@ def write_news(news: News, weights: bytes) -> bytes:
         evaluate_version=news.evaluate_version,
     )
     return write_around(reply, pb.WatchLatestReply.WEIGHTS_FIELD_NUMBER, weights)
-
-
-# ---- Versions and traffic for operators: the registry behind ControlService, in threads.
-
-T = TypeVar("T")
-
-_THREADS: Final = 4
-
-
-class Versions:
-    """The registry at `url`, or none where that is empty. policy: what is meant where a call names none."""
-
-    def __init__(self, url: str, policy: str) -> None:
-        self.policy = policy
-        self._url = url
-        self._registry: Registry | None = None
-        self._opening = Lock()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="registry")
-
-    async def ask(self, context: Context, work: "Callable[[Registry], T]") -> T:
-        """Return what `work` returns; ends the call, or raises Malformed or Absent, where that fails."""
-        if not self._url:
-            text = (
-                "this broker was given no registry: set registry.url to its URL, "
-                "or use `penstock policy` where the run's folder lies"
-            )
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-        code, text = grpc.StatusCode.FAILED_PRECONDITION, ""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, lambda: work(self._opened())
-            )
-        except UnknownVersion as error:
-            raise Absent(str(error)) from error
-        except Unavailable as error:
-            code, text = grpc.StatusCode.UNAVAILABLE, str(error)
-        except RegistryError as error:
-            text = str(error)
-        except ImportError as error:
-            text = f"{error}; beside this broker: {how_to_install('registry')}"
-        except ValueError as error:
-            raise Malformed(str(error)) from error
-        await context.abort(code, text)
-        raise AssertionError  # abort has raised
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False)
-        if self._registry is not None:
-            self._registry.close()
-
-    def _opened(self) -> "Registry":
-        from penstock.registry.registry import Registry  # noqa: PLC0415 - a broker without one needs no SQLAlchemy
-
-        with self._opening:
-            if self._registry is None:
-                self._registry = Registry.open(self._url)
-            return self._registry
-
-
-# ---- Versions and traffic as ControlService says them.
-
-
-def version_to_proto(version: PolicyVersion) -> pb_messages.RegisteredVersion:
-    evaluation = version.evaluation
-    same = "policy version run update sha256 size_bytes configuration standby pinned reason"
-    return pb_messages.RegisteredVersion(
-        **{name: getattr(version, name) for name in same.split()},
-        parent=version.parent or 0,
-        evaluation=None if evaluation is None else pb_messages.EvaluationResult(**asdict(evaluation)),
-        origin=version.origin.value,
-        status=version.status.value,
-        created_ms=round(version.created.timestamp() * 1000),
-        changed_ms=round(version.changed.timestamp() * 1000),
-    )
-
-
-def traffic_to_proto(traffic: Traffic) -> pb_messages.Traffic:
-    return pb_messages.Traffic(
-        policy=traffic.policy,
-        revision=traffic.revision,
-        experiment=traffic.experiment,
-        canary_share=traffic.canary_share,
-        latest_share=traffic.latest_share,
-        shadow=traffic.shadow or 0,
-        pins=dict(traffic.pins),
-    )
-
-
-def traffic_from_proto(message: pb_messages.Traffic, policy: str) -> Traffic:
-    """Raise Malformed that names the field."""
-    try:
-        return Traffic(
-            policy=message.policy or policy,
-            revision=message.revision,
-            experiment=message.experiment or "default",
-            canary_share=message.canary_share,
-            latest_share=message.latest_share,
-            shadow=message.shadow or None,
-            pins=dict(message.pins),
-        )
-    except ValueError as error:
-        raise Malformed(f"traffic: {error}") from error

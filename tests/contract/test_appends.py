@@ -13,9 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from penstock.broker.log import line
 from penstock.broker.log.connection import ServerFacts
 from penstock.broker.log.store import Store, StoreUnavailable
-from penstock.broker.service.admission import Admission, LastCredit, SessionOwners, StagingLimit
-from penstock.broker.service.experience_service import ExperienceService
-from penstock.broker.service.weight_service import Changes
+from penstock.broker.service.experience_service import Admission, ExperienceService, StagingLimit
+from penstock.broker.service.sessions import Changes, LastCredit, SessionOwners
 from penstock.protocol.append import encode, parse
 from penstock.protocol.messages import Durability, Role
 from penstock.protocol.refusal import Reason

@@ -27,16 +27,10 @@ from penstock.actor.serving.policy_service import ActStream
 from penstock.broker.log.connection import ServerFacts
 from penstock.broker.log.replies import Opened
 from penstock.broker.log.store import Store
-from penstock.broker.service.admission import (
-    Admission,
-    LastCredit,
-    SessionOwners,
-    StagingLimit,
-    build_boundary,
-    check_all,
-)
-from penstock.broker.service.experience_service import ExperienceService
-from penstock.broker.service.weight_service import Changes, WeightCache, WeightService
+from penstock.broker.service.experience_service import Admission, ExperienceService, StagingLimit, check_all
+from penstock.broker.service.process import build_boundary
+from penstock.broker.service.sessions import Changes, LastCredit, SessionOwners
+from penstock.broker.service.weight_service import WeightCache, WeightService
 from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms.ppo import PPO
 from penstock.policy.policy import build

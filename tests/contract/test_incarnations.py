@@ -11,7 +11,8 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import Opened
 from penstock.broker.log.script import FIRST_LAYOUT, LAYOUT
 from penstock.broker.log.store import OtherRelease, Store, StoreUnavailable
-from penstock.broker.service.admission import Admission, LastCredit, SessionOwners
+from penstock.broker.service.experience_service import Admission
+from penstock.broker.service.sessions import LastCredit, SessionOwners
 from penstock.protocol.append import SentFragment
 from penstock.protocol.messages import Role
 from penstock.rpc.identity import CALLER, SCHEME, parse

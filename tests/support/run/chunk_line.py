@@ -12,8 +12,8 @@ from typing import Final
 
 from penstock.broker.log.replies import Opened
 from penstock.broker.log.store import Store
-from penstock.broker.service.admission import LastCredit, SessionOwners
-from penstock.broker.service.weight_service import Changes, WeightCache, WeightService
+from penstock.broker.service.sessions import Changes, LastCredit, SessionOwners
+from penstock.broker.service.weight_service import WeightCache, WeightService
 from penstock.protocol.messages import Role
 from penstock.rpc.gate import Absent
 from penstock.v1 import weights_pb2 as pb

@@ -5,7 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.broker.service.admission import REFRESH_INTERVAL_S, REFUSED_INTERVAL_S, Admission, check_all
+from penstock.broker.service.experience_service import (
+    REFRESH_INTERVAL_S,
+    REFUSED_INTERVAL_S,
+    Admission,
+    check_all,
+)
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.refusal import Reason
 from tests.support.experience.fragment_messages import sent

@@ -1,6 +1,6 @@
 """Few callers are told to ask again soon, many to ask seldom."""
 
-from penstock.broker.service.admission import CALLS_PER_S, LEAST_S, MOST_S, AskingAgain
+from penstock.broker.service.experience_service import CALLS_PER_S, LEAST_S, MOST_S, AskingAgain
 
 
 def calls_a_second(callers: int, seconds: float = 20.0) -> float:

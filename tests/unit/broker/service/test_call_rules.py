@@ -8,13 +8,8 @@ import grpc
 import pytest
 
 from penstock.broker.log.store import StoreUnavailable
-from penstock.broker.service.admission import (
-    LARGEST_CALL_BYTES,
-    ORDINARY,
-    RULES,
-    build_boundary,
-    check_number,
-)
+from penstock.broker.service.process import LARGEST_CALL_BYTES, ORDINARY, RULES, build_boundary
+from penstock.broker.service.sessions import check_number
 from penstock.config.settings import BrokerSection
 from penstock.protocol.limits import MAX_EPISODES_PER_REPORT, MAX_MESSAGE_BYTES, MAX_NUMBER
 from penstock.rpc.auth import Credentials

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.broker.log.replies import Change, Scope
-from penstock.broker.service.weight_service import Changes, Held
+from penstock.broker.service.sessions import Changes, Held
 
 Feed = asyncio.Queue[Change | None]
 

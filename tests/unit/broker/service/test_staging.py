@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.broker.service.admission import StagingLimit
+from penstock.broker.service.experience_service import StagingLimit
 from penstock.protocol.refusal import Reason, Refused
 
 
