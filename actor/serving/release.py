@@ -252,6 +252,11 @@ class CanaryMonitor:
     def __init__(
         self, section: CanarySection, withdraw: Callable[[int, str], None], now: Callable[[], float]
     ) -> None:
+        """Raise ConfigurationError for a range of returns that does not rise."""
+        known = section.return_range
+        if known is not None and not known[0] < known[1]:
+            text = f"canary.return_range={list(known)}: the first must be below the second"
+            raise ConfigurationError(text)
         self._slow_s, self._withdraw, self._now = section.slow_ms / 1000, withdraw, now
         self.bounds = section
         self._returns = ClientReturns(section.settle_s, section.return_range)
@@ -405,7 +410,7 @@ class TrafficSnapshot:
 
 
 class Traffic:
-    """Reads the registry at `url`.
+    """Reads the registry at `url`; "": there is none, and everybody is served the learner's newest version.
 
     Weights come from `live` (a run that goes on), from the run's folder, or, of another run of the same
     policy, from the folder that the registry names as their place.
@@ -421,6 +426,8 @@ class Traffic:
     ) -> None:
         self._url, self._policy, self._run_dir, self._live = url, policy, run_dir, live
         self._specification = specification
+        self.feedback = self.keep_feedback if url else None
+        """`keep_feedback` where there is a registry."""
         self._registry: Registry | None = None
         self._opening = threading.Lock()
         self._said: list[str] = []
@@ -470,19 +477,10 @@ class Traffic:
             )
         return Path(row.place)
 
-    async def follow(
-        self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor, refresh_s: float
-    ) -> None:
-        """For ever: look, and steer."""
-        while True:
-            await asyncio.sleep(refresh_s)
-            try:
-                await self.steer(loaded_versions, canary_monitor)
-            except RegistryError as error:
-                self._say([f"registry: {error}"])
-
     async def begin(self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor) -> None:
-        """Look first; raises ConfigurationError where nothing could ever be answered with."""
+        """Read the registry once; raises ConfigurationError where nothing could ever be answered with."""
+        if not self._url:
+            return
         try:
             await self.steer(loaded_versions, canary_monitor)
         except RegistryError as error:
@@ -492,6 +490,17 @@ class Traffic:
                 f"{self._run_dir or self._url}: no version of policy {self._policy!r} is kept there; wait "
                 "until the run has registered one (`penstock policy list`), or follow it with --broker"
             )
+
+    async def follow(
+        self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor, refresh_s: float
+    ) -> None:
+        """Read the registry again and again, and follow it; for ever where there is one."""
+        while self._url:
+            await asyncio.sleep(refresh_s)
+            try:
+                await self.steer(loaded_versions, canary_monitor)
+            except RegistryError as error:
+                self._say([f"registry: {error}"])
 
     async def steer(self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor) -> None:
         """Raises RegistryError."""

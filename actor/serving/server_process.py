@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from penstock.actor.serving.release import CanaryMonitor, Traffic
 from penstock.actor.serving.request_handler import RequestHandler
 from penstock.actor.specification import actor_section, environment_section, policy_maker, probe_answer
 from penstock.config.credentials import registry_with_password
-from penstock.config.settings import CanarySection, ConfigurationError, ServingSection, Settings
+from penstock.config.settings import ConfigurationError, ServingSection, Settings
 from penstock.config.trusted import check_trusted
 from penstock.config.workload import find, load
 from penstock.protocol.limits import SERVER_CALLS_S, check_id, to_id
@@ -75,22 +75,16 @@ class PolicyServer:
         section = settings.serving
         self.names, self.calls, self.background_tasks = (NAME,), NO_CALLS, BackgroundTasks()
         self._specification, self._refresh_s = specification, settings.registry.refresh_s
-        check_range(settings.canary)
         self._traffic = traffic = make_traffic(settings, source, run_follower, specification)
-        fetch = no_weights if run_follower is None else run_follower.fetch
         make_policy = policy_maker(specification, settings.actor)
-        self._loaded_versions = LoadedVersions(
-            make_policy, fetch if traffic is None else traffic.fetch, section
-        )
+        self._loaded_versions = LoadedVersions(make_policy, traffic.fetch, section)
         self._batcher = Batcher(
             max_rows=section.max_batch_rows,
             max_wait_s=section.max_wait_ms / 1000,
             max_delay_s=section.max_delay_ms / 1000,
         )
         now = asyncio.get_running_loop().time
-        self._canary_monitor = CanaryMonitor(
-            settings.canary, withdrawing(traffic, self.background_tasks), now
-        )
+        self._canary_monitor = CanaryMonitor(settings.canary, self._withdraw, now)
         self._episodes = Episodes(section, specification.unroll_length)
         self._learning = None if run_follower is None else _learning(settings, specification, run_follower)
         spaces = (specification.observation_space, specification.action_space)
@@ -103,7 +97,7 @@ class PolicyServer:
             self._record,
             self._episodes,
             self._learning,
-            None if traffic is None else traffic.keep_feedback,
+            traffic.feedback,
             self._canary_monitor,
             now,
         )
@@ -113,11 +107,13 @@ class PolicyServer:
         self._service.add_to(server)
 
     async def begin(self) -> None:
-        if self._traffic is not None:
-            await self._traffic.begin(self._loaded_versions, self._canary_monitor)
-            self.background_tasks.send(
-                self._traffic.follow(self._loaded_versions, self._canary_monitor, self._refresh_s)
-            )
+        await self._traffic.begin(self._loaded_versions, self._canary_monitor)
+        self.background_tasks.send(
+            self._traffic.follow(self._loaded_versions, self._canary_monitor, self._refresh_s)
+        )
+
+    def _withdraw(self, version: int, reason: str) -> None:
+        self.background_tasks.send(self._traffic.withdraw(version, reason))
 
     async def apply(self, weights: Weights) -> tuple[float, ...]:
         try:
@@ -152,34 +148,13 @@ class PolicyServer:
 
 def make_traffic(
     settings: Settings, source: Source, run_follower: RunFollower | None, specification: RunSpecification
-) -> Traffic | None:
-    """Return what reads the registry of what is served; None without one."""
+) -> Traffic:
+    """Return what reads the registry of what is served."""
     url = registry_with_password(settings.registry)
     if source.run_dir is not None:
         url = registry_url(source.run_dir, url)
-    elif not url:
-        return None
-    return Traffic(
-        url,
-        settings.serving.policy,
-        source.run_dir,
-        None if run_follower is None else run_follower.fetch,
-        specification,
-    )
-
-
-def no_weights(_version: int) -> Weights | None:
-    return None
-
-
-def withdrawing(traffic: Traffic | None, background_tasks: BackgroundTasks) -> Callable[[int, str], None]:
-    """Return what rolls a version back, beside the calls, and says why."""
-
-    def withdraw(version: int, reason: str) -> None:
-        if traffic is not None:
-            background_tasks.send(traffic.withdraw(version, reason))
-
-    return withdraw
+    live = None if run_follower is None else run_follower.fetch
+    return Traffic(url, settings.serving.policy, source.run_dir, live, specification)
 
 
 def _learning(settings: Settings, specification: RunSpecification, run_follower: RunFollower) -> Learning:
@@ -192,12 +167,6 @@ def _learning(settings: Settings, specification: RunSpecification, run_follower:
         check_trusted("environment.reward", potential, settings.actor.allow_modules)
     reward = learner_reward(environment)
     return Learning(specification, section, queue, run_follower.send_queued, compress=compress, reward=reward)
-
-
-def check_range(section: CanarySection) -> None:
-    known = section.return_range
-    if known is not None and not known[0] < known[1]:
-        raise ConfigurationError(f"canary.return_range={list(known)}: the first must be below the second")
 
 
 def check_window(section: ServingSection, specification: RunSpecification) -> None:

@@ -10,14 +10,14 @@ HostedService, BackgroundTasks, Source   what a server hosts, what runs beside i
 RunFollower, ServedQueue, count_not_learned   the line to a live run, and fragments on their way to it
 SampleJournal             what was sampled and sent, for the audit
 LoadedVersions, Loaded, Weights, Choice, Answered   the versions that can answer, and who answers whom
-Traffic, CanaryMonitor, make_traffic, withdrawing   who is served which version, and a canary's trial
+Traffic, CanaryMonitor, make_traffic   who is served which version, and a canary's trial
 Episodes, Episode         what clients have begun: ids, owners, arms, what is not heard of any more
 Opinion                   what a person thinks of one
 CallerShares              how much of something that is bounded each caller holds
 RequestErrors             refusals counted, and in the log
 check_amount, check_count, check_request_id   of rewards and ids in requests, before anything is remembered
 ARMS, served_versions     arms and versions as messages have them
-check_range, check_window, no_weights
+check_window              refuses a window of rewards whose episodes could not be learned from
 """
 
 from pathlib import Path
@@ -36,11 +36,8 @@ from penstock.actor.serving.requests import ARMS, check_amount, check_count, che
 from penstock.actor.serving.server_process import (
     HostedService,
     Source,
-    check_range,
     check_window,
     make_traffic,
-    no_weights,
-    withdrawing,
 )
 from penstock.config.workload import Services
 from penstock.learner.algorithms.algorithm import under
@@ -72,16 +69,13 @@ __all__ = [
     "Weights",
     "check_amount",
     "check_count",
-    "check_range",
     "check_request_id",
     "check_window",
     "checkpoint_tensors",
     "count_not_learned",
     "make_traffic",
-    "no_weights",
     "read_final",
     "served_versions",
-    "withdrawing",
 ]
 
 

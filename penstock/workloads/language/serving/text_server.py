@@ -60,12 +60,9 @@ from penstock.workloads.plugin.serving import (
     Source,
     Weights,
     check_count,
-    check_range,
     check_window,
     make_traffic,
-    no_weights,
     served_versions,
-    withdrawing,
 )
 
 NAME: Final = "penstock.v1.TextService"
@@ -330,7 +327,6 @@ class TextServer:
         """
         quieten()
         torch.set_num_threads(of.actor.threads)
-        check_range(settings.canary)
         section, self._of, self._refresh_s = settings.serving, of, settings.registry.refresh_s
         policy, now = _policy(of, device), asyncio.get_running_loop().time
         with as_configuration_error("policy.kwargs.model", ValueError):
@@ -339,13 +335,9 @@ class TextServer:
         engine = open_engine(engine_name, policy, **ids, max_rows=MAX_ROWS, seed=of.specification.seed)
         self.background_tasks = BackgroundTasks()
         self._traffic = traffic = make_traffic(settings, source, run_follower, of.specification)
-        fetch = no_weights if run_follower is None else run_follower.fetch
-        if traffic is not None:
-            fetch = traffic.fetch
         tolerance = _tolerance(settings, of, engine_name, policy)
-        self._versions = AdapterVersions(engine, policy, fetch, section, tolerance)
-        withdraw = withdrawing(traffic, self.background_tasks)
-        self._canary_monitor = CanaryMonitor(settings.canary, withdraw, now)
+        self._versions = AdapterVersions(engine, policy, traffic.fetch, section, tolerance)
+        self._canary_monitor = CanaryMonitor(settings.canary, self._withdraw, now)
         episodes = Episodes(section, of.specification.unroll_length)
         self._conversations = Conversations(
             section,
@@ -355,7 +347,7 @@ class TextServer:
             TextAnswerer(engine, tokenizer, section, MAX_ROWS, self._canary_monitor.answered, guard, form),
             episodes,
             _experience(section, of, run_follower if form is None else None, episodes.server, ids["pad_id"]),
-            None if traffic is None else traffic.keep_feedback,
+            traffic.feedback,
             self._canary_monitor,
             now,
         )
@@ -372,11 +364,13 @@ class TextServer:
         self._thread.start()
         if self._listener is not None:
             self.background_tasks.send(self._listener.serve())
-        if self._traffic is not None:
-            await self._traffic.begin(self._versions, self._canary_monitor)
-            self.background_tasks.send(
-                self._traffic.follow(self._versions, self._canary_monitor, self._refresh_s)
-            )
+        await self._traffic.begin(self._versions, self._canary_monitor)
+        self.background_tasks.send(
+            self._traffic.follow(self._versions, self._canary_monitor, self._refresh_s)
+        )
+
+    def _withdraw(self, version: int, reason: str) -> None:
+        self.background_tasks.send(self._traffic.withdraw(version, reason))
 
     async def apply(self, weights: Weights) -> tuple[float, ...]:
         """See `HostedService`; raises Fatal for weights that do not fit the run's policy."""

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.actor.serving.server_process import check_range, check_window
+from penstock.actor.serving.release import CanaryMonitor
+from penstock.actor.serving.server_process import check_window
 from penstock.config.settings import CanarySection, ConfigurationError, ServingSection
 from tests.support.run.small_run import specification
 
@@ -27,4 +28,4 @@ def test_a_window_that_fits_is_taken(changed: dict[str, float | None]) -> None:
 
 def test_a_range_of_returns_must_rise() -> None:
     with pytest.raises(ConfigurationError, match=r"canary\.return_range"):
-        check_range(CanarySection(return_range=(1.0, 0.0)))
+        CanaryMonitor(CanarySection(return_range=(1.0, 0.0)), lambda _version, _why: None, lambda: 0.0)
