@@ -25,6 +25,7 @@ from penstock.policy.acting.acting_policy import Acted
 from penstock.policy.policy import Policy
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.tensor import Array, all_finite
+from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.runtime.compute_threads import ComputePool
 
@@ -94,6 +95,24 @@ class Answer:
     value: NDArray[np.float32] | None = None
     state: Mapping[str, Array] = field(default_factory=dict)
     passed: Pass | None = None
+
+
+@dataclass(slots=True)
+class Answered:
+    """The answer that a client gets.
+
+    action: by name, as the environment takes it, [rows, *shape].
+    answer: of a policy; None where an action was drawn without one.
+    fallback: "" or its name.   not_finite: whether it was needed because of numbers that are none.
+    is_to_blame: whether the canary could not answer what another version could.
+    """
+
+    arm: Arm
+    action: Mapping[str, Array]
+    answer: Answer | None
+    fallback: str
+    not_finite: bool = False
+    is_to_blame: bool = False
 
 
 class NotFinite(ArithmeticError):

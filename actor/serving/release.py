@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from penstock.actor.serving.answering import Answered
+from penstock.actor.serving.batcher import Answered
 from penstock.actor.serving.episodes import Episode
 from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
 from penstock.config.settings import CanarySection, ConfigurationError

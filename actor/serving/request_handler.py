@@ -6,7 +6,7 @@ read ─► choose a version ─► ask it, or fall back ─► the episode take
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.actor.serving.answering import Answered, Answerer, Fallback, Shadow, ShadowRecord
-from penstock.actor.serving.batcher import Batcher, Loaded, Question
+from penstock.actor.serving.batcher import Answer, Answered, Asked, Batcher, Loaded, NotFinite, Question
 from penstock.actor.serving.episodes import Episode, Episodes, Row
 from penstock.actor.serving.experience import Learning, count_not_learned
+from penstock.actor.serving.fallback import FALLBACKS, Fallback
 from penstock.actor.serving.loaded_versions import Choice, LoadedVersions
 from penstock.actor.serving.release import CanaryMonitor
 from penstock.actor.serving.requests import (
@@ -28,6 +28,7 @@ from penstock.actor.serving.requests import (
     check_count,
     reward_of_step_before,
 )
+from penstock.actor.serving.shadow import Shadow, ShadowRecord
 from penstock.config.settings import ServingSection
 from penstock.policy.acting.drawing import Drawing
 from penstock.protocol.limits import MAX_NUMBER
@@ -102,6 +103,167 @@ def _names(request: Any) -> dict[str, str]:
     return {key: name[:80] for key, name in names.items() if name}
 
 
+# ---- Answers of versions.
+
+OnAnswer = Callable[[Answered | Exception], None]
+"""Takes the answer, Refused, or an error that was not foreseen; raises nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked(Asked):
+    """A client's question, and the choice that was made for it."""
+
+    choice: Choice
+    on_answer: OnAnswer
+
+
+class Answerer:
+    """Asks the chosen version, and answers with the declared fallback where it cannot answer.
+
+        choice ─► ask (one forward pass for many) ─► Answered ─► the shadow, if there is one, afterwards
+                      └─ cannot answer ─► fall back: the version before it, else the declared action
+
+    Questions come in as arrays and leave as arrays. Used by one event loop; times `until_s` are seconds of
+    that loop's clock.
+    """
+
+    def __init__(
+        self,
+        loaded_versions: LoadedVersions,
+        batcher: Batcher,
+        fallback: Fallback,
+        shadow: Shadow,
+        request_errors: RequestErrors,
+        canary_monitor: CanaryMonitor,
+    ) -> None:
+        self._loaded_versions, self._batcher = loaded_versions, batcher
+        self._fallback, self._shadow = fallback, shadow
+        self._request_errors, self._canary_monitor = request_errors, canary_monitor
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._count = {
+            (arm, name): metrics.ANSWERS.labels(arm, name or "none").inc for arm in Arm for name in FALLBACKS
+        }
+
+    def ask(
+        self,
+        choice: Choice,
+        question: Question,
+        until_s: float,
+        on_answer: OnAnswer,
+        is_gone: Callable[[], bool],
+    ) -> None:
+        """Ask the chosen version, else the fallback, without waiting; raises Refused (OVERLOADED).
+
+        on_answer: called once, with the pass or before this returns, unless the answer `is_gone`: unwanted.
+        """
+        now = self._loop.time()
+        asked = _Asked(choice.loaded, question, until_s, now, self._heard, is_gone, choice, on_answer)
+        if choice.loaded is None:
+            self._begin(self._fall_back(asked, None))
+        else:
+            self._batcher.put(asked)
+
+    def ask_exactly(
+        self,
+        version: int,
+        question: Question,
+        until_s: float,
+        on_answer: OnAnswer,
+        is_gone: Callable[[], bool],
+    ) -> None:
+        """Ask as `ask` does a version, which may have to be loaded first."""
+
+        async def load_and_ask() -> None:
+            try:
+                choice = await self._loaded_versions.exactly(version)
+                self.ask(choice, question, until_s, on_answer, is_gone)
+            except Exception as error:  # noqa: BLE001 - for the caller
+                on_answer(error)
+
+        self._begin(load_and_ask())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _heard(self, asked: _Asked, said: Answer | Exception) -> None:
+        if isinstance(said, Answer):
+            try:
+                asked.on_answer(self._complete(asked, said))
+            except Exception as error:  # noqa: BLE001 - others share the pass
+                asked.on_answer(error)
+        elif isinstance(said, Refused):
+            asked.on_answer(said)
+        else:
+            self._begin(self._fall_back(asked, said))
+
+    def _complete(self, asked: _Asked, answer: Answer) -> Answered:
+        """Turn the answer of the chosen version into the client's, and have the shadow asked afterwards."""
+        choice = asked.choice
+        if choice.is_previous:
+            blames = choice.arm is Arm.CANARY
+            return self._count_in(
+                asked, Answered(choice.arm, answer.ready, answer, "previous", False, blames)
+            )
+        if choice.arm is not Arm.PINNED:
+            self._loaded_versions.note_answered(choice.arm, answer.loaded)
+        if choice.shadow is not None:
+            self._shadow.compare(choice.shadow, choice.arm, asked.question, answer)
+        return self._count_in(asked, Answered(choice.arm, answer.ready, answer, ""))
+
+    async def _fall_back(self, asked: _Asked, error: Exception | None) -> None:
+        """Answer in place of the chosen version, which failed with `error`; None: there was none to ask."""
+        try:
+            asked.on_answer(await self._of_fallback(asked, error))
+        except Exception as refused:  # noqa: BLE001 - for the caller
+            asked.on_answer(refused)
+
+    async def _of_fallback(self, asked: _Asked, error: Exception | None) -> Answered:
+        """Raises Refused where the configuration names no fallback, or the time is over."""
+        choice, not_finite = asked.choice, isinstance(error, NotFinite)
+        if choice.loaded is not None and error is not None:
+            self._request_errors.failed(choice.loaded, asked.question, error)
+        answer = await self._of_another(asked)
+        is_to_blame = choice.arm is Arm.CANARY and answer is not None
+        blame = {"not_finite": not_finite, "is_to_blame": is_to_blame}
+        if answer is not None and self._fallback.is_previous:
+            return self._count_in(asked, Answered(choice.arm, answer.ready, answer, "previous", **blame))
+        try:
+            name, action = self._fallback.draw(asked.question.rows)
+        except Refused:
+            self._canary_monitor.answered(Answered(choice.arm, {}, None, "none", **blame))
+            raise
+        return self._count_in(asked, Answered(choice.arm, action, None, name, **blame))
+
+    async def _of_another(self, asked: _Asked) -> Answer | None:
+        """Return the answer of a version that could stand in; the active one's blames a canary."""
+        choice = asked.choice
+        others = (
+            [self._loaded_versions.former(choice.arm, choice.loaded)] if self._fallback.is_previous else []
+        )
+        if choice.arm is Arm.CANARY:
+            others.append(self._loaded_versions.active)
+        for other in others:
+            if other is None or other is choice.loaded:
+                continue
+            try:
+                return await self._batcher.ask(other, asked.question, asked.until_s)
+            except Refused:
+                raise
+            except Exception as error:  # noqa: BLE001 - counted and logged
+                self._request_errors.failed(other, asked.question, error)
+        return None
+
+    def _count_in(self, asked: _Asked, answered: Answered) -> Answered:
+        metrics.ANSWER_SECONDS.observe(self._loop.time() - asked.since_s)
+        self._count[answered.arm, answered.fallback]()
+        return answered
+
+
+# ---- The calls.
+
 OnReply = Callable[[bytes | Exception], None]
 """Takes the bytes of a reply, or an error that was not foreseen; raises nothing."""
 
@@ -153,7 +315,7 @@ class RequestHandler:
         fallback, self.shadow = Fallback(section, action), Shadow(batcher, record)
         self._canary_monitor, self._note_answered = canary_monitor, canary_monitor.answered
         self._answerer = Answerer(
-            loaded_versions, batcher, fallback, self.shadow, self.request_errors.failed, self._note_answered
+            loaded_versions, batcher, fallback, self.shadow, self.request_errors, canary_monitor
         )
         self.episodes, self.learning = episodes, learning
         self._feedback, self._now = feedback, now

@@ -14,8 +14,7 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from penstock.actor.serving.answering import Answered
-from penstock.actor.serving.batcher import Answer, Loaded, Question
+from penstock.actor.serving.batcher import Answer, Answered, Loaded, Question
 from penstock.actor.serving.episodes import Episode
 from penstock.config.settings import ServingSection
 from penstock.protocol.refusal import Refused, invalid

@@ -25,7 +25,6 @@ import torch
 
 from penstock.actor.acting.masks import learner_reward, potentials
 from penstock.actor.link.session import BrokerClient, connect
-from penstock.actor.serving.answering import open_shadow_record
 from penstock.actor.serving.batcher import Batcher
 from penstock.actor.serving.episodes import Episodes
 from penstock.actor.serving.experience import Learning, RunFollower, ServedQueue
@@ -33,6 +32,7 @@ from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
 from penstock.actor.serving.policy_service import NAME, PolicyService
 from penstock.actor.serving.release import CanaryMonitor, Traffic
 from penstock.actor.serving.request_handler import RequestHandler
+from penstock.actor.serving.shadow import open_shadow_record
 from penstock.actor.specification import actor_section, environment_section, policy_maker, probe_answer
 from penstock.config.credentials import registry_with_password
 from penstock.config.settings import ConfigurationError, ServingSection, Settings

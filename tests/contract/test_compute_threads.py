@@ -29,7 +29,7 @@ import asyncio, json, os, sys
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from penstock.actor.serving.batcher import Batcher
-from penstock.actor.serving.answering import Shadow
+from penstock.actor.serving.shadow import Shadow
 from penstock.runtime.compute_threads import ThreadGroup
 from penstock.runtime.compute_threads import run_loop
 from penstock.workloads.rlhf.responses import RewardScorer

@@ -25,8 +25,7 @@ from pathlib import Path
 from torch import Tensor
 
 from penstock.actor.link.ack_journal import SampleJournal
-from penstock.actor.serving.answering import Answered
-from penstock.actor.serving.batcher import Loaded
+from penstock.actor.serving.batcher import Answered, Loaded
 from penstock.actor.serving.episodes import CallerShares, Episode, Episodes, Opinion
 from penstock.actor.serving.experience import RunFollower, ServedQueue, count_not_learned
 from penstock.actor.serving.loaded_versions import Choice, LoadedVersions, Weights

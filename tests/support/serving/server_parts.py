@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from penstock.actor.serving.answering import Answered, ShadowRecord
-from penstock.actor.serving.batcher import Batcher, Loaded, Question
+from penstock.actor.serving.batcher import Answered, Batcher, Loaded, Question
 from penstock.actor.serving.episodes import Episodes
 from penstock.actor.serving.experience import Learning, ServedQueue
 from penstock.actor.serving.loaded_versions import LoadedVersions, Weights
 from penstock.actor.serving.policy_service import PolicyService
 from penstock.actor.serving.release import CanaryMonitor
 from penstock.actor.serving.request_handler import RequestHandler
+from penstock.actor.serving.shadow import ShadowRecord
 from penstock.actor.specification import policy_maker
 from penstock.config.settings import ActorSection, CanarySection, PolicySection, ServingSection
 from penstock.learner.batch import check_meaning

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from google.protobuf.message import DecodeError
 
-from penstock.actor.serving.answering import Answered
+from penstock.actor.serving.batcher import Answered
 from penstock.actor.serving.policy_service import MAX_IN_FLIGHT, ActStream
 from penstock.actor.serving.request_handler import OnReply
 from penstock.protocol.refusal import Reason, Refusal

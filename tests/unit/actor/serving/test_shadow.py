@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.actor.serving import answering as shadow_module
 from penstock.actor.serving import batcher
+from penstock.actor.serving import shadow as shadow_module
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import Stand, rows_of, seen
 from tests.unit.actor.serving.test_loaded_versions import arms

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.serving import answering as shadow_module
-from penstock.actor.serving.answering import ShadowRecord, open_shadow_record
+from penstock.actor.serving import shadow as shadow_module
+from penstock.actor.serving.shadow import ShadowRecord, open_shadow_record
 from penstock.config.settings import ConfigurationError, ServingSection
 from penstock.protocol.tensor import to_tensor
 from penstock.registry.routing import Arm

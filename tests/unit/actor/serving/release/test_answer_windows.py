@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.actor.serving.answering import Answered
-from penstock.actor.serving.batcher import Answer, Pass
+from penstock.actor.serving.batcher import Answer, Answered, Pass
 from penstock.actor.serving.release import MAX_WINDOWS, WINDOW_ANSWERS, WINDOW_S, AnswerWindows
 from penstock.registry.routing import Arm
 from tests.support.serving.server_parts import loaded_of, specification
