@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.actor import specification as run
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.link.session import BrokerClient, Session, count_strikes, open_session
+from penstock.actor.link.session import LEAST_WAIT_S, BrokerClient, Session, count_strikes, open_session
 from penstock.actor.rollout.loop import BEING_MADE, ENVIRONMENT
 from penstock.actor.specification import LocalPolicy, Run, evaluation_section
 from penstock.config.settings import ConfigurationError, Settings
@@ -157,8 +157,6 @@ class EnvironmentRunner(Runner):
 
 
 log = logging.getLogger(__name__)
-
-_LEAST_WAIT_S = 0.05
 
 
 class Evaluator:
@@ -305,11 +303,8 @@ class Evaluator:
                 metrics.EPISODES.labels("yes").inc(len(episodes))
                 del self._unsent[deterministic]
                 return True
-            if refusal is None or refusal.reason in (Reason.FULL, Reason.NOT_READY):
-                wait_ms = refusal.retry_after_ms if refusal else 0
-                self._lifecycle.draining.wait(max(_LEAST_WAIT_S, wait_ms / 1000))
-            else:
-                session.end_by(refusal)
+            if refusal is not None:
+                session.wait_or_end(refusal, LEAST_WAIT_S)
         return False
 
     def _is_done(self, session: Session, *, reported: bool) -> bool:

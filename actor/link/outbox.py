@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 from penstock.actor.link.ack_journal import AckJournal
-from penstock.actor.link.session import Session
+from penstock.actor.link.session import Session, count_strikes
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.limits import (
     MAX_EPISODES_PER_REPORT,
@@ -27,7 +27,7 @@ from penstock.protocol.limits import (
     SLOT_BYTES,
 )
 from penstock.protocol.messages import Episode, Report
-from penstock.protocol.refusal import Refusal
+from penstock.protocol.refusal import Reason, Refusal
 from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 
@@ -157,6 +157,24 @@ class Outbox:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._is_empty() or self._session.is_over, timeout_s)
             return self._is_empty()
+
+    def conclude(self, strikes: int, flush_s: float) -> int | None:
+        """Flush what an open session still takes; drop what a session that ended does not take any more.
+
+        strikes: sessions in a row that ended badly before this one. Returns their number now, None when no
+        other session is needed. Raises Fatal as `count_strikes`, and what ended a thread of the session.
+        """
+        session = self._session
+        if session.ended is None:
+            if not self.flush(flush_s) and session.ended is None:
+                log.warning("flush gave up", extra={"fragments": self.drop("drain")})
+            session.check()
+            return None
+        dropped = self.drop(session.ended.reason.label)
+        log.warning("session ended", extra={"refusal": session.ended, "dropped_fragments": dropped})
+        if session.ended.reason is Reason.RUN_CLOSED:
+            return None
+        return count_strikes(strikes, session.ended, acknowledged=self.acked_through > 0)
 
     def drop(self, reason: str) -> int:
         """Forget what this session can no longer send and count it; returns the number of fragments."""

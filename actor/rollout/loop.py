@@ -20,10 +20,9 @@ from typing import Final, Protocol
 
 from penstock.actor.link.ack_journal import AckJournal
 from penstock.actor.link.outbox import FragmentQueue, Outbox
-from penstock.actor.link.session import BrokerClient, Session, count_strikes, describe_run, open_session
+from penstock.actor.link.session import BrokerClient, Session, describe_run, open_session
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Episode, Role, RunState
-from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
@@ -292,22 +291,11 @@ class Worker:
             rollout = Rollout(self._lifecycle, session, outbox, generator, self._health)
             rollout.run(self._actor_id)
             session.check()
-            return self._is_done(session, outbox) and not rollout.stood_still
+            if session.ended is None:
+                session.give_back()
+            strikes = outbox.conclude(self._strikes, FLUSH_S)
+            self._strikes = self._strikes if strikes is None else strikes
+            return strikes is None and not rollout.stood_still
         finally:
             session.close(politely=not session.is_over)
             log.info("session closed", extra={"session": session.number})
-
-    def _is_done(self, session: Session, outbox: Outbox) -> bool:
-        if session.ended is None:
-            session.give_back()
-            if not outbox.flush(FLUSH_S) and session.ended is None:
-                log.warning("flush gave up", extra={"fragments": outbox.drop("drain")})
-            session.check()
-            return True
-        reason = session.ended.reason
-        dropped = outbox.drop(reason.label)
-        log.warning("session ended", extra={"refusal": session.ended, "dropped_fragments": dropped})
-        if reason is Reason.RUN_CLOSED:
-            return True
-        self._strikes = count_strikes(self._strikes, session.ended, acknowledged=outbox.acked_through > 0)
-        return False

@@ -29,7 +29,7 @@ import numpy as np
 from penstock.actor.acting.masks import LearnerReward, PotentialError
 from penstock.actor.link.ack_journal import AckJournal, SampleJournal
 from penstock.actor.link.outbox import FragmentQueue, Outbox, Queued, fill_message
-from penstock.actor.link.session import BrokerClient, Session, count_strikes, open_session
+from penstock.actor.link.session import BrokerClient, Session, open_session
 from penstock.actor.serving.batcher import Loaded, Question
 from penstock.actor.serving.episodes import CallerShares, Episode, Row, Segment
 from penstock.actor.serving.loaded_versions import Weights
@@ -38,7 +38,6 @@ from penstock.protocol.fragment import MOST, Fragment
 from penstock.protocol.limits import MAX_FRAGMENTS_PER_APPEND, SERVER_FLUSH_S
 from penstock.protocol.messages import Episode as Played
 from penstock.protocol.messages import Publication, Role, RunState
-from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
@@ -352,7 +351,8 @@ class RunFollower:
         self._applied = Publication()
         self._run, self._strikes = run, 0
         self._finishing = threading.Event()
-        self.queue: ServedQueue | None = None
+        self.queue = ServedQueue(0, 0)
+        """Replaced where something is learned."""
         self._failure: Exception | None = None
         self._cut: Callable[[], object] = lambda: None
         self._flushing, self._flush_through = 0, 0
@@ -427,6 +427,7 @@ class RunFollower:
         except Exception as error:  # noqa: BLE001 - raised by the main thread
             self._failure = error
         finally:
+            self.queue.drop_waiting()
             if self._journal is not None:
                 self._journal.close()
             on_over()
@@ -437,14 +438,14 @@ class RunFollower:
             raise Fatal(f"the broker serves run {session.specification.run}, not {self._run}: start again")
         self._session = session
         session.start()
-        outbox = None
-        if self.queue is not None:
-            outbox = Outbox(session, NumberedWhenSent(self.queue), self._journal)
-            outbox.start()
+        outbox = Outbox(session, NumberedWhenSent(self.queue), self._journal)
+        outbox.start()
         try:
             self._follow(session, loop, apply)
             session.check()
-            return self._is_done(session, outbox)
+            strikes = outbox.conclude(self._strikes, SERVER_FLUSH_S)
+            self._strikes = self._strikes if strikes is None else strikes
+            return strikes is None
         finally:
             session.close(politely=not session.is_over)
 
@@ -475,10 +476,10 @@ class RunFollower:
         if session.flush > self._flushing:
             flush = session.flush
             asyncio.run_coroutine_threadsafe(_called(self._cut), loop).result()
-            self._flush_through = 0 if self.queue is None else self.queue.put_count
+            self._flush_through = self.queue.put_count
             self._flushing = flush
             self.send_queued()
-        if self.queue is None or self.queue.gone_count >= self._flush_through:
+        if self.queue.gone_count >= self._flush_through:
             session.report_flushed(self._flushing)
 
     def _is_new(self, session: Session) -> bool:
@@ -487,20 +488,6 @@ class RunFollower:
 
     def _is_over(self, session: Session) -> bool:
         return self._finishing.is_set() or session.is_over or session.state is RunState.STOPPING
-
-    def _is_done(self, session: Session, outbox: Outbox | None) -> bool:
-        if session.ended is None:
-            if outbox is not None and self.queue is not None and not outbox.flush(SERVER_FLUSH_S):
-                log.warning("flush gave up", extra={"fragments": outbox.drop("drain")})
-                self.queue.drop_waiting()
-            return True
-        lost = 0 if outbox is None else outbox.drop(session.ended.reason.label)
-        log.warning("session ended", extra={"refusal": session.ended, "dropped_fragments": lost})
-        if session.ended.reason is Reason.RUN_CLOSED:
-            return True
-        acknowledged = outbox is not None and outbox.acked_through > 0
-        self._strikes = count_strikes(self._strikes, session.ended, acknowledged=acknowledged)
-        return False
 
 
 async def _called(body: Callable[[], object]) -> None:
