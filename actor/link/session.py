@@ -5,9 +5,9 @@
                      └────────────── closing ─► closed
 
 `BrokerClient` makes calls, each with a deadline that leaves time for its bytes; several threads use it.
-`Session` is what the broker last said in one session, kept fresh by a thread. The watcher hangs in
+`Session` holds the broker's newest answers in one session, kept fresh by a thread. The watcher hangs in
 WatchLatest, which also renews the session, so an environment that takes long costs nothing. Other threads
-wait for a change with `wait_until`, or are told of it (`on_change`). Credit is absolute: what arrives late or
+wait for a change with `wait_until`, or have `on_change` call them. Credit is absolute: what arrives late or
 twice changes nothing. An error in a thread of the session is kept and raised by `check`, in the main thread.
 """
 
@@ -62,7 +62,7 @@ _CHUNK_DEADLINE_S: Final = CALL_DEADLINE_S + WEIGHT_CHUNK_BYTES / LEAST_BYTES_PE
 
 
 class Connection:
-    """A channel with its stubs. heard_s: when anything was last heard on it, in monotonic seconds."""
+    """A channel with its stubs. last_answer_s: monotonic time of the last answer on it, in seconds."""
 
     def __init__(self, address: str, credentials: Credentials) -> None:
         self.channel = open_channel(address, credentials)
@@ -88,7 +88,7 @@ class Connection:
                 read_beside, weights_pb2.GetWeightsReply, weights_pb2.GetWeightsReply.CHUNK_FIELD_NUMBER
             ),
         )
-        self.heard_s = 0.0
+        self.last_answer_s = 0.0
 
 
 class NotFound(Exception):
@@ -138,9 +138,9 @@ class BrokerClient:
     def __init__(
         self, address: str, credentials: Credentials, on_answer: Callable[[], None] = lambda: None
     ) -> None:
-        """Raise ValueError for a malformed address or plaintext that was not asked for.
+        """Raise ValueError for a malformed address or plaintext that is not allowed.
 
-        on_answer: called after every answer, a refusal included, in the thread that asked.
+        on_answer: called after every answer, a refusal included, in the thread of the call.
         """
         self.address, self._on_answer = address, on_answer
         self._credentials = credentials
@@ -155,7 +155,7 @@ class BrokerClient:
     ) -> SessionReply | Refusal:
         """Open a session, or with `describe_only` only read the run's specification.
 
-        Returns a Refusal where the broker says no. Raises Fatal for a specification that cannot be used, and
+        Returns the Refusal where the broker refuses. Raises Fatal for a specification that cannot be used,
         Interrupted when `stop` is set before an answer comes.
         """
         request = experience_pb2.OpenSessionRequest(
@@ -248,7 +248,7 @@ class BrokerClient:
 
         method: the stub of the call on a connection. deadline_s: of each attempt. on_repeat: called before
         each further attempt; none is made when `stop` is set. Raises Interrupted, NotFound, and Fatal where
-        what the broker said does not change by repetition.
+        a repeated call would be answered alike.
         """
 
         def on_wait(error: Exception, delay_s: float) -> None:
@@ -281,11 +281,11 @@ class BrokerClient:
             return self._attempt(method, request, deadline_s)
         except grpc.RpcError as error:
             if gate.code_of(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                connection.heard_s = time.monotonic()
-            elif connection.heard_s < time.monotonic() - deadline_s / 2:
+                connection.last_answer_s = time.monotonic()
+            elif connection.last_answer_s < time.monotonic() - deadline_s / 2:
                 self._replace(connection)
             raise
-        connection.heard_s = time.monotonic()
+        connection.last_answer_s = time.monotonic()
         self._on_answer()
         return reply
 
@@ -361,7 +361,7 @@ CLOSE_DEADLINE_S = 2.0
 _IDLE_S = 0.05
 """Pause after a watch that came back early with nothing new, so that a hasty broker costs no core."""
 WAITING = (Reason.NOT_READY, Reason.FULL)
-"""Refusals after which the same is asked again."""
+"""Refusals after which the call is repeated."""
 LEAST_WAIT_S = 0.05
 _FLUSH_WAIT_MS = 200
 _EVERY_VERSION = 2**53
@@ -407,7 +407,7 @@ class Session:
 
     @property
     def flush(self) -> int:
-        """The newest flush that an operator asked policy servers for and that was not answered; 0: none."""
+        """Number of the newest flush that an operator requested and that is not reported; 0: none."""
         return self._flush if self._flush > self._flushed else 0
 
     def report_flushed(self, flush: int) -> None:
@@ -440,7 +440,7 @@ class Session:
     # ------------------------------------------------------------ waiting for a change
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait for the condition, asked again after every change; False when the time was over first."""
+        """Wait for the condition, checked after every change; False when the time was over first."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 
@@ -584,7 +584,7 @@ class Session:
                     failpoint("watch.waiting", self._begun_through)
                 self.wait_or_end(reply, LEAST_WAIT_S)
                 continue
-            # Credit counts, too, as news of what was known when it was asked: an Append may have been sooner.
+            # Credit beyond that of the request is news as well: an Append may have brought it meanwhile.
             is_news = self._take(reply) or reply.credit.begin_through > request.known_begin_through
             if not is_news and time.monotonic() - asked_s < self._wait_ms / 2000:
                 failpoint("watch.waiting", self._begun_through)
@@ -662,7 +662,7 @@ def describe_run(
 def _ask(
     broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle, *, describe_only: bool
 ) -> SessionReply | None:
-    said = False
+    is_logged = False
     while not lifecycle.draining.is_set():
         failpoint("session.opening")
         try:
@@ -679,9 +679,9 @@ def _ask(
             break
         if reply.reason not in WAITING:
             raise Fatal(f"the broker opens no session for {actor_id}: {reply}")
-        if not said:
+        if not is_logged:
             log.info("waiting for the run", extra={"refusal": reply})
-            said = True
+            is_logged = True
         failpoint("session.waiting")
         lifecycle.draining.wait(max(LEAST_WAIT_S, reply.retry_after_ms / 1000))
     return None

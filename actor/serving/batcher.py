@@ -63,7 +63,7 @@ class Question:
 
     @property
     def shares_draw(self) -> bool:
-        """Drawn with its neighbours, without wishes of its own."""
+        """Whether its actions can be drawn together with those of other questions."""
         is_own = self.deterministic or self.distribution
         return self.seed is None and self.masks is None and self.taken is None and not is_own
 
@@ -231,7 +231,7 @@ class PassCost:
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         self._nearest: dict[int, int] = {}
-        """The size that was seen, by one that was asked for."""
+        """The nearest size with measurements, by requested size."""
 
     def note(self, rows: int, seconds: float) -> None:
         size = rows.bit_length()
@@ -265,12 +265,12 @@ _MOST_PROBE: Final = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """A question under way. loaded: who is asked, None where no version could be chosen.
+class PendingQuestion:
+    """A question that is not answered yet. loaded: the version that answers; None: none could be chosen.
 
-    until_s, since_s: latest and first moment by the clock of the event loop.
-    on_result: takes this and the answer; or Refused (DEADLINE), NotFinite, or what the version failed with.
-    is_gone: whether the answer is no longer wanted, so that `on_result` is not called.
+    since_s, until_s: when it came, and its deadline, by the clock of the event loop.
+    on_result: called with this and the answer; or Refused (DEADLINE), NotFinite, or the version's error.
+    is_gone: returns whether the answer is no longer wanted; then `on_result` is not called.
     """
 
     loaded: Loaded | None
@@ -288,7 +288,7 @@ class Batcher:
         self._max_rows, self._max_wait_s, self._max_delay_s = max_rows, max_wait_s, max_delay_s
         self._loop = asyncio.get_running_loop()
         self._threads = ComputePool(1, "inference")
-        self._waiting: list[Asked] = []
+        self._waiting: list[PendingQuestion] = []
         self._rows = 0
         self._expected = 1
         self._until_probe = self._probe_every = _LEAST_PROBE
@@ -303,19 +303,18 @@ class Batcher:
         """Return the answer; raises as `put`, and the future Refused (DEADLINE) and NotFinite."""
         future = self._loop.create_future()
         settle = partial(_settle, future)
-        self.put(Asked(loaded, question, until_s, self._loop.time(), settle, future.done))
+        self.put(PendingQuestion(loaded, question, until_s, self._loop.time(), settle, future.done))
         return future
 
-    def put(self, asked: Asked) -> None:
-        """Queue a question that was asked now as `ask` does, without a future.
+    def put(self, pending: PendingQuestion) -> None:
+        """Queue a question; `on_result` is called after its pass, perhaps before this returns.
 
-        `on_result` is called with the pass, even before this returns. Raises Refused (OVERLOADED) when its
-        turn would come too late.
+        Raises Refused (OVERLOADED) when the wait for its pass would be too long.
         """
-        rows, now = asked.question.rows, asked.since_s
-        if self._is_lonely() and asked.until_s >= now:
+        rows, now = pending.question.rows, pending.since_s
+        if self._is_lonely() and pending.until_s >= now:
             self._until_probe -= 1
-            self._answer([asked], rows, now)
+            self._answer([pending], rows, now)
             return
         delay_s = self._cost.of_many(self._rows, self._max_rows)
         if self._under_way:
@@ -328,7 +327,7 @@ class Batcher:
                     retry_after_ms=math.ceil(delay_s * 1e3),
                 )
             )
-        self._waiting.append(asked)
+        self._waiting.append(pending)
         self._rows += rows
         # Once its pass is due all the others of this round of the loop come along.
         if not (self._is_busy or self._is_due):
@@ -344,7 +343,7 @@ class Batcher:
         self._threads.shutdown()
 
     def _is_lonely(self) -> bool:
-        """Return whether no request waits, no other is expected, and it is not yet time to see which come."""
+        """Return whether no request waits, no other is expected, and no probe is due."""
         is_idle = not (self._rows or self._is_busy or self._is_due)
         return is_idle and self._expected == 1 and (self._until_probe > 1 or not self._probes)
 
@@ -370,7 +369,7 @@ class Batcher:
             self._is_due, self._timer = True, self._loop.call_soon(self._pass)
 
     def _waited(self) -> None:
-        """The longest wait is over: this many come in that time."""
+        """End the longest wait, and expect as many requests as came in that time."""
         came = len(self._waiting)
         if self._is_probe:
             # Alone again: look less often.
@@ -380,7 +379,7 @@ class Batcher:
         self._pass()
 
     def _pass(self) -> None:
-        # A client that hears that it is late may ask again at once; no other pass begins within this one.
+        # A client that is refused as late may ask again at once; no other pass begins within this one.
         self._is_due, self._timer = True, None
         now = self._loop.time()
         batch, rows = self._take(now)
@@ -391,7 +390,7 @@ class Batcher:
         else:
             self._go_on()
 
-    def _answer(self, batch: list[Asked], rows: int, now: float) -> None:
+    def _answer(self, batch: list[PendingQuestion], rows: int, now: float) -> None:
         metrics.SERVING_BATCH_ROWS.observe(rows)
         metrics.SERVING_QUEUE_SECONDS.observe(now - batch[0].since_s)
         # Not by the clock: a pass that others interrupt would be sent to the thread, where it waits for the
@@ -404,23 +403,23 @@ class Batcher:
         running = self._loop.run_in_executor(self._threads, _answer_all, batch)
         running.add_done_callback(lambda done: self._passed(rows, done))
 
-    def _take(self, now: float) -> tuple[list[Asked], int]:
+    def _take(self, now: float) -> tuple[list[PendingQuestion], int]:
         """Return the requests of the next pass and their rows, without those that are late or gone."""
         rows = count = 0
-        batch: list[Asked] = []
-        for asked in self._waiting:
-            if batch and rows + asked.question.rows > self._max_rows:
+        batch: list[PendingQuestion] = []
+        for pending in self._waiting:
+            if batch and rows + pending.question.rows > self._max_rows:
                 break
             count += 1
-            self._rows -= asked.question.rows
-            if asked.is_gone():
+            self._rows -= pending.question.rows
+            if pending.is_gone():
                 continue
-            if asked.until_s < now:
-                text = f"waited {(now - asked.since_s) * 1e3:.0f} ms for its turn; give the call more time"
-                asked.on_result(asked, Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
+            if pending.until_s < now:
+                text = f"waited {(now - pending.since_s) * 1e3:.0f} ms for its turn; give the call more time"
+                pending.on_result(pending, Refused(Refusal(reason=Reason.DEADLINE, detail=text)))
                 continue
-            rows += asked.question.rows
-            batch.append(asked)
+            rows += pending.question.rows
+            batch.append(pending)
         del self._waiting[:count]
         return batch, rows
 
@@ -430,7 +429,7 @@ class Batcher:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Schedule a pass for requests that came meanwhile, unless a client that was told has begun one."""
+        """Schedule a pass for requests that came meanwhile, unless a callback has begun one already."""
         if self._waiting and not (self._is_busy or self._is_due):
             self._schedule(0.0)
 
@@ -438,33 +437,33 @@ class Batcher:
         answers, seconds, cpu_s = outcome
         self._cost.note(rows, seconds)
         self._work.note(rows, cpu_s)
-        for asked, result in answers:
-            if not asked.is_gone():
-                asked.on_result(asked, result)
+        for pending, result in answers:
+            if not pending.is_gone():
+                pending.on_result(pending, result)
 
 
-def _settle(future: "asyncio.Future[Answer]", _asked: Asked, result: Answer | Exception) -> None:
+def _settle(future: "asyncio.Future[Answer]", _pending: PendingQuestion, result: Answer | Exception) -> None:
     if isinstance(result, Exception):
         future.set_exception(result)
     else:
         future.set_result(result)
 
 
-_Outcome = tuple[list[tuple[Asked, Answer | Exception]], float, float]
+_Outcome = tuple[list[tuple[PendingQuestion, Answer | Exception]], float, float]
 """Answers, and the seconds that they took by the clock and of a core."""
 
 
-def _answer_all(batch: Sequence[Asked]) -> _Outcome:
+def _answer_all(batch: Sequence[PendingQuestion]) -> _Outcome:
     began, began_cpu = time.perf_counter(), time.thread_time()
-    by_version: dict[Any, list[Asked]] = defaultdict(list)
-    for asked in batch:
-        by_version[asked.loaded].append(asked)
-    answers: list[tuple[Asked, Answer | Exception]] = []
+    by_version: dict[Any, list[PendingQuestion]] = defaultdict(list)
+    for pending in batch:
+        by_version[pending.loaded].append(pending)
+    answers: list[tuple[PendingQuestion, Answer | Exception]] = []
     group_began = began
     for loaded, group in by_version.items():
-        given = _answer(loaded, [asked.question for asked in group])
+        given = _answer(loaded, [pending.question for pending in group])
         now = time.perf_counter()
-        passed = Pass(sum([asked.question.rows for asked in group]), now - group_began)
+        passed = Pass(sum([pending.question.rows for pending in group]), now - group_began)
         group_began = now
         for answered in given:
             if answered.__class__ is Answer:

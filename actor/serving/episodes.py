@@ -1,7 +1,7 @@
-"""Episodes whose environment lives in a client: who they are, what was answered last, when they are given up.
+"""Episodes whose environment runs in a client: their ids, their last replies, and when they are given up.
 
     start ─► act ─► act ─► … ─► end ─► remembered for late rewards and repeated calls ─► forgotten
-               └── not heard of for the timeout ─► given up ──┘
+               └── no call within the timeout ─► given up ──┘
 
 Memory is bounded: so many episodes are open, so many remembered, and no caller has so many of either that
 others have none.
@@ -46,7 +46,7 @@ class CallerShares:
         return amount <= free and (owner is None or self._held[owner] + amount <= free)
 
     def why_not(self, owner: Identity | None, setting: str) -> str:
-        """Return what a caller is told that it does not fit for. setting: that bounds the whole."""
+        """Return why an amount does not fit, for the refusal. setting: the name of the bound."""
         if owner is None or self.used >= self.whole:
             return f"callers have {self.used} of {self.whole} ({setting})"
         return (
@@ -356,7 +356,7 @@ class Episode:
     owner: Identity | None
     segment_builder: SegmentBuilder
     learned: bool
-    heard_s: float
+    last_call_s: float
     loaded: Loaded | None = None
     state: Mapping[str, Array] = field(default_factory=dict)
     """What the policy remembers of it, by name, [1, *shape]; empty before the first step."""
@@ -424,7 +424,7 @@ class Episodes:
         return len(self._open)
 
     def __iter__(self) -> Iterator[Episode]:
-        """The open ones, longest unheard first."""
+        """The open ones, the one with the oldest last call first."""
         return iter(list(self._open.values()))
 
     def started_by(self, client_key: str, request_id: str) -> Episode | None:
@@ -449,7 +449,7 @@ class Episodes:
                 lane, self._count, self._unroll_length, self._section.max_fragment_age_s
             ),
             learned=learned,
-            heard_s=now_s,
+            last_call_s=now_s,
         )
         self._open[episode.id] = episode
         self._shares.add(owner, 1)
@@ -459,11 +459,11 @@ class Episodes:
         return episode
 
     def find(self, episode_id: str, now_s: float) -> Episode:
-        """Return an open one, heard of now; raises Refused (EPISODE_UNKNOWN, EPISODE_ELSEWHERE)."""
+        """Return an open one and note its call; raises Refused (EPISODE_UNKNOWN, EPISODE_ELSEWHERE)."""
         episode = self.find_any(episode_id)
         if episode is None or episode.id not in self._open:
             raise unknown(episode_id, "it has ended or was given up: start a new one")
-        episode.heard_s = now_s
+        episode.last_call_s = now_s
         self._open.move_to_end(episode_id)
         return episode
 
@@ -517,7 +517,7 @@ class Episodes:
     def overdue(self, now_s: float) -> list[Episode]:
         late = []
         for episode in self._open.values():
-            if now_s - episode.heard_s < self._section.episode_timeout_s:
+            if now_s - episode.last_call_s < self._section.episode_timeout_s:
                 break
             late.append(episode)
         return late

@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 
 NAME: Final = "penstock.v1.PolicyService"
 MAX_IN_FLIGHT: Final = 256
-"""Requests of one stream whose replies are not written; then it is not read until one is. Nor is it while a
-lonely one's reply is written."""
+"""Most requests of one stream whose replies are not written yet; at this number the stream is not read."""
 
 Act = Callable[[pb.ActRequest, float, OnReply, Callable[[], bool]], None]
 """`RequestHandler.act`."""
@@ -37,10 +36,10 @@ Act = Callable[[pb.ActRequest, float, OnReply, Callable[[], bool]], None]
 class ActStream:
     """Many requests of one client on one call: read ahead, answered as answers come, in any order.
 
-        request ─► asked at once, without a task of its own ─► pass ─► reply, written in turn; a lone one now
+        request ─► queued at once, without a task ─► pass ─► reply, written in turn; a single one at once
 
-    A stream is the fast road: what a request costs here beyond its share of a forward pass is what limits its
-    rate. One event loop uses it.
+    The cost of a request here, beside its share of a forward pass, limits the rate of a stream. One event
+    loop uses it.
     """
 
     def __init__(self, act: Act) -> None:
@@ -69,12 +68,12 @@ class ActStream:
         if isinstance(reply, BaseException):
             raise reply
         await context.write(reply)
-        # Not before: of one that reads no replies no more requests are read.
+        # Only now: a client that does not read its replies has no more requests read.
         self._in_flight -= 1
         self._room.set()
 
     async def _has_reply(self, reader: "asyncio.Task[None]") -> bool:
-        """Wait for one; False when there will be none. Raises what ended the reader."""
+        """Wait for a reply; False when none will come. Raises the error that ended the reader."""
         while not self._replies:
             if reader.done():
                 reader.result()
@@ -96,7 +95,7 @@ class ActStream:
             self._is_asking = True
             request = pb.ActRequest.FromString(data)
             until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
-            self._act(request, until_s, self._say, self._is_gone)
+            self._act(request, until_s, self._take_reply, self._is_gone)
             self._is_asking = False
             if not self._replies:
                 continue
@@ -109,7 +108,7 @@ class ActStream:
     def _is_gone(self) -> bool:
         return self._is_over
 
-    def _say(self, reply: bytes | Exception) -> None:
+    def _take_reply(self, reply: bytes | Exception) -> None:
         self._replies.append(reply)
         if not self._is_asking:
             self._news.set()
@@ -153,15 +152,15 @@ class PolicyService:
         until_s = math.inf if left_s is None else self._loop.time() + left_s
         reply: asyncio.Future[bytes] = self._loop.create_future()
 
-        def say(said: bytes | Exception) -> None:
+        def take_reply(result: bytes | Exception) -> None:
             if reply.done():
                 return
-            if isinstance(said, bytes):
-                reply.set_result(said)
+            if isinstance(result, bytes):
+                reply.set_result(result)
             else:
-                reply.set_exception(said)
+                reply.set_exception(result)
 
-        self._handler.act(request, until_s, say, reply.done)
+        self._handler.act(request, until_s, take_reply, reply.done)
         return await reply
 
     async def act_stream(self, requests: AsyncIterator[bytes], context: Context) -> None:

@@ -247,7 +247,7 @@ _JUDGED: Final = (Arm.ACTIVE, Arm.CANARY)
 
 
 class CanaryMonitor:
-    """One event loop uses it. `withdraw` is told version and reason. `now`: seconds, monotonic."""
+    """One event loop uses it. withdraw: called with version and reason. now: seconds, monotonic."""
 
     def __init__(
         self, section: CanarySection, withdraw: Callable[[int, str], None], now: Callable[[], float]
@@ -262,7 +262,7 @@ class CanaryMonitor:
         self._returns = ClientReturns(section.settle_s, section.return_range)
         self._windows = AnswerWindows(self._slow_s, now())
         self._waiting: deque[Seen] = deque(maxlen=MAX_WAITING)
-        self._has_canary = self._is_unheard = self._is_told = self._is_counted = False
+        self._has_canary = self._is_out_of_reach = self._is_withdrawn = self._is_counted = False
         self._part = 0.0
         self.trial: Trial | None = None
         self.state = TrialState()
@@ -287,14 +287,14 @@ class CanaryMonitor:
         is_canary = answered.arm is Arm.CANARY
         self._windows.answered(answered, canary=is_canary, now_s=self._now())
         if is_canary and answered.is_to_blame and answered.not_finite:
-            self._tell(self.trial, "an answer was not finite where the active version's was")
+            self._withdraw_once(self.trial, "an answer was not finite where the active version's was")
 
     # ------------------------------------------------------------ the trial
 
     def steer(self, arms: Arms) -> None:
         """Judge this canary against this active version; anew when either, or who follows them, changes."""
-        # Told again with each look: the registry may have been away.
-        self._has_canary, self._is_told = arms.canary is not None, False
+        # Withdrawn again after each look: the registry may have been away.
+        self._has_canary, self._is_withdrawn = arms.canary is not None, False
         trial = Trial.of(arms)
         part = 0.0 if trial is None else trial.part_of(arms.traffic.canary_share)
         if (trial, part) != (self.trial, self._part):
@@ -319,33 +319,33 @@ class CanaryMonitor:
     def give_back(self, seen: list[Seen]) -> None:
         """Take back what was not judged: the registry could not be reached."""
         self._waiting.extendleft(reversed(seen[: MAX_WAITING - len(self._waiting)]))
-        self._is_unheard = True
+        self._is_out_of_reach = True
         self._show()
 
     def judged(self, trial: Trial, state: TrialState | None) -> None:
         """Take what all servers together have found; None where the trial is over."""
-        self._is_unheard = False
+        self._is_out_of_reach = False
         if state is not None and trial == self.trial:
             before, self.state = self.state.verdict, state
             if state.verdict is not before:
                 log.info("canary judged", extra={"version": trial.canary, "verdict": state.explain()})
             if state.verdict is Verdict.WITHDRAW:
-                self._tell(trial, state.explain())
+                self._withdraw_once(trial, state.explain())
         self._show()
 
-    def _tell(self, trial: Trial, why: str) -> None:
+    def _withdraw_once(self, trial: Trial, why: str) -> None:
         if not self._is_counted:
             self._is_counted = True
             metrics.CANARIES_WITHDRAWN.inc()
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_withdrawn:
+            self._is_withdrawn = True
             self._withdraw(trial.canary, why)
 
     def _show(self) -> None:
         is_judged = self.trial is not None
         unguarded = {
             "no_comparison": self._has_canary and not is_judged,
-            "registry": is_judged and self._is_unheard,
+            "registry": is_judged and self._is_out_of_reach,
             "returns": is_judged and (self.state.is_full or not self.state.compares_returns),
         }
         for reason, holds in unguarded.items():
@@ -430,7 +430,7 @@ class Traffic:
         """`keep_feedback` where there is a registry."""
         self._registry: Registry | None = None
         self._opening = threading.Lock()
-        self._said: list[str] = []
+        self._reported: list[str] = []
         self._is_filled = False
 
     def look(self) -> TrafficSnapshot | None:
@@ -500,7 +500,7 @@ class Traffic:
             try:
                 await self.steer(loaded_versions, canary_monitor)
             except RegistryError as error:
-                self._say([f"registry: {error}"])
+                self._report([f"registry: {error}"])
 
     async def steer(self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor) -> None:
         """Raises RegistryError."""
@@ -513,7 +513,7 @@ class Traffic:
             wrong += await self._take_newest(loaded_versions, look.newest)
         wrong += await loaded_versions.steer(look.arms)
         canary_monitor.steer(look.arms)
-        self._say(wrong)
+        self._report(wrong)
         await self._judge(canary_monitor)
 
     async def _take_newest(self, loaded_versions: LoadedVersions, newest: PolicyVersion) -> list[str]:
@@ -543,11 +543,11 @@ class Traffic:
             raise
         canary_monitor.judged(trial, state)
 
-    def _say(self, wrong: list[str]) -> None:
+    def _report(self, wrong: list[str]) -> None:
         """Once, until it changes."""
-        if wrong and wrong != self._said:
+        if wrong and wrong != self._reported:
             log.warning("versions that cannot be served", extra={"why": wrong})
-        self._said = wrong
+        self._reported = wrong
 
     async def keep_feedback(self, caller: str, rewards: Sequence[tuple[str, int, float]]) -> None:
         """Store rewards (episode id, step, amount) that came too late to be learned from now.

@@ -14,7 +14,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.actor.serving.batcher import Answer, Answered, Asked, Batcher, Loaded, NotFinite, Question
+from penstock.actor.serving.batcher import (
+    Answer,
+    Answered,
+    Batcher,
+    Loaded,
+    NotFinite,
+    PendingQuestion,
+    Question,
+)
 from penstock.actor.serving.episodes import Episode, Episodes, Row
 from penstock.actor.serving.experience import Learning, count_not_learned
 from penstock.actor.serving.fallback import FALLBACKS, Fallback
@@ -47,12 +55,12 @@ EVERY_S: Final = 10.0
 
 
 class RequestErrors:
-    """Counts and logs what one server refuses; `clock`: monotonic, in seconds."""
+    """Counts and logs the requests that one server refuses. clock: monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._said: dict[str, tuple[float, int]] = {}
-        """By kind: when it was said last, and how many have come since."""
+        self._logged: dict[str, tuple[float, int]] = {}
+        """By kind: the time of its last log line, and how many were not logged since."""
 
     def refused(self, request: Any, error: Refused) -> refusal_pb2.Refusal:
         """Count a request of any call that was refused; return the refusal for its reply."""
@@ -62,7 +70,7 @@ class RequestErrors:
         if others is not None:
             detail = error.refusal.logged or error.refusal.detail
             words = {"reason": reason, "detail": detail, "others": others}
-            log.info("refused", extra=words | _names(request))
+            log.info("refused", extra=words | _ids_of(request))
         return error.refusal.to_proto()
 
     def refusing(self, label: str, reply: Any, body: Any) -> Callable[[Any, Context], Awaitable[Any]]:
@@ -83,19 +91,19 @@ class RequestErrors:
         others = self._count("failed")
         if others is not None:
             words = {"version": loaded.version, "error": str(error), "others": others}
-            log.error("a version cannot answer", exc_info=error, extra=words | _names(question))
+            log.error("a version cannot answer", exc_info=error, extra=words | _ids_of(question))
 
     def _count(self, kind: str) -> int | None:
-        """Return how many went unsaid before this one; None where it goes unsaid, too."""
+        """Return how many were not logged before this one; None where this one is not to be logged either."""
         now = self._clock()
-        said_s, others = self._said.get(kind, (now - EVERY_S, 0))
-        is_due = now - said_s >= EVERY_S
-        self._said[kind] = (now, 0) if is_due else (said_s, others + 1)
+        logged_s, others = self._logged.get(kind, (now - EVERY_S, 0))
+        is_due = now - logged_s >= EVERY_S
+        self._logged[kind] = (now, 0) if is_due else (logged_s, others + 1)
         return others if is_due else None
 
 
-def _names(request: Any) -> dict[str, str]:
-    """The caller's own id of it, and its episode, as far as it has them."""
+def _ids_of(request: Any) -> dict[str, str]:
+    """Return the request id and the episode id, those that the request has."""
     names = {
         "client_request_id": getattr(request, "request_id", ""),
         "episode_id": getattr(request, "episode_id", ""),
@@ -110,7 +118,7 @@ OnAnswer = Callable[[Answered | Exception], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Asked(Asked):
+class _ClientQuestion(PendingQuestion):
     """A client's question, and the choice that was made for it."""
 
     choice: Choice
@@ -158,11 +166,13 @@ class Answerer:
         on_answer: called once, with the pass or before this returns, unless the answer `is_gone`: unwanted.
         """
         now = self._loop.time()
-        asked = _Asked(choice.loaded, question, until_s, now, self._heard, is_gone, choice, on_answer)
+        pending = _ClientQuestion(
+            choice.loaded, question, until_s, now, self._take_result, is_gone, choice, on_answer
+        )
         if choice.loaded is None:
-            self._begin(self._fall_back(asked, None))
+            self._begin(self._fall_back(pending, None))
         else:
-            self._batcher.put(asked)
+            self._batcher.put(pending)
 
     def ask_exactly(
         self,
@@ -172,7 +182,7 @@ class Answerer:
         on_answer: OnAnswer,
         is_gone: Callable[[], bool],
     ) -> None:
-        """Ask as `ask` does a version, which may have to be loaded first."""
+        """Ask a version by its number, as `ask` does; it is loaded first where it is not loaded."""
 
         async def load_and_ask() -> None:
             try:
@@ -188,58 +198,58 @@ class Answerer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _heard(self, asked: _Asked, said: Answer | Exception) -> None:
-        if isinstance(said, Answer):
+    def _take_result(self, pending: _ClientQuestion, result: Answer | Exception) -> None:
+        if isinstance(result, Answer):
             try:
-                asked.on_answer(self._complete(asked, said))
+                pending.on_answer(self._complete(pending, result))
             except Exception as error:  # noqa: BLE001 - others share the pass
-                asked.on_answer(error)
-        elif isinstance(said, Refused):
-            asked.on_answer(said)
+                pending.on_answer(error)
+        elif isinstance(result, Refused):
+            pending.on_answer(result)
         else:
-            self._begin(self._fall_back(asked, said))
+            self._begin(self._fall_back(pending, result))
 
-    def _complete(self, asked: _Asked, answer: Answer) -> Answered:
+    def _complete(self, pending: _ClientQuestion, answer: Answer) -> Answered:
         """Turn the answer of the chosen version into the client's, and have the shadow asked afterwards."""
-        choice = asked.choice
+        choice = pending.choice
         if choice.is_previous:
             blames = choice.arm is Arm.CANARY
             return self._count_in(
-                asked, Answered(choice.arm, answer.ready, answer, "previous", False, blames)
+                pending, Answered(choice.arm, answer.ready, answer, "previous", False, blames)
             )
         if choice.arm is not Arm.PINNED:
             self._loaded_versions.note_answered(choice.arm, answer.loaded)
         if choice.shadow is not None:
-            self._shadow.compare(choice.shadow, choice.arm, asked.question, answer)
-        return self._count_in(asked, Answered(choice.arm, answer.ready, answer, ""))
+            self._shadow.compare(choice.shadow, choice.arm, pending.question, answer)
+        return self._count_in(pending, Answered(choice.arm, answer.ready, answer, ""))
 
-    async def _fall_back(self, asked: _Asked, error: Exception | None) -> None:
-        """Answer in place of the chosen version, which failed with `error`; None: there was none to ask."""
+    async def _fall_back(self, pending: _ClientQuestion, error: Exception | None) -> None:
+        """Answer in place of the chosen version, which failed with `error`; None: there was none."""
         try:
-            asked.on_answer(await self._of_fallback(asked, error))
+            pending.on_answer(await self._fallback_answer(pending, error))
         except Exception as refused:  # noqa: BLE001 - for the caller
-            asked.on_answer(refused)
+            pending.on_answer(refused)
 
-    async def _of_fallback(self, asked: _Asked, error: Exception | None) -> Answered:
+    async def _fallback_answer(self, pending: _ClientQuestion, error: Exception | None) -> Answered:
         """Raises Refused where the configuration names no fallback, or the time is over."""
-        choice, not_finite = asked.choice, isinstance(error, NotFinite)
+        choice, not_finite = pending.choice, isinstance(error, NotFinite)
         if choice.loaded is not None and error is not None:
-            self._request_errors.failed(choice.loaded, asked.question, error)
-        answer = await self._of_another(asked)
+            self._request_errors.failed(choice.loaded, pending.question, error)
+        answer = await self._other_answer(pending)
         is_to_blame = choice.arm is Arm.CANARY and answer is not None
         blame = {"not_finite": not_finite, "is_to_blame": is_to_blame}
         if answer is not None and self._fallback.is_previous:
-            return self._count_in(asked, Answered(choice.arm, answer.ready, answer, "previous", **blame))
+            return self._count_in(pending, Answered(choice.arm, answer.ready, answer, "previous", **blame))
         try:
-            name, action = self._fallback.draw(asked.question.rows)
+            name, action = self._fallback.draw(pending.question.rows)
         except Refused:
             self._canary_monitor.answered(Answered(choice.arm, {}, None, "none", **blame))
             raise
-        return self._count_in(asked, Answered(choice.arm, action, None, name, **blame))
+        return self._count_in(pending, Answered(choice.arm, action, None, name, **blame))
 
-    async def _of_another(self, asked: _Asked) -> Answer | None:
+    async def _other_answer(self, pending: _ClientQuestion) -> Answer | None:
         """Return the answer of a version that could stand in; the active one's blames a canary."""
-        choice = asked.choice
+        choice = pending.choice
         others = (
             [self._loaded_versions.former(choice.arm, choice.loaded)] if self._fallback.is_previous else []
         )
@@ -249,15 +259,15 @@ class Answerer:
             if other is None or other is choice.loaded:
                 continue
             try:
-                return await self._batcher.ask(other, asked.question, asked.until_s)
+                return await self._batcher.ask(other, pending.question, pending.until_s)
             except Refused:
                 raise
             except Exception as error:  # noqa: BLE001 - counted and logged
-                self._request_errors.failed(other, asked.question, error)
+                self._request_errors.failed(other, pending.question, error)
         return None
 
-    def _count_in(self, asked: _Asked, answered: Answered) -> Answered:
-        metrics.ANSWER_SECONDS.observe(self._loop.time() - asked.since_s)
+    def _count_in(self, pending: _ClientQuestion, answered: Answered) -> Answered:
+        metrics.ANSWER_SECONDS.observe(self._loop.time() - pending.since_s)
         self._count[answered.arm, answered.fallback]()
         return answered
 
@@ -270,7 +280,7 @@ OnReply = Callable[[bytes | Exception], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """A step that is under way. reward: of the step before. taken: what the caller does instead of asking."""
+    """A step in progress. reward: of the step before. taken: the action that the caller chose, if any."""
 
     episode: Episode
     request: pb.ActRequest
@@ -347,15 +357,15 @@ class RequestHandler:
         refusal = self.request_errors.refused(request, error)
         return pb.ActReply(request_id=request.request_id, refusal=refusal).SerializeToString()
 
-    def _answered(self, request: pb.ActRequest, on_reply: OnReply, said: Answered | Exception) -> None:
-        if isinstance(said, Answered):
-            self._note_answered(said)
-            on_reply(self.writer.encode(request, said))
+    def _answered(self, request: pb.ActRequest, on_reply: OnReply, result: Answered | Exception) -> None:
+        if isinstance(result, Answered):
+            self._note_answered(result)
+            on_reply(self.writer.encode(request, result))
         else:
-            self._reply(request, on_reply, said)
+            self._reply(request, on_reply, result)
 
-    def _reply(self, request: pb.ActRequest, on_reply: OnReply, said: bytes | Exception) -> None:
-        on_reply(self.refuse(request, said) if isinstance(said, Refused) else said)
+    def _reply(self, request: pb.ActRequest, on_reply: OnReply, result: bytes | Exception) -> None:
+        on_reply(self.refuse(request, result) if isinstance(result, Refused) else result)
 
     # ------------------------------------------------------------ steps of episodes
 
@@ -403,11 +413,11 @@ class RequestHandler:
             return self.loaded_versions.follow(episode.arm, episode.client_key)
         return Choice(episode.arm, loaded, False, self.loaded_versions.shadow_of(loaded))
 
-    def _take_step(self, step: _Step, said: Answered | Exception) -> None:
+    def _take_step(self, step: _Step, result: Answered | Exception) -> None:
         """Take the step, or leave the episode as it was; every waiting call gets the reply."""
         episode = step.episode
         try:
-            reply: bytes | Exception = self._step(step, said) if isinstance(said, Answered) else said
+            reply: bytes | Exception = self._step(step, result) if isinstance(result, Answered) else result
         except Exception as error:  # noqa: BLE001 - for the caller
             reply = error
         waiting, episode.waiting = episode.waiting or [], None
@@ -586,7 +596,7 @@ class RequestHandler:
         return None
 
     def abandon(self, episode: Episode) -> None:
-        """Give an episode up: how it went on will not be reported."""
+        """Close an episode whose outcome will not be reported."""
         if self.learning is not None and episode.learned:
             self.learning.give_up(episode, self._now())
         self._close(episode, is_whole=False)
@@ -599,7 +609,7 @@ class RequestHandler:
         metrics.EPISODES_OPEN.set(len(self.episodes))
 
     def sweep(self) -> None:
-        """Give up episodes whose client is silent, and send what has ripened."""
+        """Give up episodes whose client is silent too long; send segments whose reward window is over."""
         now = self._now()
         for episode in self.episodes.overdue(now):
             if episode.waiting is None:

@@ -212,7 +212,7 @@ MOST_S: Final = 0.5
 CALLS_PER_S: Final = 100.0
 
 
-class AskingAgain:
+class RetryTimes:
     """Gives each caller a time of its own: a few are told of the run at once, and a crowd asks seldom.
 
     All together ask at most CALLS_PER_S times a second, unless each would wait for longer than MOST_S.
@@ -248,7 +248,7 @@ class ExperienceService(ExperienceServiceServicer):
         """changes: told which sessions wait for credit after an Append."""
         self._store, self._admission, self._staging, self._owners = store, admission, staging, owners
         self._last_credit, self._changes = last_credit, changes
-        self._asking_again = AskingAgain()
+        self._retry_times = RetryTimes()
         self._appends: set[asyncio.Future[Appended]] = set()
         self.note_facts(facts)
 
@@ -268,7 +268,7 @@ class ExperienceService(ExperienceServiceServicer):
             opened = redis_down(Reason.NOT_READY, error)
         else:
             if isinstance(opened, Refusal) and opened.reason is Reason.NOT_READY:
-                opened = replace(opened, retry_after_ms=self._asking_again.after_ms())
+                opened = replace(opened, retry_after_ms=self._retry_times.after_ms())
         if isinstance(opened, Refusal):
             metrics.REFUSALS.labels(reason=opened.reason.label).inc()
             return pb.OpenSessionReply(refusal=opened.to_proto())
@@ -289,7 +289,7 @@ class ExperienceService(ExperienceServiceServicer):
         except StoreUnavailable as error:
             return pb.OpenSessionReply(refusal=redis_down(Reason.NOT_READY, error).to_proto())
         if encoded is None:
-            waits = replace(NOT_WRITTEN, retry_after_ms=self._asking_again.after_ms())
+            waits = replace(NOT_WRITTEN, retry_after_ms=self._retry_times.after_ms())
             return pb.OpenSessionReply(refusal=waits.to_proto())
         return pb.OpenSessionReply(specification=specification_pb2.RunSpecification.FromString(encoded))
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.actor.serving.batcher import INLINE_S, Answer, Asked, Batcher, Loaded, NotFinite
+from penstock.actor.serving.batcher import INLINE_S, Answer, Batcher, Loaded, NotFinite, PendingQuestion
 from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import broken, loaded_of, question_of, reason_of, specification
@@ -168,7 +168,7 @@ async def test_who_is_late_may_ask_again_at_once() -> None:
         again.append(batcher.ask(loaded, question_of(2)))
 
     timely = batcher.ask(loaded, question_of())
-    batcher.put(Asked(loaded, question_of(), -1.0, 0.0, ask_again, lambda: False))
+    batcher.put(PendingQuestion(loaded, question_of(), -1.0, 0.0, ask_again, lambda: False))
     batcher._expected = 1
     with passes() as counted:
         assert isinstance(await timely, Answer)
@@ -299,7 +299,9 @@ async def test_who_is_told_may_ask_again_at_once() -> None:
         asked.append(batcher.ask(held.loaded, question_of(1)))
 
     with passes() as counted:
-        batcher.put(Asked(held.loaded, question_of(1), NEVER_S * 1e6, 0.0, ask_again, lambda: False))
+        batcher.put(
+            PendingQuestion(held.loaded, question_of(1), NEVER_S * 1e6, 0.0, ask_again, lambda: False)
+        )
         await asyncio.to_thread(held.begun.wait, 60)
         for _ in range(10):
             await asyncio.sleep(0)

@@ -141,7 +141,7 @@ class Fleet:
         """One that begins, on the arm that the client's key is dealt."""
         return Episode(
             id="", number=0, lane=0, client_key=self.keys[client], arm=self.followed[client], owner=None,
-            segment_builder=NOTHING, learned=False, heard_s=self.now_s,
+            segment_builder=NOTHING, learned=False, last_call_s=self.now_s,
         )  # fmt: skip
 
     def verdict(self) -> Verdict:

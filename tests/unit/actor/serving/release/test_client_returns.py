@@ -24,7 +24,7 @@ def conversation(client: str, *, turns: int = 1) -> Episode:
         owner=None,
         segment_builder=SegmentBuilder(0, 1, 4, 60.0),
         learned=False,
-        heard_s=0.0,
+        last_call_s=0.0,
         opinion=Opinion(turns=turns),
     )
 

@@ -1,14 +1,14 @@
 """Few callers are told to ask again soon, many to ask seldom."""
 
-from penstock.broker.service.experience_service import CALLS_PER_S, LEAST_S, MOST_S, AskingAgain
+from penstock.broker.service.experience_service import CALLS_PER_S, LEAST_S, MOST_S, RetryTimes
 
 
 def calls_a_second(callers: int, seconds: float = 20.0) -> float:
     """How often all together ask when each does what it is told."""
     now_s, calls, due = 0.0, 0, [0.0] * callers
-    asking = AskingAgain(lambda: now_s)
+    retry_times = RetryTimes(lambda: now_s)
     while (now_s := min(due)) < seconds:
-        due[due.index(now_s)] = now_s + asking.after_ms() / 1000
+        due[due.index(now_s)] = now_s + retry_times.after_ms() / 1000
         calls += 1
     return calls / seconds
 
@@ -29,7 +29,7 @@ def test_a_crowd_waits_as_long_as_anybody_does() -> None:
 
 def test_who_comes_after_a_pause_is_told_the_least() -> None:
     now_s = 0.0
-    asking = AskingAgain(lambda: now_s)
-    assert max(asking.after_ms() for _ in range(1000)) == MOST_S * 1000
+    retry_times = RetryTimes(lambda: now_s)
+    assert max(retry_times.after_ms() for _ in range(1000)) == MOST_S * 1000
     now_s = 5.0
-    assert asking.after_ms() == LEAST_S * 1000
+    assert retry_times.after_ms() == LEAST_S * 1000
