@@ -84,7 +84,7 @@ class ActStream:
         return True
 
     async def _read(self, requests: AsyncIterator[bytes], context: Context) -> None:
-        count = metrics.POLICY_CALLS.labels("act_stream").inc
+        count, is_gone = metrics.POLICY_CALLS.labels("act_stream").inc, lambda: self._is_over
         async for data in requests:
             count()
             while self._in_flight >= MAX_IN_FLIGHT:
@@ -95,7 +95,7 @@ class ActStream:
             self._is_asking = True
             request = pb.ActRequest.FromString(data)
             until_s = self._loop.time() + request.deadline_ms / 1000 if request.deadline_ms else math.inf
-            self._act(request, until_s, self._take_reply, self._is_gone)
+            self._act(request, until_s, self._take_reply, is_gone)
             self._is_asking = False
             if not self._replies:
                 continue
@@ -104,9 +104,6 @@ class ActStream:
                 await self._write(context)
             else:
                 self._news.set()
-
-    def _is_gone(self) -> bool:
-        return self._is_over
 
     def _take_reply(self, reply: bytes | Exception) -> None:
         self._replies.append(reply)

@@ -356,9 +356,6 @@ class CanaryMonitor:
             metrics.CANARY_EVIDENCE.labels(cause).set(progress)
 
 
-# ---- Versions and traffic, as the registry has them now. They are read repeatedly; the next forward pass
-# follows a change.
-
 # ---- Whether weights of one run are weights of another run's network, too.
 
 _SAME_TEXT: Final = ("workload", "observation_space", "action_space")
@@ -398,15 +395,10 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+# ---- Versions and traffic, as the registry has them now. They are read repeatedly; the next forward pass
+# follows a change.
+
 _BY: Final = "server"
-
-
-@dataclass(frozen=True, slots=True)
-class TrafficSnapshot:
-    """What the registry says. newest: of the versions kept and neither tried nor withdrawn."""
-
-    arms: Arms
-    newest: PolicyVersion | None
 
 
 class Traffic:
@@ -433,8 +425,12 @@ class Traffic:
         self._reported: list[str] = []
         self._is_filled = False
 
-    def look(self) -> TrafficSnapshot | None:
-        """Return what the registry says, None before anything is in it. Blocks; raises RegistryError."""
+    def look(self) -> tuple[Arms, PolicyVersion | None] | None:
+        """Read the registry; blocks, and raises RegistryError.
+
+        Returns the arms, and the newest version that is kept and neither tried nor withdrawn, None without
+        one; None before the registry holds anything.
+        """
         if self._registry is None:
             file = self._url.removeprefix("sqlite:///")
             if file != self._url and not Path(file).exists():
@@ -443,7 +439,7 @@ class Traffic:
         arms = registry.arms(self._policy)
         pinned = registry.pinned(self._policy)
         candidates = [row for row in pinned if row.status not in (Status.CANARY, Status.ROLLED_BACK)]
-        return TrafficSnapshot(arms, candidates[-1] if candidates else None)
+        return arms, candidates[-1] if candidates else None
 
     def _opened(self) -> Registry:
         with self._opening:
@@ -504,15 +500,16 @@ class Traffic:
 
     async def steer(self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor) -> None:
         """Raises RegistryError."""
-        look = await asyncio.to_thread(self.look)
-        if look is None:
+        found = await asyncio.to_thread(self.look)
+        if found is None:
             return
-        self._is_filled = look.newest is not None
+        arms, newest = found
+        self._is_filled = newest is not None
         wrong = []
-        if look.newest is not None and (self._live is None or loaded_versions.latest is None):
-            wrong += await self._take_newest(loaded_versions, look.newest)
-        wrong += await loaded_versions.steer(look.arms)
-        canary_monitor.steer(look.arms)
+        if newest is not None and (self._live is None or loaded_versions.latest is None):
+            wrong += await self._take_newest(loaded_versions, newest)
+        wrong += await loaded_versions.steer(arms)
+        canary_monitor.steer(arms)
         self._report(wrong)
         await self._judge(canary_monitor)
 

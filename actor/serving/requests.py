@@ -14,8 +14,9 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from penstock.actor.serving.batcher import Answer, Answered, Loaded, Question
+from penstock.actor.serving.batcher import Answered, Loaded, Question
 from penstock.actor.serving.episodes import Episode
+from penstock.actor.serving.fallback import FALLBACKS
 from penstock.config.settings import ServingSection
 from penstock.protocol.refusal import Refused, invalid
 from penstock.protocol.schema import Range, choices, drawn, observed
@@ -163,12 +164,7 @@ def _part(path: str, array: Array, dtype: str, batch: int) -> pb.Part:
 
 # ---- Writes replies: as messages, and as bytes put together from pieces that protobuf wrote before.
 
-ARMS: Final = {
-    Arm.LATEST: pb.ARM_LATEST,
-    Arm.ACTIVE: pb.ARM_ACTIVE,
-    Arm.CANARY: pb.ARM_CANARY,
-    Arm.PINNED: pb.ARM_PINNED,
-}
+ARMS: Final = {arm: pb.Arm.Value(f"ARM_{arm.name}") for arm in Arm}
 
 
 def served_versions(served: Mapping[int, tuple[Loaded, Sequence[Arm]]]) -> list[pb.ServedVersion]:
@@ -182,10 +178,7 @@ def served_versions(served: Mapping[int, tuple[Loaded, Sequence[Arm]]]) -> list[
 
 
 _FALLBACKS: Final = {
-    "": pb.FALLBACK_UNSPECIFIED,
-    "previous": pb.FALLBACK_PREVIOUS,
-    "fixed": pb.FALLBACK_FIXED,
-    "uniform": pb.FALLBACK_UNIFORM,
+    name: pb.Fallback.Value(f"FALLBACK_{name.upper() or 'UNSPECIFIED'}") for name in FALLBACKS
 }
 
 
@@ -203,7 +196,14 @@ class ReplyWriter:
         answer = answered.answer
         if answer is None or answer.distribution is not None or answer.value is not None or self._remembers:
             return self.reply(request, answered).SerializeToString()
-        return self._encode(request.request_id, request.batch, answered, answer)
+        request_id, batch, action = request.request_id, request.batch, answered.action
+        before_action, before_log_prob = self._before.get(batch) or self._prepare(batch)
+        pieces = [pb.ActReply(request_id=request_id).SerializeToString()] if request_id else []
+        for name, piece in before_action:
+            pieces += (piece, action[name].tobytes())
+        who = _answered_by(answer.loaded.version, answered.arm, answered.fallback)
+        pieces += (before_log_prob, answer.log_prob.tobytes(), who)
+        return b"".join(pieces)
 
     def reply(self, request: pb.ActRequest, answered: Answered) -> pb.ActReply:
         answer, batch = answered.answer, request.batch
@@ -237,16 +237,6 @@ class ReplyWriter:
             reply.log_prob.append(request.taken_log_prob)
         reply.version = version
         return reply
-
-    def _encode(self, request_id: str, batch: int, answered: Answered, answer: Answer) -> bytes:
-        before_action, before_log_prob = self._before.get(batch) or self._prepare(batch)
-        action = answered.action
-        pieces = [pb.ActReply(request_id=request_id).SerializeToString()] if request_id else []
-        for name, piece in before_action:
-            pieces += (piece, action[name].tobytes())
-        who = _answered_by(answer.loaded.version, answered.arm, answered.fallback)
-        pieces += (before_log_prob, answer.log_prob.tobytes(), who)
-        return b"".join(pieces)
 
     def _prepare(self, batch: int) -> tuple[list[tuple[str, bytes]], bytes]:
         rows = batch or 1
@@ -290,8 +280,7 @@ class RequestReader:
         """Raise Refused unless the policy is served and the id may be remembered."""
         if policy not in ("", self._section.policy):
             raise invalid(f"policy={policy[:80]!r}: here {self._section.policy!r} is served")
-        if len(request_id) > MAX_REQUEST_ID:
-            check_request_id(request_id)
+        check_request_id(request_id)
 
     def read(self, request: pb.ActRequest) -> Question:
         """Return the question of a request; raises Refused (INVALID) for one that cannot be answered."""

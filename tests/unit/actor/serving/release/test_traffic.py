@@ -16,9 +16,9 @@ async def test_a_late_reward_needs_no_kept_version(tmp_path: Path) -> None:
     traffic = Traffic(url, POLICY, tmp_path, None, ServedRun(tmp_path).specification())
     assert traffic.look() is None
     await traffic.keep_feedback("ada", [("episode", 3, 0.5)])
-    look = traffic.look()
-    assert look is not None
-    assert look.newest is None
+    found = traffic.look()
+    assert found is not None
+    assert found[1] is None
     with Registry.open(url) as registry:
         kept = [(one.episode, one.step, one.amount) for one in registry.feedback(POLICY)]
     assert kept == [("episode", 3, 0.5)]
