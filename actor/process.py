@@ -26,7 +26,7 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
     """Act until the run stops or the lifecycle drains; returns the exit code.
 
     `actor_id`: constant over restarts of the same actor; None: made from host and process.
-    Raises ConfigurationError for what this process was told wrongly, Fatal when it cannot go on.
+    Raises ConfigurationError for wrong options or settings, Fatal when it cannot go on.
     """
     health = Health(lifecycle.role)
     _, port = serve_http(health, settings.metrics.host, settings.metrics.port)

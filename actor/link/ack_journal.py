@@ -1,7 +1,8 @@
-"""Records for `penstock audit`: what was acknowledged to an actor, and what a server sampled.
+"""Records for `penstock audit`: fragments acknowledged to an actor, and tokens sampled by a server.
 
-Both are written only where `actor.ack_journal` is set, a JSON line before what it tells of goes on. A line
-survives `kill -9`, not loss of power: a record may lack what a crash interrupted, never hold what was not.
+Both are written only where `actor.ack_journal` is set: a JSON line for each event, before the event takes
+effect. A line survives `kill -9`, not loss of power. So a record may lack an event that a crash interrupted,
+and never holds one that did not happen.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Sends the fragments and episode reports of one session until they are acknowledged.
 
-`put` waits while the queue is full, so that the environment pauses; one thread sends, with one call in flight
-and many fragments in it, and waits while the reply is FULL. A refusal that ends the session is handed to it;
-what was not acknowledged then never is: nothing is renumbered. The queue lies under the lock of the outbox.
+`put` waits while the queue is full, so that the environment pauses. One thread sends, with one call of many
+fragments in flight, and waits while the reply is FULL. A refusal that ends the session is handed to it; what
+was not acknowledged by then is lost: nothing is renumbered. The lock of the outbox guards the queue.
 """
 
 import logging
@@ -46,7 +46,7 @@ class Queued:
 
 
 class FragmentQueue:
-    """What an outbox holds and sends next: fragments with the numbers that they were made with, in order."""
+    """The fragments of an outbox, in order, with the numbers that they were made with."""
 
     def __init__(self, capacity: int) -> None:
         """capacity: most unacknowledged fragments."""
@@ -140,10 +140,10 @@ class Outbox:
             return False
 
     def report(self, episodes: list[Episode]) -> None:
-        """Tell the learner of episodes whose return is a number: others end the session by their fragment."""
+        """Report finished episodes whose return is finite; others end the session by their fragment."""
         finite = [episode for episode in episodes if math.isfinite(episode.episode_return)]
         if len(finite) < len(episodes):
-            log.error("episodes whose return is no number", extra={"episodes": len(episodes) - len(finite)})
+            log.error("episodes whose return is not finite", extra={"episodes": len(episodes) - len(finite)})
         if finite:
             with self._changed:
                 self._queue.episodes.extend(finite)

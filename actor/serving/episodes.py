@@ -30,11 +30,11 @@ from penstock.protocol.tensor import Array
 from penstock.registry.routing import Arm
 from penstock.rpc.identity import CALLER, Identity
 
-# ---- How much of something that is bounded each caller holds.
+# ---- Shares of callers in a bounded resource.
 
 
 class CallerShares:
-    """Used by one event loop. whole: what all callers may hold together, in any unit."""
+    """The amounts that callers hold. whole: the most of all together, in any unit. For one event loop."""
 
     def __init__(self, whole: int) -> None:
         self.whole = whole
@@ -62,7 +62,7 @@ class CallerShares:
             del self._held[owner]
 
 
-# ---- Ids of episodes, which prove that they were given, and to whom: `SERVER-NUMBER-TOKEN`.
+# ---- Ids of episodes, `SERVER-NUMBER-TOKEN`; the token proves that this server gave the id to its owner.
 
 _GRAMMAR: Final = re.compile(r"([0-9a-f]{8})-([1-9][0-9]{0,15})-([0-9a-f]{12})", re.ASCII)
 _TOKEN_DIGITS: Final = 12
@@ -145,7 +145,7 @@ class Segment:
         self.rewards[step - self.slot.first_step] += amount
 
     def drop_last(self) -> None:
-        """Forget a last step whose outcome is unknown. What was seen before it stays, as the end."""
+        """Forget a last step whose outcome is unknown; its observation stays, as the end of the segment."""
         del self.actions[-1], self.log_probs[-1], self.rewards[-1], self.valid[-1]
 
     def to_fragment(
@@ -243,7 +243,7 @@ class SegmentBuilder:
         now_s: float,
         state: Row,
     ) -> Segment | None:
-        """An action was taken. log_prob None: it was not drawn from the policy. weights: version and update.
+        """Add a step. log_prob: None where the policy did not draw the action. weights: version and update.
 
         state: the policy's before it.
         """
@@ -281,7 +281,7 @@ class SegmentBuilder:
         return done
 
     def end(self, *, terminated: bool, final: Row | None) -> Segment | None:
-        """The episode ended in its own way (`terminated`) or from outside."""
+        """End the episode, by the environment (`terminated`) or by truncation."""
         done, self.open = self.open, None
         if done is not None:
             done.terminated, done.truncated, done.final = terminated, not terminated, final
@@ -304,7 +304,7 @@ _RETRY_MS: Final = 1000
 
 
 _Start = tuple[Identity | None, str, str]
-"""Caller, client key and request id."""
+"""Caller, client key and request id of a StartEpisode."""
 
 
 class Watched(Protocol):
@@ -315,10 +315,10 @@ class Watched(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Opinion:
-    """Holds what a person thinks of a conversation, where that is what its rewards say.
+    """Holds a person's opinion of a conversation whose rewards are opinions.
 
-    turns: that were answered. asked: those that somebody was asked about. newest: the newest reward of the
-    others; None: no opinion was given.
+    turns: number of answered turns. asked: turns that raters were asked about. newest: the newest reward of
+    the other turns; None: no opinion was given.
     """
 
     turns: int = 0
@@ -327,7 +327,7 @@ class Opinion:
 
     @property
     def counts(self) -> bool:
-        """Return whether it says anything about its arm: a turn was answered that nobody was asked about."""
+        """Return whether it counts for its arm: a turn was answered that no rater was asked about."""
         return len(self.asked) < self.turns
 
     @property
@@ -336,7 +336,7 @@ class Opinion:
         return self.newest is not None and self.newest > 0.0
 
     def hear(self, rewards: Iterable[tuple[int, float]], *, asked: bool) -> None:
-        """Take rewards by turn. asked: somebody was asked about these turns."""
+        """Take rewards by turn. asked: whether a rater was asked about these turns."""
         for turn, amount in rewards:
             if asked:
                 self.asked.add(turn)
@@ -368,23 +368,23 @@ class Episode:
     last_reply: bytes = b""
     """To `last_request`; empty while there is none."""
     waiting: list[Callable[[bytes | Exception], None]] | None = None
-    """Those who wait for the reply to the step that is under way; None: no step is."""
+    """Callbacks for the reply to the step in progress; None: there is none."""
     is_over: bool = False
     ending_request: str = ""
     rewarded: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """Requests whose rewards were taken, and how many of them came late."""
     acted: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_REQUESTS))
     ripening: list[Segment] = field(default_factory=list)
-    """Cut, and open for rewards still."""
+    """Segments that were cut and still take rewards."""
     started_as: "_Start | None" = None
     watched: "Watched | None" = None
-    """Who plays it, where a canary is on trial."""
+    """Its client, where a canary is on trial."""
     is_rewarded: bool = False
     opinion: Opinion | None = None
     """None: its rewards are a return."""
 
     def segment_of(self, step: int) -> Segment | None:
-        """Return where the step's reward can still be changed."""
+        """Return the segment of a step whose reward can still be changed; None: it was sent."""
         newest = self.segment_builder.open
         if newest is not None and newest.holds(step):
             return newest

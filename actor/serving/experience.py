@@ -1,14 +1,14 @@
-"""From what clients did to what the learner gets: segments ripen, become fragments and go to the outbox.
+"""Experience of clients on its way to the learner: segments of episodes become fragments in the outbox.
 
-Production never waits for training. What cannot be learned from is answered all the same and counted by
+Answers never wait for training. Steps that cannot be learned from are answered all the same and counted by
 reason:
 
     arm         the client follows a version that is not the learner's newest
-    unasked     the client does not want it
+    unasked     the client does not want its steps learned from
     full        the outbox, or the memory for open episodes, is full
     too_large   a reward or log-probability lies beyond what the run's broker takes
-    stale       it waited until the learner had gone too far
-    abandoned   the client never said what came of it
+    stale       it waited until the learner was too many updates ahead
+    abandoned   the client never reported the outcome
     lost        the session ended while it was under way
     reward      the potential that shapes its rewards gives no finite numbers
 """
@@ -59,7 +59,7 @@ class ServedQueue:
         self._waiting: deque[Fragment] = deque()
         self.put_count = 0
         self.gone_count = 0
-        """Fragments of those put that were acknowledged or dropped, in the order in which they came."""
+        """How many of the fragments put were acknowledged or dropped, in the order in which they came."""
         self.episodes: deque[Played] = deque(maxlen=_MOST_EPISODES)
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class ServedQueue:
 
 
 class NumberedWhenSent(FragmentQueue):
-    """What one session sends of a `ServedQueue`; holds itself what is under way, with its numbers."""
+    """The part of a `ServedQueue` that one session sends, numbered in that session."""
 
     def __init__(self, queue: ServedQueue) -> None:
         super().__init__(0)
@@ -117,7 +117,7 @@ class NumberedWhenSent(FragmentQueue):
         return self._queue.put(fragment, even_when_full=even_when_full)
 
     def claim_next(self, session: int, first: int, update: int) -> list[Fragment]:
-        """Number the oldest now: what was refused has no number, for nothing of it was stored."""
+        """Number the oldest now; a refused fragment is numbered anew, since nothing of it was stored."""
         if self._is_dropped:
             return []
         taken = self._queue.exchange([queued.fragment for queued in self._queued], update)
@@ -150,15 +150,15 @@ def count_not_learned(reason: str, steps: int) -> None:
 REASONS: Final = ("arm", "unasked", "full", "too_large", "stale", "abandoned", "lost", "reward")
 
 STEP_BYTES: Final = 512
-"""What a step takes beside its arrays: tables of names, places in lists."""
+"""Memory of a step without its arrays: tables of names, places in lists."""
 ARRAY_BYTES: Final = 160
-"""What an array takes beside its numbers. For small observations these two are nearly all of it."""
+"""Memory of an array without its numbers. For small observations these two are nearly all."""
 
 log = logging.getLogger(__name__)
 
 
 class Learning:
-    """Used by one event loop; `on_queued` is called when a fragment was put into the queue."""
+    """Collects the steps of episodes, in one event loop. on_queued: called when a fragment was queued."""
 
     def __init__(
         self,
@@ -240,20 +240,20 @@ class Learning:
         self._take(episode, segment, now_s)
 
     def flush(self, episodes: Iterable[Episode], now_s: float) -> None:
-        """Cut what open episodes hold; a segment whose rewards may still come ripens as any other."""
+        """Cut the segments of open episodes; each still waits for the end of its reward window."""
         for episode in episodes:
             if episode.learned:
                 self._take(episode, episode.segment_builder.cut(), now_s)
 
     def stop(self, episode: Episode, reason: str, now_s: float) -> None:
-        """This step and the rest of the episode are only answered; what was seen before is kept."""
+        """Learn from neither this step nor the rest of the episode; earlier steps are kept."""
         self.give_up(episode, now_s)
         episode.learned, episode.unlearned_as = False, reason
         episode.segment_builder.skip(now_s)
         count_not_learned(reason, 1)
 
     def _take(self, episode: Episode, segment: Segment | None, now_s: float) -> None:
-        """A segment that was cut. It becomes a fragment when no reward may come any more."""
+        """Take a segment that was cut; it becomes a fragment once its reward window is over."""
         if segment is None:
             return
         if self._section.reward_window_s == 0.0:
@@ -263,7 +263,7 @@ class Learning:
         self._ripening.append((now_s + self._section.reward_window_s, episode, segment))
 
     def ripen(self, now_s: float) -> None:
-        """Send what no reward may come for any more; at infinity: all."""
+        """Send segments whose reward window is over; at infinity all of them."""
         while self._ripening and self._ripening[0][0] <= now_s:
             _, episode, segment = self._ripening.popleft()
             episode.ripening.remove(segment)
@@ -316,22 +316,22 @@ class Learning:
         return any(min(max(map(abs, numbers)), MOST) > bounds[name] for name, numbers in given.items())
 
 
-# ---- The line to a live run: its sessions, the learner's newest weights, and the outbox. A thread of its own
-# opens a session, and the next when the broker has ended one; meanwhile the server goes on answering. When
-# the run has ended it polls until the run is resumed.
+# ---- The link to a live run: its sessions, the learner's newest weights, and the outbox. A thread opens a
+# session, and the next when the broker has ended one; meanwhile the server answers on. When the run has
+# ended the thread polls until the run is resumed.
 
 ENDED_S: Final = 10.0
-"""Between two looks at a run that has ended: it may be resumed."""
+"""Seconds between two looks at a run that has ended, since it may be resumed."""
 
 FLUSH_LOOK_S: Final = 0.1
-"""Between two looks at what was cut for a flush: acknowledgements end no wait of their own."""
+"""Seconds between two looks at the fragments of a flush, since acknowledgements end no wait."""
 
 Apply = Callable[[Weights], Coroutine[Any, Any, tuple[float, ...]]]
-"""Answer with these weights from now on; the probe's log-probabilities under them."""
+"""Has the server answer with these weights from now on; returns the probe's log-probabilities under them."""
 
 
 class RunFollower:
-    """`begin` once, then `start`; `join` at the end."""
+    """The sessions of a policy server with a live run; call `begin` once, then `start`, at the end `join`."""
 
     def __init__(
         self,
@@ -472,7 +472,7 @@ class RunFollower:
             session.report_applied(publication, probe)
 
     def _flush(self, session: Session, loop: asyncio.AbstractEventLoop) -> None:
-        """Cut once for each flush, and report it when what was in the queue then has left it."""
+        """Cut once for each flush; report it when all fragments queued at that time have left the queue."""
         if session.flush > self._flushing:
             flush = session.flush
             asyncio.run_coroutine_threadsafe(_called(self._cut), loop).result()

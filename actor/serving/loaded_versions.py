@@ -1,6 +1,6 @@
-"""The versions that can answer, and who of them answers a client (`penstock.registry.routing`).
+"""The versions that can answer, and which of them answers a client (`penstock.registry.routing`).
 
-A version that is loaded is never changed; a newer one takes its place between two passes, and what has begun
+A loaded version is never changed; a newer one takes its place between two passes, and a request that began
 with the old one ends with it.
 """
 
@@ -30,13 +30,13 @@ MAX_REMEMBERED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of a version, from wherever they are held."""
+    """The weights of a version, from the run or the registry."""
 
     version: int
     update: int
     blob: bytes
     scalars: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that came with them; those of a version that is past are not kept."""
+    """Figures published with them, by name; empty for versions read from the registry."""
 
 
 Fetch = Callable[[int], Weights | None]
@@ -57,7 +57,7 @@ class Choice:
 
 
 class LoadedVersions:
-    """One event loop uses it; what blocks runs in a thread."""
+    """One event loop uses it; blocking work runs in a thread."""
 
     def __init__(self, make_policy: Callable[[], Policy], fetch: Fetch, section: ServingSection) -> None:
         self._make_policy, self._fetch, self._section = make_policy, fetch, section
@@ -68,18 +68,18 @@ class LoadedVersions:
         self._loading = asyncio.Lock()
         self.arms: Arms | None = None
         self._only: routing.Route | None = routing.Route(arm=Arm.LATEST, version=None)
-        """Everybody's, while there is one for everybody."""
+        """The route of all clients, where they have the same; else None."""
         self.latest: Loaded | None = None
         self._updates: dict[int, int] = {}
 
-    # ------------------------------------------------------------ who answers
+    # ------------------------------------------------------------ choosing a version
 
     def choose(self, client_key: str) -> Choice:
         """Return the choice for the client's arm; raises Refused for a key that is too long."""
         if self._only is not None and not client_key:
             return self._choice(self._only)
         try:
-            # Who does not say who it is is dealt an arm anew each time.
+            # A client without a key is given a random arm for each request.
             key = check_client_key(client_key or secrets.token_hex(8))
         except ValueError as error:
             raise Refused(Refusal(reason=Reason.INVALID, detail=str(error))) from error
@@ -89,18 +89,18 @@ class LoadedVersions:
 
     def follow(self, arm: Arm, client_key: str) -> Choice:
         if arm is Arm.PINNED:
-            return self.choose(client_key)  # to which version, only the traffic says
+            return self.choose(client_key)  # only the traffic knows the pinned version
         if self.arms is None or arm is Arm.LATEST:
             return self._choice(routing.Route(arm=arm, version=None))
         return self._choice(routing.follow(self.arms, arm))
 
     def shadow_of(self, loaded: Loaded) -> Loaded | None:
-        """Return who computes the answers of this version as well, for the record."""
+        """Return the version that shadows the answers of this one; None without a shadow."""
         shadow = None if self.arms is None else self.arms.traffic.shadow
         return None if shadow is None or shadow == loaded.version else self._find(shadow)
 
     def note_answered(self, arm: Arm, loaded: Loaded) -> None:
-        """This version can answer: it stands in when the next one cannot."""
+        """Note that this version can answer: it stands in when the next one cannot."""
         if self._answered.get(arm) is not loaded:
             self._former[arm], self._answered[arm] = self._answered.get(arm), loaded
 
@@ -141,7 +141,7 @@ class LoadedVersions:
             return self.latest
         return self._held.get(version) or self._asked_for.get(version)
 
-    # ------------------------------------------------------------ what is held
+    # ------------------------------------------------------------ loading versions
 
     async def take_latest(self, weights: Weights) -> None:
         """Load, and answer `latest` with these; raises ValueError when they do not fit."""
@@ -156,7 +156,7 @@ class LoadedVersions:
         metrics.SERVING_VERSION.labels(Arm.LATEST).set(loaded.version)
 
     async def steer(self, arms: Arms) -> list[str]:
-        """Hold what the arms need, then follow them; returns what is wrong with versions."""
+        """Load the versions that the arms need, then follow the arms; returns errors of versions."""
         wanted = {arms.active, arms.canary, arms.traffic.shadow, *arms.traffic.pins.values()} - {None}
         held, wrong = {}, []
         for version in sorted(version for version in wanted if version is not None):
@@ -170,14 +170,14 @@ class LoadedVersions:
         return wrong
 
     def update_of(self, version: int) -> int:
-        """Return the updates behind one that answered `latest`; raises Refused (UNKNOWN_VERSION)."""
+        """Return the update count of a version that answered `latest`; raises Refused (UNKNOWN_VERSION)."""
         update = self._updates.get(version)
         if update is None:
             raise _unknown(version, "it has not answered `latest` here, or too many have since")
         return update
 
     def served(self) -> dict[int, tuple[Loaded, list[Arm]]]:
-        """Return what can answer, by version, and the arms that it answers."""
+        """Return the loaded versions by number, each with the arms that it answers."""
         table: dict[int, tuple[Loaded, list[Arm]]] = {}
         arms = [(Arm.LATEST, self.latest)]
         if self.arms is not None:
@@ -216,7 +216,7 @@ class LoadedVersions:
 
 
 def _only_route(arms: Arms) -> routing.Route | None:
-    """The route of every client, where it depends on none."""
+    """Return the route of all clients; None where it depends on the client."""
     traffic = arms.traffic
     shares = (traffic.canary_share, traffic.latest_share)
     if traffic.pins or shares not in ((0.0, 0.0), (0.0, 1.0)):

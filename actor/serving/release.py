@@ -1,11 +1,12 @@
-"""The canary on trial: what its clients see, against what those of the active version see.
+"""The trial of a canary: its clients' returns and answers, compared with those of the active version.
 
     episodes ─► ClientReturns ─┐
                                ├─► `take` ─► the registry judges, for all servers together ─► `judged`
     answers ─► AnswerWindows ──┘      (`penstock.registry.traffic`)
 
-Several servers and restarts make one trial. A canary that is found worse is withdrawn by name: a second
-server changes nothing. An answer of no numbers, which the active version could give, withdraws at once.
+Several servers and restarts make one trial. A canary that is found worse is withdrawn by its number, so a
+second server changes nothing. An answer that is not finite, where the active version's is, withdraws it at
+once.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ from penstock.registry.routing import Arm, Arms
 from penstock.registry.weight_files import read_kept, read_specification
 from penstock.runtime import metrics
 
-# ---- How a canary answers, pooled over all clients in windows of a few seconds, beside the active version.
+# ---- Answers of the canary and the active version, pooled over all clients in windows of a few seconds.
 
 WINDOW_S: Final = 5.0
 WINDOW_ANSWERS: Final = 256
@@ -117,7 +118,7 @@ def _slower(passes: Counter[tuple[int, bool, bool]]) -> float | None:
     return more / compared if compared else None
 
 
-# ---- What each client of a canary's trial earns, until it has been compared at the last level.
+# ---- The returns of each client of a trial, until it has been compared at the last level.
 
 MAX_WATCHED: Final = 4096
 """Most clients that are watched for one level at once."""
@@ -125,10 +126,10 @@ MAX_WATCHED: Final = 4096
 
 @dataclass(slots=True, eq=False)
 class WatchedClient:
-    """What is known of one client. client: digest of its key, "" for one without.
+    """The returns of one client. client: digest of its key, "" for one without.
 
-    part: its chance of the canary. total: of its `count` episodes that count. rated: of them, those with an
-    opinion. newest: begun last.
+    part: its chance of the canary. total: sum over its `count` episodes that count. rated: how many of them
+    have an opinion. newest: the episode that began last.
     """
 
     client: str
@@ -141,7 +142,7 @@ class WatchedClient:
     rated: float = 0.0
 
     def end(self, episode: Episode, *, is_whole: bool) -> None:
-        """One of its episodes is over; a return that was abandoned or never rewarded says nothing."""
+        """Count an episode that is over; one that was abandoned or never rewarded does not count."""
         worth = _worth(episode)
         if worth is not None and (is_whole or episode.opinion is not None):
             self.total += worth.value
@@ -157,7 +158,7 @@ class WatchedClient:
 
 
 class Worth(NamedTuple):
-    """What episodes are worth. rated: share of them with an opinion; None: they have returns."""
+    """The mean value of episodes. rated: share of them with an opinion; None: they have returns."""
 
     value: float
     rated: float | None
@@ -181,7 +182,7 @@ class ClientReturns:
         self._due: tuple[deque[WatchedClient], ...] = tuple(deque() for _ in range(LEVELS))
 
     def begin(self, episode: Episode, *, canary: bool, part: float, now_s: float) -> WatchedClient | None:
-        """Return who plays an episode that begins; None for one that is not watched."""
+        """Return the client of an episode that begins; None for one that is not watched."""
         client = digest(episode.client_key)
         known = self._known.get(client) if client else None
         if known is not None:
@@ -196,7 +197,7 @@ class ClientReturns:
         return watched
 
     def settled(self, now_s: float) -> list[ClientReturn]:
-        """Return what clients have earned whose time has come, in the order in which they began."""
+        """Return the returns of clients that are due for comparison, in the order in which they began."""
         found = []
         for level, due in enumerate(self._due):
             while due and now_s - due[0].since_s >= self._ages_s[level]:
@@ -226,7 +227,7 @@ class ClientReturns:
             due.clear()
 
     def _go_on(self, watched: WatchedClient, level: int) -> None:
-        """To its next level; one without a key is another one with its next episode."""
+        """Move a client to its next level; without a key it is a new client with its next episode."""
         if watched.client and level < LEVELS and len(self._due[level]) < MAX_WATCHED:
             self._due[level].append(watched)
         else:
@@ -241,7 +242,7 @@ def digest(client_key: str) -> str:
 log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 4096
-"""Most that waits to be judged while the registry is away; the oldest gives way."""
+"""Most observations kept for the registry while it does not answer; the oldest are dropped."""
 MAX_AT_ONCE: Final = 1024
 _JUDGED: Final = (Arm.ACTIVE, Arm.CANARY)
 
@@ -268,7 +269,7 @@ class CanaryMonitor:
         self.state = TrialState()
         self._show()
 
-    # ------------------------------------------------------------ what is seen
+    # ------------------------------------------------------------ observations
 
     def begin(self, episode: Episode) -> None:
         if self.trial is not None and episode.arm in _JUDGED:
@@ -309,7 +310,7 @@ class CanaryMonitor:
         self._show()
 
     def take(self) -> list[Seen]:
-        """Return what is to be judged next, at most MAX_AT_ONCE."""
+        """Return the next observations to be judged, at most MAX_AT_ONCE."""
         if self.trial is None:
             return []
         self._waiting.extend(self._windows.take(self._now()))
@@ -317,13 +318,13 @@ class CanaryMonitor:
         return [self._waiting.popleft() for _ in range(min(MAX_AT_ONCE, len(self._waiting)))]
 
     def give_back(self, seen: list[Seen]) -> None:
-        """Take back what was not judged: the registry could not be reached."""
+        """Take back observations that were not judged: the registry could not be reached."""
         self._waiting.extendleft(reversed(seen[: MAX_WAITING - len(self._waiting)]))
         self._is_out_of_reach = True
         self._show()
 
     def judged(self, trial: Trial, state: TrialState | None) -> None:
-        """Take what all servers together have found; None where the trial is over."""
+        """Take the verdict over all servers; None where the trial is over."""
         self._is_out_of_reach = False
         if state is not None and trial == self.trial:
             before, self.state = self.state.verdict, state
@@ -514,7 +515,7 @@ class Traffic:
         await self._judge(canary_monitor)
 
     async def _take_newest(self, loaded_versions: LoadedVersions, newest: PolicyVersion) -> list[str]:
-        """Without a live run the newest version kept is the latest; returns what is wrong."""
+        """Answer `latest` with the newest version kept, where there is no live run; returns errors."""
         if loaded_versions.latest is not None and loaded_versions.latest.version == newest.version:
             return []
         try:
@@ -526,7 +527,7 @@ class Traffic:
         return []
 
     async def _judge(self, canary_monitor: CanaryMonitor) -> None:
-        """Hand what was seen to the registry; raises RegistryError, and then it is handed again."""
+        """Hand observations to the registry; raises RegistryError, and then they are handed again."""
         trial = canary_monitor.trial
         if trial is None or self._registry is None:
             return
@@ -541,7 +542,7 @@ class Traffic:
         canary_monitor.judged(trial, state)
 
     def _report(self, wrong: list[str]) -> None:
-        """Once, until it changes."""
+        """Log errors of versions, once until they change."""
         if wrong and wrong != self._reported:
             log.warning("versions that cannot be served", extra={"why": wrong})
         self._reported = wrong
@@ -561,7 +562,7 @@ class Traffic:
             raise Refused(Refusal(reason=Reason.NOT_READY, detail=text, retry_after_ms=1000)) from error
 
     async def withdraw(self, version: int, reason: str) -> None:
-        """Roll the canary back, unless that was done already."""
+        """Roll the canary back, unless that is done already."""
         registry = self._registry
         if registry is None:
             return

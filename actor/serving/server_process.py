@@ -54,7 +54,7 @@ from penstock.runtime.server_frame import ServerFrame, setter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Names what is served: the versions in a run's folder, a run that goes on, or both."""
+    """Names what is served: the versions in a run's folder, a live run, or both."""
 
     run_dir: Path | None
     broker: str | None
@@ -217,16 +217,16 @@ class HostedService(Protocol):
         """Look for versions; raises ConfigurationError where nothing could ever be answered with."""
 
     async def apply(self, weights: Weights) -> tuple[float, ...]:
-        """Answer `latest` with these; returns what the run's probe says under them. Raises Fatal."""
+        """Answer `latest` with these; returns the probe's log-probabilities under them. Raises Fatal."""
 
     def cut(self) -> None:
-        """Put what is open on its way to the learner."""
+        """Cut the open episodes, and queue their steps for the learner."""
 
     def sweep(self) -> None:
-        """Give up what is not heard of any more, and send what has ripened; called all the time."""
+        """Give up episodes of silent clients, and send segments whose reward window is over; called often."""
 
     async def finish(self) -> None:
-        """No call comes any more: put all that will be learned from into the queue."""
+        """After the last call: queue all steps that are to be learned from."""
 
     def close(self) -> None: ...
 

@@ -1,8 +1,8 @@
-"""ControlService: what operators see of a run and want of it.
+"""ControlService: how operators watch a run and steer it.
 
 Writes only the desired state and commands; learner and actors follow them at their next look. Versions and
 traffic are changed in the registry, which learner and policy servers follow. While Redis, or the registry,
-does not answer, calls end as UNAVAILABLE: an operator should know.
+does not answer, calls end as UNAVAILABLE, so that an operator sees it.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _THREADS: Final = 4
 
 
 class Versions:
-    """The registry at `url`, or none where that is empty. policy: what is meant where a call names none."""
+    """The registry at `url`; "": none. policy: the one that a call means that names none."""
 
     def __init__(self, url: str, policy: str) -> None:
         self.policy = policy
@@ -88,7 +88,7 @@ class Versions:
             return self._registry
 
 
-# ---- Versions and traffic as ControlService says them.
+# ---- Versions and traffic as messages.
 
 
 def version_to_proto(version: PolicyVersion) -> pb.RegisteredVersion:
@@ -160,7 +160,7 @@ MAX_LISTED: Final = 256
 
 
 class ControlService(ControlServiceServicer):
-    """Serves ControlService: what operators see of a run and want of it."""
+    """Serves ControlService: how operators watch a run and steer it."""
 
     def __init__(self, store: Store, versions: Versions) -> None:
         self._store, self._versions = store, versions
@@ -248,15 +248,15 @@ class ControlService(ControlServiceServicer):
         _checked(check_id, "request_id", request_id)
         command, is_new = await self._store.command(action, argument, request_id, reason)
         if is_new:
-            said = {"command": action, "argument": argument, "by": _operator(), "reason": reason}
-            log.info("command of an operator", extra=said | {"number": command.number})
+            words = {"command": action, "argument": argument, "by": _operator(), "reason": reason}
+            log.info("command of an operator", extra=words | {"number": command.number})
         return command_to_proto(command)
 
     async def _control(self, action: ControlAction, request: pb.ControlRequest) -> pb.ControlReply:
         _check_reason(request.reason)
         revision, desired = await self._store.control(action, request.reason)
-        said = {"command": action, "by": _operator(), "reason": request.reason, "revision": revision}
-        log.info("command of an operator", extra=said)
+        words = {"command": action, "by": _operator(), "reason": request.reason, "revision": revision}
+        log.info("command of an operator", extra=words)
         return pb.ControlReply(revision=revision, desired=weights_pb2.RunState.ValueType(desired.value))
 
 

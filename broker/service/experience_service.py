@@ -1,7 +1,7 @@
 """ExperienceService: sessions, fragments and episode reports on their way up to the log.
 
 What the log or this broker does not take is a refusal inside an ordinary reply. An append that has
-begun is finished even when its caller hangs up: the caller sends it again and is told that it is there.
+begun is finished even when its caller hangs up: the caller sends it again, and the reply acknowledges it.
 While Redis does not answer, calls are answered FULL or NOT_READY with a time to wait.
 
 What of an Append may go to the log is held against the run's specification. That is read from Redis at most
@@ -62,7 +62,7 @@ ROWS_ON_LOOP: Final = 1024
 """More fragments, or more slots and spans in them, than this in one request are checked on a thread."""
 REFRESH_INTERVAL_S: Final = 1.0
 REFUSED_INTERVAL_S: Final = 0.05
-"""What is read is that old at most when a fragment is refused by it."""
+"""Largest age of the specification by which a fragment is refused."""
 NOT_WRITTEN: Final = Refusal(
     reason=Reason.NOT_READY,
     detail="the learner has not written the run specification yet",
@@ -72,16 +72,17 @@ NOT_WRITTEN: Final = Refusal(
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The fragments before the first bad one, and what is wrong with that one."""
+    """The fragments before the first that breaks the contract, and the refusal of that one."""
 
     items: Sequence[AppendItem]
     refusal: Refusal | None
 
 
 class Admission:
-    """`read_specification()` answers the encoded specification, None before the learner wrote one.
+    """Checks fragments against the specification of the run.
 
-    `confirm()` raises where the run is another incarnation than the one whose specification was read.
+    read_specification: returns the encoded specification, None before the learner wrote one. confirm: raises
+    where the run is another incarnation than the one whose specification was read.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Admission:
         return admitted
 
     def forget(self) -> None:
-        """Read the specification anew: the run is another incarnation."""
+        """Forget the specification: the run is another incarnation."""
         self._encoded = self._specification = None
         self._read_at = -math.inf
 
@@ -205,7 +206,7 @@ class StagingLimit:
         self.staged_bytes -= size
 
 
-# ---- When those who come before the run is there should ask again.
+# ---- When callers that come before the run is there should retry.
 
 LEAST_S: Final = 0.05
 MOST_S: Final = 0.5
@@ -213,9 +214,9 @@ CALLS_PER_S: Final = 100.0
 
 
 class RetryTimes:
-    """Gives each caller a time of its own: a few are told of the run at once, and a crowd asks seldom.
+    """Spreads the retries of callers that wait for the run: a few retry soon, many retry seldom.
 
-    All together ask at most CALLS_PER_S times a second, unless each would wait for longer than MOST_S.
+    All together retry at most CALLS_PER_S times a second, unless each would wait for longer than MOST_S.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -245,7 +246,7 @@ class ExperienceService(ExperienceServiceServicer):
         last_credit: LastCredit,
         changes: Changes,
     ) -> None:
-        """changes: told which sessions wait for credit after an Append."""
+        """changes: notes after each Append whether its session waits for credit."""
         self._store, self._admission, self._staging, self._owners = store, admission, staging, owners
         self._last_credit, self._changes = last_credit, changes
         self._retry_times = RetryTimes()
@@ -381,7 +382,7 @@ class ExperienceService(ExperienceServiceServicer):
 
 
 def _untaken(request: AppendCall, refusal: Refusal) -> Appended:
-    """Nothing new was taken: the actor's own word on what was acknowledged stands."""
+    """Return the reply to an append of which nothing was taken; `acked_through` is the actor's own."""
     return Appended(acked_through=request.acked_through, refusal=refusal, credit=Credit())
 
 

@@ -56,7 +56,7 @@ from penstock.v1 import control_pb2_grpc, experience_pb2_grpc, weights_pb2_grpc
 log = logging.getLogger(__name__)
 INTERVAL_S: Final = 1.0
 LOOKS: Final = "looks at redis"
-"""What health watches beside the event loop."""
+"""Name under which health watches the looks at Redis."""
 
 
 class Monitor:
@@ -71,7 +71,7 @@ class Monitor:
         on_facts: Callable[[connection.ServerFacts], None],
         run: str = "",
     ) -> None:
-        """`run`: whose callers this broker serves; "" for whichever Redis holds."""
+        """run: name of the run that this broker serves; "": the one that Redis holds."""
         self._run = run
         self._store, self._health, self._section = store, health, section
         self._examine, self._on_facts = examine, on_facts
@@ -151,7 +151,7 @@ def show(status: Status) -> None:
         metrics.SESSIONS_OPEN.labels(role=role.label).set(count)
 
 
-# ---- Whether the broker has work in hand: what a fault test reads to tell a busy moment from an idle one.
+# ---- Whether calls are in progress: fault tests distinguish busy moments from idle ones by it.
 
 _HELD: Final = frozenset({"WatchLatest"})
 
@@ -369,8 +369,8 @@ async def _until_first(*ends: Coroutine[Any, Any, Any], beside: "set[asyncio.Tas
 async def _cancel(tasks: "set[asyncio.Task[None]]") -> None:
     """End the tasks; raises what one of them raised.
 
-    Said again until it is heard: before Python 3.12 `asyncio.wait_for`, which the Redis client uses, swallows
-    a cancellation that comes as it ends.
+    Cancelled again until they end: before Python 3.12 `asyncio.wait_for`, which the Redis client uses,
+    swallows a cancellation that comes as it ends.
     """
     pending = tasks
     while pending:

@@ -35,15 +35,16 @@ MAX_REMEMBERED: Final = 16_384
 
 
 def caller_name() -> str:
-    """Return what a session's row keeps of its opener's identity; "" on a server that asks for none."""
+    """Return the identity of the caller as a session keeps it; "" on a server that asks for none."""
     caller = CALLER.get()
     return "" if caller is None else str(caller)
 
 
 class SessionOwners:
-    """`read(session)` answers the owner of an open session, None where there is none.
+    """Which identity opened each session, so that no other uses it.
 
-    `confirm()` raises where the run is another incarnation than the one whose owners are remembered.
+    read: returns the owner of an open session, None where no such session is open. confirm: raises where the
+    run is another incarnation than the one whose owners are remembered.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class SessionOwners:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
 
     def forget(self) -> None:
-        """Ask again: in another incarnation of the run the numbers are those of other sessions."""
+        """Forget every owner: in another incarnation of the run the numbers are those of other sessions."""
         self._owners.clear()
 
     async def _owner(self, session: int) -> str | None:
@@ -92,7 +93,7 @@ MAX_REMEMBERED_SESSIONS: Final = 4096
 
 
 class LastCredit:
-    """One number by session; 0 where nothing was said."""
+    """The number in the last reply to each session; 0 for a session without a reply."""
 
     def __init__(self) -> None:
         self._numbers: OrderedDict[int, int] = OrderedDict()
@@ -101,7 +102,7 @@ class LastCredit:
         return self._numbers.get(session, 0)
 
     def note(self, session: int, number: int) -> None:
-        """Note what was said now; the session that heard nothing for longest is forgotten."""
+        """Note the number of a reply; beyond the bound the session with the oldest reply is forgotten."""
         if number == self[session]:
             return
         self._numbers[session] = number
@@ -110,7 +111,7 @@ class LastCredit:
             self._numbers.popitem(last=False)
 
     def forget(self) -> None:
-        """Forget every reply: nothing was said to the sessions of another incarnation of the run."""
+        """Forget every reply: the sessions of another incarnation of the run have had none."""
         self._numbers.clear()
 
 
@@ -119,11 +120,11 @@ class LastCredit:
 GAP_S: Final = 0.02
 """Many are woken at most this often: each look of each of them asks Redis."""
 LOOK_AGAIN_S: Final = 5.0
-"""A call whose last look is as old as this looks again at the next heartbeat, in case a message was lost."""
+"""A call that looked so long ago looks again at the next heartbeat: a message may have been lost."""
 
 
 class Held:
-    """A call that is held. waits: its session has no credit, and its turn is to come."""
+    """A WatchLatest that is held. waits: whether its session waits for credit."""
 
     def __init__(self) -> None:
         self.waits = False
@@ -132,7 +133,7 @@ class Held:
         self._looked_s = -math.inf
 
     def begin_look(self) -> None:
-        """From now on a change ends the next wait."""
+        """Note the time of a look; a change from now on ends the next wait."""
         self._woken.clear()
         self._looked_s = asyncio.get_running_loop().time()
 
@@ -153,7 +154,7 @@ class Held:
 
 
 class Changes:
-    """One per event loop."""
+    """Holds the WatchLatest calls of one event loop, and wakes those that a change of the run concerns."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -164,7 +165,7 @@ class Changes:
 
     @contextmanager
     def holding(self, session: int) -> Iterator[Held]:
-        """A call of a session is held. Of several only the newest looks on."""
+        """Hold a call of a session. Of several calls of one session only the newest goes on looking."""
         held, older = Held(), self._held.get(session)
         if older is not None:
             older.is_newest = False
@@ -177,7 +178,7 @@ class Changes:
                 del self._held[session]
 
     def note_waiting(self, session: int, waits: bool) -> None:
-        """A reply to another call of this session said whether it waits for credit."""
+        """Note whether the session waits for credit, by the reply to another call of it."""
         held = self._held.get(session)
         if held is not None:
             held.waits = waits
@@ -194,7 +195,7 @@ class Changes:
                 self._wake_many(change.scope)
 
     def close(self) -> None:
-        """Wake everybody, now and from now on."""
+        """Wake every held call, now and from now on."""
         self.closed = True
         self._wake(self._held.values())
 

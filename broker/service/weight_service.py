@@ -1,8 +1,8 @@
 """WeightService: newest weights, credit to generate and run state on their way down.
 
-WatchLatest looks, and holds the call until there is something that the caller does not know, its wait
-is over or the broker drains. While Redis does not answer it says NOT_READY and never fails. Of weights that
-do not fit into its reply it names the version that the session is to fetch, whose bytes stay until it has
+WatchLatest holds the call until there is news for its caller, its wait is over or the broker drains. While
+Redis does not answer, the reply is the refusal NOT_READY, never an error. For weights that do not fit into
+the reply it names the version that the session is to fetch; the bytes of that version stay until it has
 them.
 """
 
@@ -51,7 +51,7 @@ class WeightCache:
         self._read_chunk = read_chunk
         self._lock = asyncio.Lock()
         self._held: dict[int, tuple[Publication, list[bytes]]] = {}
-        """By version; the one that was asked for longest ago comes first."""
+        """By version; the one with the oldest request comes first."""
 
     def publication(self, version: int) -> Publication | None:
         held = self._held.get(version)
@@ -110,12 +110,12 @@ class WeightService(WeightServiceServicer):
         owners: SessionOwners,
         last_credit: LastCredit,
     ) -> None:
-        """last_credit: through which sequence a session was told to begin, with its Appends."""
+        """last_credit: the sequence through which the last Append reply allowed a session to begin."""
         self._store, self._cache, self._changes, self._owners = store, cache, changes, owners
         self._last_credit, self._last_evaluations = last_credit, LastCredit()
 
     def forget(self) -> None:
-        """No evaluation was asked of the sessions of another incarnation of the run."""
+        """Forget requested evaluations: the sessions of another incarnation of the run have had none."""
         self._last_evaluations.forget()
 
     async def WatchLatest(  # type: ignore[override] # written here
@@ -131,7 +131,7 @@ class WeightService(WeightServiceServicer):
         if isinstance(watched, Refusal):
             metrics.REFUSALS.labels(reason=watched.reason.label).inc()
             return pb.WatchLatestReply(refusal=watched.to_proto()).SerializeToString()
-        # A reply that gets lost costs one wait: the next call is told again when its wait ends.
+        # A reply that gets lost costs one wait: the next call gets the number again when its wait ends.
         self._last_evaluations.note(watch.session, watched.evaluate_version)
         failpoint("watch.answering", watched.latest.version)
         return write_news(watched, await self._new_weights(watch, watched))
@@ -155,8 +155,8 @@ class WeightService(WeightServiceServicer):
         watched = await self._store.watch(watch)
         outcome = watched.refusal or watched.news
         if outcome is None:
-            raise RuntimeError("the store answered neither news nor a refusal")
-        # What the caller lacks and is too large to come with the reply.
+            raise RuntimeError("the store returned neither news nor a refusal")
+        # Weights that the caller lacks and that are too large for the reply.
         if (
             isinstance(outcome, News)
             and outcome.latest.version > watch.known_version
