@@ -100,13 +100,17 @@ class Gaussian(drawing.GaussianDrawing, ActionHead):
         super().__init__(path, space, initial_log_std)
         self.log_std = nn.Parameter(torch.full((self.size,), initial_log_std))
 
+    def split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means [..., A] and logarithms of standard deviations, [A] or [..., A]."""
+        return parameters, self.log_std
+
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        raw = action.reshape(parameters.shape).to(parameters.dtype)
-        scaled = (raw - parameters) * (-self.log_std).exp()
-        return -0.5 * scaled.square().sum(-1) - (self.log_std.sum() + self.size * drawing.HALF_LOG_TWO_PI)
+        mean, log_std = self.split(parameters)
+        scaled = (action.reshape(mean.shape).to(mean.dtype) - mean) * (-log_std).exp()
+        return -0.5 * scaled.square().sum(-1) - (log_std.sum(-1) + self.count * drawing.HALF_LOG_TWO_PI)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        entropy = self.log_std.sum() + self.size * (0.5 + drawing.HALF_LOG_TWO_PI)
+        entropy = self.split(parameters)[1].sum(-1) + self.count * (0.5 + drawing.HALF_LOG_TWO_PI)
         return entropy.expand(parameters.shape[:-1])
 
     def _log_std(self) -> drawing.Reals:
@@ -119,31 +123,19 @@ class SquashedGaussian(drawing.SquashedGaussianDrawing, Gaussian):
     """tanh of a Gaussian, stretched to the bounds, see `SquashedGaussianDrawing`."""
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        raw = action.reshape(parameters.shape).to(parameters.dtype)
+        raw = action.reshape(*parameters.shape[:-1], self.count).to(parameters.dtype)
         return super().log_prob(parameters, action) - log_tanh_slope(raw).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        return super().entropy(parameters) + _mean_slope(parameters, self.log_std).sum(-1)
+        return super().entropy(parameters) + _mean_slope(*self.split(parameters)).sum(-1)
 
 
 class ConditionalSquashedGaussian(drawing.ConditionalSquashedGaussianDrawing, SquashedGaussian):
     """A squashed Gaussian whose standard deviations are outputs of the network as well."""
 
     def split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and logarithms of standard deviations, [..., A] each."""
         mean, log_std = parameters.split(self.count, -1)
         return mean, (log_std + self.initial_log_std).clamp(*drawing.LOG_STD_RANGE)
-
-    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        mean, log_std = self.split(parameters)
-        raw = action.reshape(mean.shape).to(mean.dtype)
-        scaled = (raw - mean) * (-log_std).exp()
-        density = 0.5 * scaled.square() + log_std + drawing.HALF_LOG_TWO_PI + log_tanh_slope(raw)
-        return -density.sum(-1)
-
-    def entropy(self, parameters: Tensor) -> Tensor:
-        mean, log_std = self.split(parameters)
-        return (log_std + 0.5 + drawing.HALF_LOG_TWO_PI + _mean_slope(mean, log_std)).sum(-1)
 
 
 def _mean_slope(mean: Tensor, log_std: Tensor) -> Tensor:

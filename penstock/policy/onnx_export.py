@@ -89,10 +89,7 @@ def _mode_of_choice(head: heads.Categorical, parameters: Tensor) -> Tensor:
 
 
 def _of_gaussian(head: heads.Gaussian, parameters: Tensor) -> dict[str, Tensor]:
-    if isinstance(head, heads.ConditionalSquashedGaussian):
-        mean, log_std = head.split(parameters)
-    else:
-        mean, log_std = parameters, head.log_std.expand(parameters.shape)
+    mean, log_std = head.split(parameters)
     shape = (-1, *head.shape)
     raw = _typed(head, mean).reshape(shape)
     low, high = torch.from_numpy(np.array(head.low)), torch.from_numpy(np.array(head.high))
@@ -100,7 +97,7 @@ def _of_gaussian(head: heads.Gaussian, parameters: Tensor) -> dict[str, Tensor]:
         mode = 0.5 * (high + low) + 0.5 * (high - low) * raw.tanh()
     else:
         mode = torch.minimum(torch.maximum(raw, low), high)
-    return {MODE: mode, "mean": mean.reshape(shape), "log_std": log_std.reshape(shape)}
+    return {MODE: mode, "mean": mean.reshape(shape), "log_std": log_std.expand(mean.shape).reshape(shape)}
 
 
 def _typed(head: heads.ActionHead, values: Tensor) -> Tensor:

@@ -257,15 +257,8 @@ def version_row(new: records.NewVersion) -> VersionRow:
 
 
 def version_record(row: VersionRow) -> records.PolicyVersion:
-    return records.PolicyVersion(**values(records.PolicyVersion, row) | _evaluation(row))
-
-
-def registered_as(row: VersionRow) -> records.NewVersion:
-    return records.NewVersion(**values(records.NewVersion, row) | _evaluation(row))
-
-
-def _evaluation(row: VersionRow) -> dict[str, Any]:
-    return {"evaluation": None if row.evaluation is None else records.Evaluation(**row.evaluation)}
+    evaluation = None if row.evaluation is None else records.Evaluation(**row.evaluation)
+    return records.PolicyVersion(**values(records.PolicyVersion, row) | {"evaluation": evaluation})
 
 
 def traffic_record(policy: str, row: TrafficRow | None) -> records.Traffic:

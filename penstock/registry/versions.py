@@ -203,7 +203,7 @@ def record_rollback(
     """
     original = models.find(session, policy, restores)
     copy = replace(
-        models.registered_as(original),
+        version_record(original),
         version=version,
         parent=restores,
         origin=Origin.ROLLBACK,

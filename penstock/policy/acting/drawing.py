@@ -243,13 +243,12 @@ class GaussianDrawing(Drawing):
     """
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
-        count = math.prod(space.shape)
-        super().__init__(path, count, space.dtype)
+        super().__init__(path, math.prod(space.shape), space.dtype)
         self._take_bounds(space)
-        self._drawn_log_std: Reals = np.full(count, initial_log_std, np.float32)
+        self._drawn_log_std: Reals = np.full(self.count, initial_log_std, np.float32)
 
     def _take_bounds(self, space: Box) -> None:
-        self.shape = space.shape
+        self.shape, self.count = space.shape, math.prod(space.shape)
         self.low: Reals = np.asarray(space.low, self.action_dtype)
         self.high: Reals = np.asarray(space.high, self.action_dtype)
 
@@ -285,9 +284,9 @@ class GaussianDrawing(Drawing):
     def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
         # The log-probability is that of the action as it is sent, rounded to its dtype.
         action = raw.astype(self.action_dtype)
-        log_std = self._log_std()
-        scaled = (action - parameters) * np.exp(-log_std)
-        log_p = -0.5 * np.square(scaled).sum(-1) - (log_std.sum() + self.size * HALF_LOG_TWO_PI)
+        mean, log_std = self._split(parameters)
+        scaled = (action - mean) * np.exp(-log_std)
+        log_p = -0.5 * np.square(scaled).sum(-1) - (log_std.sum(-1) + self.count * HALF_LOG_TWO_PI)
         return action.reshape(len(parameters), *self.shape), log_p
 
 
@@ -313,7 +312,7 @@ class SquashedGaussianDrawing(GaussianDrawing):
 
     def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
         action, log_p = super()._at(parameters, raw)
-        flat: Reals = np.asarray(action, self.action_dtype).reshape(parameters.shape)
+        flat: Reals = np.asarray(action, self.action_dtype).reshape(len(parameters), -1)
         slope = 2.0 * (math.log(2.0) - flat - np.logaddexp(0, -2.0 * flat))
         return action, log_p - slope.sum(-1)
 
@@ -329,7 +328,7 @@ class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
         # Not that of the Gaussian, whose deviations are weights.
         super(GaussianDrawing, self).__init__(path, 2 * math.prod(space.shape), space.dtype)
         self._take_bounds(space)
-        self.count, self.initial_log_std = math.prod(space.shape), initial_log_std
+        self.initial_log_std = initial_log_std
 
     def own_weights(self) -> dict[str, Array]:
         return {}
@@ -337,14 +336,6 @@ class ConditionalSquashedGaussianDrawing(SquashedGaussianDrawing):
     def _split(self, parameters: Reals) -> tuple[Reals, Reals]:
         mean, log_std = parameters[..., : self.count], parameters[..., self.count :]
         return mean, np.clip(log_std + parameters.dtype.type(self.initial_log_std), *LOG_STD_RANGE)
-
-    def _at(self, parameters: Reals, raw: Reals) -> tuple[Array, Reals]:
-        mean, log_std = self._split(parameters)
-        action = raw.astype(self.action_dtype)
-        scaled = (action - mean) * np.exp(-log_std)
-        slope = 2.0 * (math.log(2.0) - action - np.logaddexp(0, -2.0 * action))
-        log_p = -(0.5 * np.square(scaled) + log_std + HALF_LOG_TWO_PI + slope).sum(-1)
-        return action.reshape(len(parameters), *self.shape), log_p
 
 
 # ---- Action values and exploration, in numpy.
