@@ -87,7 +87,7 @@ class Answer:
     action: Any
     """In the form of the action space. Writable."""
     distribution: Mapping[str, Array]
-    """`probability`, or `mean` and `std`, behind the path of each part: "arm/mean".
+    """`probability`, or `mean` and `std`, after the path of each part: "arm/mean".
 
     Empty unless requested.
     """

@@ -126,7 +126,7 @@ class ReplaySection(AlgorithmSection):
     """Settings of algorithms that learn from a replay memory."""
 
     capacity: Positive = 100_000
-    """Transitions in replay; the log keeps what they were made of, see `broker.max_log_entries`."""
+    """Transitions in replay; the log keeps their fragments, see `broker.max_log_entries`."""
     capacity_bytes: Positive = 128 * 1024 * 1024
     """Payload bytes of the log that replay holds on to; its memory in the learner is about twice that."""
     learning_starts: Positive = 1000
@@ -227,7 +227,7 @@ class TokenPPOSection(OnPolicySection):
     turn_discount: Fraction = 1.0
     """γ_turn, per turn: what a later turn of a conversation earns counts so much less in the one before."""
     bootstrap_truncated: bool = False
-    """A column that was cut short goes on: what follows is valued; false: its length ended it; yes or no."""
+    """Whether the critic values the continuation of a truncated column; false: its length ended it."""
     advantage: Literal["gae", "group", "reinforce"] = "gae"
     """A choice. gae: with the critic; group: less the mean of its prompt; reinforce: less the batch's."""
     epochs: Positive = 2
@@ -235,7 +235,7 @@ class TokenPPOSection(OnPolicySection):
     minibatches: Positive = 4
     """Gradient steps per epoch, each on whole responses."""
     micro_batch_tokens: Positive = 16_384
-    """Most token places, padding too, in memory at once; a longer response is a part of its own."""
+    """Most token places, with padding, in memory at once; a longer response is processed alone."""
     behaviour_weight_cap: Annotated[NonNegative, ADVANCED] = 2.0
     """Largest π_prox/μ of a token, a ratio of probabilities."""
     clip_range: NonNegative = 0.2
@@ -257,7 +257,7 @@ class TokenPPOSection(OnPolicySection):
     normalise_advantages: bool = True
     """Advantages get mean 0 and deviation 1 in a batch; `group`: scores are divided by that of theirs."""
     scale_rewards: Literal[False] = False
-    """Never: scores have a scale of their own, to which `kl_coefficient` is chosen."""
+    """Always false: `kl_coefficient` is chosen for the scale of the scores."""
     learning_rate: NonNegative = 1e-5
     """Step size of Adam for the policy, per gradient step; LoRA needs ten times that of full fine-tuning."""
     max_gradient_norm: NonNegative = 1.0

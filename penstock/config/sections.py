@@ -73,7 +73,7 @@ class Section(BaseModel):
 
 
 class ActorSection(Section):
-    """How experience is generated.
+    """The generation of experience.
 
     The learner's values hold for every actor of the run; an actor elsewhere sets only `threads`,
     `outbox_fragments`, `stall_timeout_s`, `allow_modules`, `places` and `ack_journal` for itself.
@@ -100,7 +100,7 @@ class ActorSection(Section):
 
 
 class BrokerSection(Section):
-    """The front of the buffer."""
+    """The broker, and its Redis."""
 
     redis: str = ""
     """URL of Redis: redis://, rediss:// or unix://, its password kept aside; empty: that of the launcher."""
@@ -109,11 +109,11 @@ class BrokerSection(Section):
     declared_durability: Annotated[Literal["memory", "fsync_1s", "fsync"] | None, ADVANCED] = None
     """Durability of a Redis server that does not allow CONFIG GET."""
     redis_wait_s: Annotated[Positive, ADVANCED] = 60
-    """Give up when Redis does not answer for this long, in seconds."""
+    """The broker ends when Redis does not answer for this long, in seconds."""
     drain_delay_s: Annotated[NonNegative, ADVANCED] = 0.0
-    """Time that an ending broker serves on while it is not ready, in seconds; 5 in Kubernetes."""
+    """Time for which an ending broker still serves while it is not ready, in seconds; 5 in Kubernetes."""
     session_timeout_s: Annotated[PositiveReal, ADVANCED] = 30.0
-    """A session that says nothing for this long is closed, in seconds of Redis time."""
+    """A session that is silent for this long is closed, in seconds of Redis time."""
     max_reward: PositiveReal = 1e6
     """Fragments with a |reward| of a step above this are refused, in units of the reward."""
     max_log_prob: Annotated[PositiveReal, ADVANCED] = 1e4
@@ -133,9 +133,9 @@ class BrokerSection(Section):
     max_calls_per_s: Annotated[PositiveReal, ADVANCED] = 2000.0
     """Calls that one named caller, or one connection of others, may make in a second."""
     max_bytes_per_s: Annotated[float, Field(gt=0.0, le=MOST), ADVANCED] = 1024.0 * 1024 * 1024
-    """Bytes that it may send and fetch in a second."""
+    """Bytes that such a caller may send and fetch in a second."""
     max_concurrent_calls: Annotated[Positive, ADVANCED] = 8192
-    """Calls in hand at once, held ones included; every actor holds one."""
+    """Concurrent calls, long polls included, of which every actor has one."""
     max_connections: Annotated[Positive, ADVANCED] = 4096
     """Connections at once; more are closed."""
     max_connection_age_s: Annotated[PositiveReal, ADVANCED] = 900.0
@@ -143,22 +143,22 @@ class BrokerSection(Section):
 
 
 class CanarySection(Section):
-    """How a policy server judges a canary against the active version."""
+    """The comparison of a canary with the active version, by policy servers."""
 
     horizon: Positive = 200
-    """Clients of the canary after which one without a verdict is called undecided; it is judged on."""
+    """Clients of the canary after which it is undecided without a verdict; the trial continues."""
     false_alarm: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     """Probability that a canary which equals the active version is ever withdrawn, or called better."""
     settle_s: Annotated[PositiveReal, ADVANCED] = 15.0
-    """A client's return is compared so long after it began, and 8 and 64 times as long, in seconds."""
+    """A client's return is compared this long after its begin, and 8 and 64 times as long, in seconds."""
     return_range: tuple[float, float] | None = None
-    """Lowest and highest return that a client is believed; none: any."""
+    """Lowest and highest return of a client that is accepted; none: any."""
     slow_ms: Annotated[PositiveReal, ADVANCED] = 50.0
     """An answer that takes longer in the server is slow, in milliseconds."""
 
 
 class RewardWrapper(Section):
-    """One change to the rewards that the learner is given: `clip`, `scale` or `shape`, one of them."""
+    """One change to the learner's rewards: exactly one of `clip`, `scale` and `shape`."""
 
     clip: tuple[float, float] | None = None
     """Lowest and highest reward of a step."""
@@ -183,15 +183,15 @@ class RewardWrapper(Section):
 
 
 class AtariSection(Section):
-    """How an Atari game is shown and played, for ids `ALE/…`, after Mnih et al. 2015.
+    """Preprocessing of Atari games, ids `ALE/…`, after Mnih et al. 2015.
 
-    A step shows the maximum of its last two frames, grey, 84 by 84.
+    An observation is the maximum of the last two frames of a step, grey, 84 by 84.
     """
 
     frame_skip: Annotated[int, Field(gt=0, le=64)] = 4
-    """Frames of the console in a step; the action is held meanwhile."""
+    """Frames of the console in a step, with the same action."""
     noop_max: Annotated[int, Field(gt=0, le=1000)] = 30
-    """Most frames without an action that a game begins with; how many, at least one, is drawn."""
+    """Most frames without an action at the begin of a game; their number, at least 1, is drawn."""
     episodic_life: bool = True
     """Whether a lost life ends an episode of training; evaluations always play whole games."""
     sticky_actions: Fraction = 0.0
@@ -199,7 +199,7 @@ class AtariSection(Section):
 
 
 class EnvironmentSection(Section):
-    """Describes the environments that actors step."""
+    """The environments that actors step."""
 
     id: str = "CartPole-v1"
     """Any Gymnasium id; `module:Id` imports the module first."""
@@ -219,7 +219,7 @@ class EnvironmentSection(Section):
     """How an Atari game (`ALE/…`) is shown and played, such as `{frame_skip = 4, episodic_life = true}`."""
 
     def for_evaluation(self) -> Self:
-        """Return what an evaluation plays: one seed for each episode where that can be, and whole games."""
+        """Return the section for evaluations: one seed for each episode where possible, and whole games."""
         changes: dict[str, Any] = {}
         if self.vectorise in ("auto", "async"):
             changes["vectorise"] = "sync"
@@ -238,7 +238,7 @@ class LearnerSection(Section):
     total_updates: Annotated[Positive | None, ADVANCED] = None
     """The run ends after this many updates, where nothing ends it before; none: any number."""
     total_seconds: Annotated[PositiveReal | None, ADVANCED] = None
-    """The run ends behind the update in which so many seconds of training are over; none: any number."""
+    """The run ends after the update in which training has taken this many seconds; none: any number."""
     target_return: float | None = None
     """The run ends when the evaluated mean return reaches this; none: the environment's own threshold."""
     stop_at_target: bool = True
@@ -287,7 +287,7 @@ class LearnerSection(Section):
     record: Path | None = None
     """Folder for a record of what the learner consumes, for `penstock train --from`; none: no record."""
     record_max_bytes: Annotated[Positive, ADVANCED] = 8 * 1024**3
-    """Most bytes of a recording: it ends there, and learning goes on."""
+    """Most bytes of a recording: it ends there, and learning continues."""
     feed_from: Annotated[Path | None, ADVANCED] = None
     """Learn from the recording in this folder and not from actors; `penstock train --from` sets it."""
     probe_tolerance: Annotated[NonNegative, ADVANCED] = 1e-3
@@ -295,7 +295,7 @@ class LearnerSection(Section):
 
 
 class EvaluationSection(Section):
-    """Separate environments that only measure."""
+    """Evaluations, in separate environments."""
 
     episodes: Annotated[int, Field(ge=0, le=MAX_EPISODES_PER_REPORT)] = 100
     """Episodes of one evaluation; the i-th is seeded with `seed` + i. 0: the run is not evaluated."""
@@ -340,21 +340,21 @@ class MetricsSection(Section):
 
 
 class LogsSection(Section):
-    """What every process writes to stderr."""
+    """Log lines of every process, on stderr."""
 
     format: Literal["text", "json"] = "text"
     """text: `time level role message key=value …`; json: an object a line, with role, run and all fields."""
 
 
 class PolicySection(Section):
-    """The network that acts and is trained."""
+    """The network of the policy."""
 
     network: str = ""
     """Network between observations and heads, `module:Class` (docs/policies.md); empty: trunks and an MLP."""
     network_arguments: dict[str, Any] = {}
     """Arguments of that class."""
     kwargs: Annotated[dict[str, Any], ADVANCED] = {}
-    """What a workload with a policy of its own kind must know of it, such as the language model to train."""
+    """Arguments of a workload's own kind of policy, such as the language model to train."""
     hidden_sizes: tuple[Width, ...] = (64, 64)
     """Widths of the hidden layers of the MLP."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
@@ -394,7 +394,7 @@ class PolicySection(Section):
 
 
 class RegistrySection(Section):
-    """Which versions of a policy are kept, and where they are recorded."""
+    """The registry of policy versions."""
 
     url: str = ""
     """sqlite:///FILE or postgresql://USER@HOST/DATABASE, the password in `registry.password_file`, PGPASSWORD
@@ -404,13 +404,13 @@ class RegistrySection(Section):
     activate_first: bool = True
     """The first best or last version becomes active where none is, and the best one when the run ends, unless
     an operator has decided by then; false: an operator promotes, and clients follow the learner until then.
-    `penstock train --serve` means false unless it is said."""
+    `penstock train --serve` means false unless it is set."""
     refresh_s: Annotated[PositiveReal, ADVANCED] = 1.0
     """A policy server reads versions and traffic again after this long, in seconds."""
 
 
 class SecuritySection(Section):
-    """Who may talk to whom."""
+    """Certificates, tokens and passwords."""
 
     insecure: bool = False
     """Allow plaintext beyond loopback and unix sockets."""
@@ -421,7 +421,7 @@ class SecuritySection(Section):
     tls_authority: Path | None = None
     """PEM file of the authority that signs the peers."""
     token_file: Path | None = None
-    """File with the token that this process shows over TLS, where the server asks for tokens."""
+    """File with the token that this process sends over TLS to a server that requires tokens."""
     accepted_tokens: Path | None = None
     """File of digests of accepted tokens, from `penstock certificates`, in place of client certificates."""
     redis_password: SecretStr | None = None
@@ -442,7 +442,7 @@ def _off_or_enough(temperature: float) -> float:
 
 
 class ServingSection(Section):
-    """The policy server: what it answers, and what of it is learned from."""
+    """The policy server: its answers, and the experience from them."""
 
     listen: str = ""
     """Address of the launcher's policy server, HOST:PORT or unix:/path; empty: it starts none."""
@@ -465,7 +465,7 @@ class ServingSection(Section):
     softmax_temperature: Annotated[NonNegative, ADVANCED, AfterValidator(_off_or_enough)] = 0.0
     """Above 0: actions of a policy of values (DQN) are drawn from the softmax of values / temperature."""
     episode_timeout_s: Annotated[PositiveReal, ADVANCED] = 60.0
-    """An episode that is not heard of for this long is given up, in seconds."""
+    """An episode without a call for this long is abandoned, in seconds."""
     reward_window_s: NonNegative = 0.0
     """Rewards may come this long after their step, in seconds; the experience is held back so long."""
     max_fragment_age_s: Annotated[PositiveReal, ADVANCED] = 10.0
@@ -477,7 +477,7 @@ class ServingSection(Section):
     arms_without_thought: Annotated[
         tuple[Literal["latest", "active", "canary", "pinned"], ...], ADVANCED
     ] = ()
-    """Arms on which a model that thinks answers without a thought; a canary tells what thoughts are worth."""
+    """Arms on which a thinking model answers without a thought; a canary shows the value of thoughts."""
     outbox_fragments: Annotated[Positive, ADVANCED] = 1024
     """Fragments kept until acknowledged; beyond it experience is counted and dropped."""
     shadow_record: Path | None = None

@@ -88,7 +88,7 @@ def load(name: str) -> type[nn.Module]:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise ConfigurationError(
-            f"policy.network={name!r}: cannot be loaded: {_said(error)}; is its folder on PYTHONPATH?"
+            f"policy.network={name!r}: cannot be loaded: {_described(error)}; is its folder on PYTHONPATH?"
         ) from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ConfigurationError(f"policy.network={name!r}: {found!r}, must be a class of torch.nn.Module")
@@ -101,7 +101,7 @@ def _construct(name: str, reader: Reader, section: PolicySection) -> nn.Module:
         return make(reader, **arguments)
     except Exception as error:
         raise ConfigurationError(
-            f"{name}: made with policy.network_arguments={arguments!r} it raised {_said(error)}"
+            f"{name}: made with policy.network_arguments={arguments!r} it raised {_described(error)}"
         ) from error
 
 
@@ -123,7 +123,7 @@ def _check_weights(name: str, network: nn.Module) -> None:
     try:
         decode(encode(network))
     except Exception as error:
-        raise ConfigurationError(f"{name}: its weights cannot be published: {_said(error)}") from error
+        raise ConfigurationError(f"{name}: its weights cannot be published: {_described(error)}") from error
 
 
 def _check_features(name: str, network: nn.Module, width: int, reader: Reader) -> None:
@@ -158,7 +158,7 @@ def _features(name: str, network: nn.Module, inputs: Inputs, width: int) -> Tens
     try:
         features = network(inputs)
     except Exception as error:
-        raise ConfigurationError(f"{name}: forward raised {_said(error)} for {rows} rows") from error
+        raise ConfigurationError(f"{name}: forward raised {_described(error)} for {rows} rows") from error
     if not isinstance(features, Tensor):
         raise ConfigurationError(f"{name}: forward gives a {type(features).__name__}, must be a Tensor")
     if features.shape != (rows, width) or features.dtype != inputs.vector.dtype:
@@ -179,7 +179,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one.double(), other.double(), rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
-def _said(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -285,7 +285,7 @@ class Memory(nn.Module):
             final_step=seen.final_step.cpu().numpy(),
             final_slot=seen.final_slot.cpu().numpy(),
         )
-        joined = inputs if lasts is None else _behind(inputs, lasts)
+        joined = inputs if lasts is None else _joined(inputs, lasts)
         return SeenTrajectory(observation, replace(joined, time=time), None, starts)
 
     def _given(self, path: str, row: Mapping[str, Tensor], like: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ class Memory(nn.Module):
         return {path: state[path] for path, _ in self._state if not path.startswith("state/frames/")}
 
 
-def _behind(first: Inputs, second: Inputs) -> Inputs:
+def _joined(first: Inputs, second: Inputs) -> Inputs:
     images = zip(first.images, second.images, strict=True)
     return Inputs(torch.cat([first.vector, second.vector]), tuple(torch.cat(pair) for pair in images))
 

@@ -389,14 +389,14 @@ class Body(nn.Module):
     """One encoder per image, their features concatenated with the vector part, then the hidden layers.
 
     A hidden layer is linear → normalisation → non-linearity → dropout; normalisation and dropout are
-    optional. width: F, the number of returned features. beside: number of further input features, appended.
+    optional. width: F, the number of returned features. extra: number of further input features, appended.
     """
 
-    def __init__(self, reader: Reader, section: PolicySection, *, beside: int = 0) -> None:
+    def __init__(self, reader: Reader, section: PolicySection, *, extra: int = 0) -> None:
         super().__init__()
         encoders = [ImageEncoder(path, leaf, section.image_trunk) for path, leaf in reader.images]
         self.images = nn.ModuleList(encoders)
-        self.width = reader.width + sum(encoder.width for encoder in encoders) + beside
+        self.width = reader.width + sum(encoder.width for encoder in encoders) + extra
         layers: list[nn.Module] = []
         for size in section.hidden_sizes:
             layers += _hidden_layer(self.width, size, section)

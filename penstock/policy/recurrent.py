@@ -66,7 +66,7 @@ def single_step(observation: Mapping[str, Tensor], state: Mapping[str, Tensor], 
 
 # ---- Frame stacking: each frame is sent once, and each process builds the stacks.
 #
-# The stack of a step is its frame behind the `depth` − 1 before it in the same episode, oldest first; before
+# The stack of a step is its frame after the `depth` − 1 frames before it in the episode, oldest first; before
 # there are so many the first one is repeated, as `gymnasium.wrappers.FrameStackObservation` does. State:
 # `state/frames/PATH`, the last `depth` − 1 frames of each slot, and `state/frames/held`, False where an
 # episode begins. k = depth; a *frame* is one leaf of an observation, coded by `_frame`.
@@ -212,7 +212,7 @@ def _stacked_space(space: spaces.Space, depth: int, path: str = "observation") -
             return _stacked_leaf(path, space, depth)
 
 
-# ---- Recurrent cores. An episode begins with zero state, so each is a sequence of its own, packed and run by
+# ---- Recurrent cores. An episode begins with zero state, so each is one sequence, packed and run by
 # torch at once, whatever the number of resets:
 #
 #     columns in time       sequences                      packed, longest first
@@ -292,15 +292,15 @@ def _pack(starts: NDArray[np.bool_], first: int, end: int, finals: Index, device
     goes_on = np.append(column[1:] == column[:-1], False)
     length = np.where(goes_on, np.append(begin[1:], 0), end - first) - begin
     number = opens.T.cumsum().reshape(columns, end - first) - 1  # sequence of each [B, t]
-    own, behind = length.copy(), np.zeros(len(length), np.int64)
+    own, appended = length.copy(), np.zeros(len(length), np.int64)
     here = ((finals[:, 0] >= first) & (finals[:, 0] < end)).nonzero()[0]
     followed = number[finals[here, 1], finals[here, 0] - first]
     length[followed] += 1
-    behind[followed] = steps * columns + here
+    appended[followed] = steps * columns + here
     longest = np.argsort(-length, kind="stable")
     place = np.arange(length.max())[:, np.newaxis]
     inside = (first + begin[longest] + place) * columns + column[longest]
-    rows = np.where(place < own[longest], inside, behind[longest])
+    rows = np.where(place < own[longest], inside, appended[longest])
     is_there = place < length[longest]
     source = np.where((begin == 0) & ~starts[first, column], column, columns)
     rank = np.argsort(longest)

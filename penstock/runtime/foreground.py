@@ -132,9 +132,9 @@ Command = Callable[..., Any]
 
 
 def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
-    """Make a function that returns its exit code a command of a group.
+    """Add a function that returns its exit code to a group, as a command.
 
-    A parameter that is a dataclass stands for the options of its fields (`unfolded`). settings: of Typer.
+    A dataclass parameter has the options of its fields (`unfolded`). settings: of Typer.
     """
 
     def decorate(function: Callable[..., int]) -> Command:

@@ -56,7 +56,7 @@ class Critic(nn.Module):
 
     def __init__(self, reader: Reader, actions: int, section: PolicySection) -> None:
         super().__init__()
-        body = Body(reader, section, beside=actions)
+        body = Body(reader, section, extra=actions)
         # By these names checkpoints hold them.
         self.images, self.layers = body.images, body.layers
         self.head = nn.Linear(body.width, 1)
