@@ -201,18 +201,8 @@ _FINISHES: Final = {
     pb.FINISH_CONTENT_FILTER: "content_filter",
 }
 
-_PLAIN: Final = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "count",
-    "regenerate",
-    "presence_penalty",
-    "frequency_penalty",
-    "thought_tokens",
-    "show_thought",
-)
+_CONVERTED: Final = ("tools", "stop", "learned", "begins_with", "logit_bias")
+_PLAIN: Final = tuple(name for name in TextOptions.__annotations__ if name not in _CONVERTED)
 """Options that are fields of the request under the same names."""
 _MOST_ID: Final = 2**32 - 1
 

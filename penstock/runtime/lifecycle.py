@@ -43,31 +43,25 @@ from penstock.runtime.health import announce_end
 
 # ---- Freed memory is kept for the next message, instead of being returned to the system and requested again.
 
-_M_TRIM_THRESHOLD: Final = -1
-_M_TOP_PAD: Final = -2
-_M_MMAP_THRESHOLD: Final = -3
-
 KEPT_BYTES: Final = 64 * MIB
 """Most bytes that are kept free at the top of the heap."""
-_GROWN_BYTES: Final = 8 * MIB
-_MAPPED_BYTES: Final = 32 * MIB
-"""Size from which on a block is mapped separately; glibc accepts no larger value."""
-ENVIRONMENT: Final = {
-    "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
-    "MALLOC_TOP_PAD_": str(_GROWN_BYTES),
-    "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES),
+# Number and value of each option of mallopt(3). glibc accepts no larger MMAP_THRESHOLD, the size from which
+# on a block is mapped separately.
+_MALLOPT: Final = {
+    "TRIM_THRESHOLD": (-1, KEPT_BYTES),
+    "TOP_PAD": (-2, 8 * MIB),
+    "MMAP_THRESHOLD": (-3, 32 * MIB),
 }
+ENVIRONMENT: Final = {f"MALLOC_{name}_": str(size) for name, (_, size) in _MALLOPT.items()}
 """The same settings as environment variables, for processes to start."""
 
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory, see mallopt(3); call it once, at the start of the process."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
-    mallopt(_M_TOP_PAD, _GROWN_BYTES)
-    mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+    if mallopt is not None:
+        for number, size in _MALLOPT.values():
+            mallopt(number, size)
 
 
 LIFELINE_VARIABLE: Final = "PENSTOCK_LIFELINE_FD"
