@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 
 from penstock.protocol import limits
 from penstock.protocol.fragment import Fragment, header_bytes
+from penstock.protocol.refusal import Unfit
 from penstock.v1.experience_pb2 import AppendRequest
 from penstock.v1.fragment_pb2 import Fragment as FragmentMessage
 from penstock.v1.fragment_pb2 import FragmentHeader as HeaderMessage
@@ -34,10 +35,6 @@ _MAX_VARINT: Final = 10
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MORE: Final = 0x80
 """Set in each byte of a number but the last."""
-
-
-class Unfit(ValueError):
-    """A request that is not parsed; the message names what it holds too much of."""
 
 
 def fields(data: bytes, at: int, end: int, most: int) -> Iterator[tuple[int, int, int, int]]:

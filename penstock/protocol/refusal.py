@@ -76,6 +76,10 @@ class Refused(Exception):
         self.refusal = refusal
 
 
+class Unfit(ValueError):
+    """A request that is not parsed; the message names what it holds too much of."""
+
+
 def invalid(detail: str) -> Refused:
     """Return the error (INVALID) for what a caller must change. detail: field, value and remedy."""
     return Refused(Refusal(reason=Reason.INVALID, detail=detail))

@@ -31,9 +31,8 @@ from typing import Any, Final, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
-from penstock.protocol.append import Unfit
 from penstock.protocol.limits import KIB, MAX_MESSAGE_BYTES, MIB
-from penstock.protocol.refusal import Refused
+from penstock.protocol.refusal import Refused, Unfit
 from penstock.rpc.auth import NO_CALLS, AcceptedTokens, Calls, Proof, may_call
 from penstock.rpc.identity import CALLER, Identity, Unidentified, from_alternative_names
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from penstock.config.workload import load
-from penstock.protocol.append import Unfit, fields
+from penstock.protocol.append import fields
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
+from penstock.protocol.refusal import Unfit
 from penstock.v1 import reward_pb2 as pb
 from penstock.workloads.language.prompt import Message, Prompt
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol import append
-from penstock.protocol.append import Unfit
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.limits import (
     MAX_FIELDS,
@@ -20,6 +19,7 @@ from penstock.protocol.limits import (
     MAX_SLOTS,
     MAX_TENSORS,
 )
+from penstock.protocol.refusal import Unfit
 from penstock.v1 import fragment_pb2
 from penstock.v1.experience_pb2 import AppendRequest
 from tests.support.experience.fragment_messages import to_proto

@@ -5,7 +5,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.append import Unfit, read_beside, write_around
+from penstock.protocol.append import read_beside, write_around
+from penstock.protocol.refusal import Unfit
 from penstock.v1 import weights_pb2 as pb
 
 NUMBER = pb.WatchLatestReply.WEIGHTS_FIELD_NUMBER
