@@ -242,7 +242,7 @@ class Codec:
 
     def __init__(self, policy: str, description: Description) -> None:
         self._policy = policy
-        self._seen, self._done = description.observation_space, description.action_space
+        self._observation_space, self._action_space = description.observation_space, description.action_space
 
     def act(self, observation: Any, options: ActOptions) -> Call[Action]:
         """Return the call Act for one observation."""
@@ -252,7 +252,7 @@ class Codec:
 
     def act_batch(self, observations: Any, options: ActOptions) -> Call[ActionBatch]:
         """Return the call Act for B observations on a leading axis."""
-        rows = rows_of("observation", self._seen, observations)
+        rows = rows_of("observation", self._observation_space, observations)
         request = self._request(observations, options, rows)
         self._add_caller(request, options)
         return Call("Act", request, lambda reply: self._actions(reply, rows))
@@ -264,7 +264,7 @@ class Codec:
         if (earned := options.get("reward")) is not None:
             request.reward = earned
         if (taken := options.get("taken_action")) is not None:
-            request.taken_action.extend(to_parts("taken_action", self._done, taken))
+            request.taken_action.extend(to_parts("taken_action", self._action_space, taken))
         if (log_prob := options.get("taken_log_prob")) is not None:
             request.taken_log_prob = log_prob
         request.taken_version = options.get("taken_version", 0)
@@ -285,7 +285,9 @@ class Codec:
             reward=reward,
         )
         if final_observation is not None:
-            request.final_observation.extend(to_parts("final_observation", self._seen, final_observation))
+            request.final_observation.extend(
+                to_parts("final_observation", self._observation_space, final_observation)
+            )
         return Call("EndEpisode", request, partial(copied, EpisodeResult))
 
     def _request(self, observation: Any, options: AnswerOptions, rows: int) -> pb.ActRequest:
@@ -293,9 +295,9 @@ class Codec:
         return pb.ActRequest(
             policy=self._policy,
             request_id=new_request_id(),
-            observation=to_parts("observation", self._seen, observation, rows),
+            observation=to_parts("observation", self._observation_space, observation, rows),
             batch=rows,
-            action_mask=[] if mask is None else to_mask_parts(self._done, mask, rows),
+            action_mask=[] if mask is None else to_mask_parts(self._action_space, mask, rows),
             deterministic=options.get("deterministic", False),
             seed=options.get("seed"),
             want_distribution=options.get("distribution", False),
@@ -326,7 +328,7 @@ class Codec:
 
     def _answer(self, reply: pb.ActReply, rows: int) -> dict[str, Any]:
         return {
-            "action": from_parts("action", self._done, reply.action, rows),
+            "action": from_parts("action", self._action_space, reply.action, rows),
             "distribution": from_plain_parts("distribution", reply.distribution),
             "state": from_plain_parts("state", reply.state),
             "version": reply.version,

@@ -222,23 +222,23 @@ REDIS_REWRITE_FAILING = _broker.gauge(
 
 # A process that serves from an event loop
 _loop = Families()
-LOOP_LAG_SECONDS = _loop.histogram("loop_lag_seconds", "How late the event loop came round", LATENCY_S)
+LOOP_LAG_SECONDS = _loop.histogram("loop_lag_seconds", "Delay of a round of the event loop", LATENCY_S)
 LOOP_LAG_WORST_SECONDS = _loop.gauge(
-    "loop_lag_worst_seconds", "Latest that the event loop came round in the last 10 to 20 seconds"
+    "loop_lag_worst_seconds", "Largest delay of a round of the event loop in the last 10 to 20 seconds"
 )
 
 # Policy server
 _server = Families()
 POLICY_CALLS = _server.counter("policy_calls", "Calls of clients, by RPC", "call")
 ANSWERS = _server.counter(
-    "policy_answers", "Actions answered, by the client's arm and by who stood in", "arm", "fallback"
+    "policy_answers", "Actions answered, by the client's arm and by fallback", "arm", "fallback"
 )
 ANSWER_SECONDS = _server.histogram("policy_answer_seconds", "From request to answer in the server", LATENCY_S)
 SERVING_BATCH_ROWS = _server.histogram(
     "policy_batch_rows", "Observations that shared a forward pass", (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 )
 SERVING_QUEUE_SECONDS = _server.histogram(
-    "policy_queue_seconds", "How long the first request of a forward pass waited for it", LATENCY_S
+    "policy_queue_seconds", "Waiting time of the first request of a forward pass", LATENCY_S
 )
 SERVING_VERSION = _server.gauge("policy_version", "Version that an arm answers with; 0: none", "arm")
 ARM_RETURN = _server.summary("policy_episode_return", "Undiscounted return of clients' episodes", "arm")
@@ -251,13 +251,13 @@ CANARIES_WITHDRAWN = _server.counter(
     "canaries_withdrawn", "Canaries that this server found worse than the active version"
 )
 CANARY_UNGUARDED = _server.gauge(
-    "canary_unguarded", "1 while there is a canary that is not judged as it should be, by reason", "reason"
+    "canary_unguarded", "1 while a canary is not judged in full, by reason", "reason"
 )
 CANARY_UNDECIDED = _server.gauge(
-    "canary_undecided", "1 while canary.horizon clients of the canary have brought no verdict"
+    "canary_undecided", "1 while canary.horizon clients of the canary have given no verdict"
 )
 CANARY_EVIDENCE = _server.gauge(
-    "canary_evidence", "How much of the evidence that a verdict needs is there, by cause; 1: all", "cause"
+    "canary_evidence", "Evidence as a share of what a verdict needs, by cause; 1: a verdict", "cause"
 )
 SHADOW_AGREEMENT = _server.summary(
     "policy_shadow_agreement", "Probability that the shadow gives the action that was answered"
@@ -266,7 +266,7 @@ SHADOW_SECONDS = _server.counter(
     "policy_shadow_seconds", "Processor time that the shadow has cost the server, in seconds"
 )
 TEXT_BLOCKED = _server.counter(
-    "text_blocked", "Messages and answers that did not pass the guard of text", "arm", "direction", "by"
+    "text_blocked", "Messages and answers that the guard of text blocked", "arm", "direction", "by"
 )
 THOUGHT_TOKENS = _server.histogram(
     "text_thought_tokens", "Tokens of thoughts before answers, their end among them", _THOUGHTS, "arm"
@@ -275,7 +275,7 @@ THOUGHT_SECONDS = _server.histogram(
     "text_thought_seconds", "From the beginning of a thought to its end", LATENCY_S, "arm"
 )
 SHADOW_SHED = _server.counter(
-    "policy_shadow_shed", "Answers that the shadow was not asked about, for there was no time"
+    "policy_shadow_shed", "Answers that the shadow did not compute, for lack of time"
 )
 ENGINE_PROBE_DIFFERENCE = _server.gauge(
     "engine_probe_difference_ratio",
@@ -283,14 +283,14 @@ ENGINE_PROBE_DIFFERENCE = _server.gauge(
 )
 SHADOW_UNRECORDED = _server.counter(
     "policy_shadow_unrecorded",
-    "Answers of the shadow that its record could not keep up with or had no room for",
+    "Answers of the shadow that were not recorded, for lack of time or space",
 )
 
 # Learner
 _learner = Families()
 UPDATES = _learner.counter("updates", "Updates made")
 RUN_FINISHED = _learner.gauge(
-    "run_finished", "1 once the run has ended as it should and its learner only stays"
+    "run_finished", "1 once the run has ended in success and its learner only waits"
 )
 UPDATES_SKIPPED = _learner.counter("updates_skipped", "Batches that changed nothing, by reason", "reason")
 for _reason in ("nan", "empty", "implausible", "error"):
@@ -372,10 +372,8 @@ REPLAY_EVICTED = _learner.counter(
     "replay_evicted", "Fragments taken out of replay because updates fail with them"
 )
 VERSIONS_KEPT = _learner.gauge("versions_kept", "Versions of this run that the registry keeps")
-REGISTRY_FAILURES = _learner.counter("registry_failures", "Looks at the registry of versions that failed")
-TRACKER_FAILURES = _learner.counter(
-    "tracker_failures", "Lines of figures that a tracker did not take", "tracker"
-)
+REGISTRY_FAILURES = _learner.counter("registry_failures", "Failed reads of the registry of versions")
+TRACKER_FAILURES = _learner.counter("tracker_failures", "Lines of figures that a tracker refused", "tracker")
 RECORDED_FRAGMENTS = _learner.counter("recorded_fragments", "Fragments written to the run's recording")
 RECORDED_BYTES = _learner.counter("recorded_bytes", "Bytes written to the run's recording, in bytes")
 MEAN_REWARD = _learner.gauge("mean_reward", "Mean reward of the last batch, as the learner is given it")
@@ -389,15 +387,15 @@ LEASE_EPOCH = _learner.gauge("lease_epoch", "Epoch of this learner's lease")
 
 # Every rank of a learner; those beyond rank 0 have no other metrics
 _rank = Families()
-RANKS = _rank.gauge("ranks", "Ranks of the learner that this process is one of")
-RANK = _rank.gauge("rank", "Which rank this process is")
-RANK_UPDATES = _rank.counter("rank_updates", "Updates of which this rank beyond 0 has computed its share")
+RANKS = _rank.gauge("ranks", "Number of ranks of this learner")
+RANK = _rank.gauge("rank", "Rank of this process")
+RANK_UPDATES = _rank.counter("rank_updates", "Updates to which this rank beyond 0 has contributed")
 RANK_WAIT_SECONDS = _rank.counter(
     "rank_wait_seconds", "Time that a rank beyond 0 waited for the next update to begin, in seconds"
 )
 RANK_EXCHANGE_SECONDS = _rank.summary(
     "rank_exchange_seconds",
-    "Exchanges with the other ranks, in seconds; between GPUs only until they are under way",
+    "Exchanges with the other ranks, in seconds; between GPUs only their start",
 )
 
 # Launcher
