@@ -419,7 +419,7 @@ class HttpReply:
 
 def json_reply(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpReply:
     body = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return HttpReply(status, {"content-type": JSON, **(headers or {})}, _once(body.encode()))
+    return HttpReply(status, {"content-type": JSON, **(headers or {})}, once(body.encode()))
 
 
 def event(content: Any) -> str:
@@ -480,5 +480,6 @@ def unknown_model(policy: str, others: Sequence[str] = ()) -> ChatError:
     )
 
 
-async def _once(body: bytes) -> AsyncGenerator[bytes, None]:
+async def once(body: bytes) -> AsyncGenerator[bytes, None]:
+    """Yield a whole body as the only part of an answer."""
     yield body

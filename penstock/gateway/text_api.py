@@ -20,6 +20,7 @@ from penstock.client.text_calls import (
     HttpRequest,
     event,
     json_reply,
+    once,
     unanswered,
     unknown_model,
 )
@@ -115,7 +116,7 @@ class Agents:
         try:
             async with asyncio.timeout(self._describe_s):
                 reply = await self._forward(agent, request)
-                return json_reply(json.loads(await reply.whole()), reply.status)
+                return replace(reply, parts=once(await reply.whole()))
         except TimeoutError as error:
             why = f"has not said in {self._describe_s:g} s what it serves"
             raise _unready(agent, why, "unreachable") from error

@@ -35,6 +35,7 @@ _CUT_OFF: Final = ChatError(
 )
 _router = APIRouter(route_class=GuardedRoute)
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
+"""Answers a request; it may raise ChatError."""
 
 
 async def _handle(request: Request) -> Response:
