@@ -160,7 +160,7 @@ class CommandFollower:
                 f"the recording cannot be repeated: {event.action} {event.name!r}: {error}"
             ) from error
         self._record("restore" if event.action == "restore" else "checkpoint", event.name, event.command)
-        self._learner.position.advance(log_batch)
+        self._learner.ledger.recorded = log_batch.recorded
         self._learner.checkpoints.consumed(0)
 
     def _look(self) -> None:
@@ -279,8 +279,8 @@ class CommandFollower:
         failpoint("restore.applied")
         if not learner.algorithm.keeps_restored:
             # Versions rise, and no other thread publishes: all published versions are below this.
-            learner.position.restored_from = learner.learner_log.snapshot().version + 1
-            learner.feed.drop_before(learner.position.restored_from)
+            learner.ledger.restored_from = learner.learner_log.snapshot().version + 1
+            learner.feed.drop_before(learner.ledger.restored_from)
         version = learner.publish_restored()
         failpoint("restore.published")
         log.info("restored a named checkpoint", extra={"checkpoint": name, "version": version})

@@ -37,7 +37,7 @@ from penstock.learner.checkpoint.store import (
 )
 from penstock.learner.commands import CommandFollower, CommandRecord
 from penstock.learner.evaluation import EpisodeLog, Episodes, Evaluation, Result
-from penstock.learner.feed.log_feed import Feed, FeedEnded, FeedPosition, LogBatch, LogFeed, OwnPayloads
+from penstock.learner.feed.log_feed import Feed, FeedEnded, LogBatch, LogFeed, OwnPayloads
 from penstock.learner.feed.recorded_feed import RecordedFeed
 from penstock.learner.feed.recording import RecordingWriter
 from penstock.learner.lease import LeaseKeeper, fenced, take
@@ -177,9 +177,6 @@ class Learner:
         settings, model, learner_log, run_dir = self.settings, self.model, self.learner_log, self.run_dir
         progress = beginning.progress or Progress(run="", sections={})
         self.ledger = beginning.ledger
-        self.position = FeedPosition(
-            round=progress.round, recorded=progress.recorded, restored_from=progress.restored_from
-        )
         self.clock = TrainingClock(progress.training_seconds)
         if progress.quarantine:
             model.quarantine.restore(progress.quarantine)
@@ -261,7 +258,7 @@ class Learner:
                 seed=settings.seed,
                 device=model.device,
                 prefetch=settings.learner.prefetch_batches,
-                taken=self.position.recorded,
+                taken=self.ledger.recorded,
                 stop=self.stop,
             )
             recorded.hold_out()
@@ -378,7 +375,7 @@ class Learner:
         if log_batch.event is not None:
             self.commands.repeat(log_batch)
             return
-        if self.position.is_before_restore(log_batch):
+        if any(version < self.ledger.restored_from for version in log_batch.versions):
             # It was read ahead before the restore, and every rank has its part of it.
             self.ranks.skip()
             self.feed.skipped()
@@ -439,6 +436,9 @@ class Learner:
             steps=log_batch.steps - failures.left_out_steps(log_batch, update),
             origins=log_batch.origins,
         )
+        if log_batch.round is not None:
+            self.ledger.round = log_batch.round + 1
+        self.ledger.recorded = log_batch.recorded
         self._watch.note_dropped(dropped.values())
         if self.recording is not None:
             self.recording.consumed(
@@ -450,7 +450,6 @@ class Learner:
                 flush=log_batch.flush,
             )
         self.checkpoints.consumed(log_batch.size)
-        self.position.advance(log_batch)
 
     # ---- weights out
 
@@ -523,7 +522,7 @@ class Learner:
             update=self.algorithm.updates,
             scalars=self.algorithm.scalars(self.ledger.fraction_of(self.settings.learner.total_steps)),
             evaluate=evaluate,
-            round=self.position.round if self.algorithm.lock_step else None,
+            round=self.ledger.round if self.algorithm.lock_step else None,
             env_steps=self.ledger.env_steps,
             at_s=self.clock.seconds(),
         )
@@ -562,7 +561,7 @@ class Learner:
             run=self.settings.run,
             sections=self.sections,
             position=self.ledger.position,
-            round=self.position.round,
+            round=self.ledger.round,
             updates=self.algorithm.updates,
             training_seconds=self.clock.seconds(),
             publications=self.publisher.count,
@@ -570,8 +569,8 @@ class Learner:
             episodes=episodes,
             staleness=self.recorder.staleness.state(),
             evaluation=evaluation,
-            recorded=self.position.recorded,
-            restored_from=self.position.restored_from,
+            recorded=self.ledger.recorded,
+            restored_from=self.ledger.restored_from,
             commands=self.commands.record.state(),
             quarantine=self.model.quarantine.state(),
             log=self.learner_log.snapshot(),

@@ -61,11 +61,16 @@ class Balance:
 
 
 class Ledger:
-    """Totals up to `position`, the last entry that is trained or dropped. Used by one thread."""
+    """Totals up to `position`, the last entry that is trained or dropped. Used by one thread.
+
+    round: next one of lock-step. recorded: batches and events consumed of a recording. restored_from:
+    experience of older versions is dropped; 0: none is.
+    """
 
     def __init__(self, position: int = 0, totals: Totals | None = None) -> None:
         totals = totals or Totals()
         self.position = position
+        self.round = self.recorded = self.restored_from = 0
         self.trained = totals.trained
         self.dropped = Counter(totals.dropped)
         self.env_steps = totals.env_steps
@@ -251,6 +256,11 @@ class Progress:
     commands: dict[str, Any] = field(default_factory=dict)
     quarantine: dict[str, Any] = field(default_factory=dict)
     log: LogState | None = None
+
+    def ledger(self) -> Ledger:
+        ledger = Ledger(self.position, self.totals)
+        ledger.round, ledger.recorded, ledger.restored_from = self.round, self.recorded, self.restored_from
+        return ledger
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "log": None if self.log is None else self.log.to_json()}

@@ -550,7 +550,7 @@ def _recording_json(learner: "Learner") -> dict[str, Any] | None:
         "run": recording.specification.run,
         "fragments": len(recording.fragments),
         "steps": sum(place.charge for place in recording.fragments),
-        "batches_taken": learner.position.recorded,
+        "batches_taken": learner.ledger.recorded,
     }
 
 

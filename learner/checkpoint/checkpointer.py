@@ -234,8 +234,7 @@ def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Begi
         )
     if checkpoint is None and lease.trim_floor and not options.allow_loss:
         _refuse_a_redis_that_went_back(lease, store)
-    position = progress.position if progress is not None else 0
-    ledger = Ledger(position, progress.totals if progress is not None else None)
+    ledger = Ledger() if progress is None else progress.ledger()
     _cross_floor(lease, ledger, allow_loss=options.allow_loss)
     log.info(
         "resuming",

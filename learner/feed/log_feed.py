@@ -140,27 +140,6 @@ class Feed(ABC):
         """Note that the last batch made no update: later ones are consumed one update earlier."""
 
 
-@dataclass(slots=True, kw_only=True)
-class FeedPosition:
-    """How far the loop has consumed its feed, apart from the ledger's position in the log.
-
-    round: next of lock-step. recorded: batches and events of a recording consumed so far.
-    restored_from: experience of older versions is dropped; 0: none is.
-    """
-
-    round: int = 0
-    recorded: int = 0
-    restored_from: int = 0
-
-    def is_before_restore(self, log_batch: LogBatch) -> bool:
-        return any(version < self.restored_from for version in log_batch.versions)
-
-    def advance(self, log_batch: LogBatch) -> None:
-        if log_batch.round is not None:
-            self.round = log_batch.round + 1
-        self.recorded = log_batch.recorded
-
-
 class Pending:
     """Entries that are read and not yet trained or dropped, oldest first; each is judged once.
 
@@ -283,15 +262,13 @@ class LogFeed(Feed):
         self._payloads, self._stop = payloads, learner.stop
         self._ahead = ReadAhead[LogBatch](learner.settings.learner.prefetch_batches, self._stop)
         self._read = self._delivered = learner.ledger.position
-        self._round, self._restored_from = learner.position.round, learner.position.restored_from
+        self._round, self._restored_from = learner.ledger.round, learner.ledger.restored_from
         self._updates = self._algorithm.updates
         self._updates_lock = threading.Lock()
         self._pending = Pending(self._admits, self._circumstances)
-        self._dropped: dict[int, Drop] = {}
-        self._undelivered: dict[int, LogEntry] = {}
+        self._undelivered: dict[int, _Undelivered] = {}
         self._steps_delivered: int | None = None
         self._steps_read = 0
-        self._found: dict[int, Found] = {}
         self._flush: Flush | None = None
         self._flushing = 0
         self._too_few: tuple[int, int] = (0, 0)
@@ -336,7 +313,7 @@ class LogFeed(Feed):
 
     def _add(self, entry: LogEntry) -> None:
         self._read, self._steps_read = entry.number, entry.steps_total
-        self._undelivered[entry.number] = entry
+        self._undelivered[entry.number] = _Undelivered(entry)
         if self._steps_delivered is None:
             charge = 0 if entry.header is None else entry.header.charge
             self._steps_delivered = entry.steps_total - charge
@@ -362,7 +339,7 @@ class LogFeed(Feed):
         if self._pending.choose(self._algorithm.makes_batch):
             return self._pending.kept
         if not self._pending.kept:
-            return [] if self._dropped else None
+            return [] if self._has_dropped() else None
         # Dropped entries are settled only together with kept ones. Where both fill the budget no session has
         # credit to send the rest of a batch, so a smaller one is trained.
         is_filled = self._steps_read - (self._steps_delivered or 0) >= self._budget
@@ -375,7 +352,7 @@ class LogFeed(Feed):
         if self._pending.kept and self._pending.charge >= flush.least:
             self._flushing = flush.number
             return self._pending.kept
-        if not self._pending.kept and self._dropped:
+        if not self._pending.kept and self._has_dropped():
             return []
         self._flush, self._too_few = None, (flush.number, self._pending.charge)
         return self._choose()
@@ -413,8 +390,11 @@ class LogFeed(Feed):
         return None
 
     def _drop(self, number: int, reason: Drop) -> None:
-        self._dropped[number] = reason
-        self._found.pop(number, None)
+        one = self._undelivered[number]
+        one.dropped, one.found = reason, None
+
+    def _has_dropped(self) -> bool:
+        return any(one.dropped is not None for one in self._undelivered.values())
 
     def _drop_missing(self, number: int) -> None:
         match self._lease.patiently(lambda: self._log.missing(number)):
@@ -430,11 +410,11 @@ class LogFeed(Feed):
 
     def _load(self, chosen: Sequence[LogEntry]) -> bool:
         """Fetch and check the payloads; False if one had to be dropped, and the choice must be repeated."""
-        wanted = [entry for entry in chosen if entry.number not in self._found]
+        wanted = [entry for entry in chosen if self._undelivered[entry.number].found is None]
         bad = set()
         for entry, found in zip(wanted, self._payloads.check(wanted) if wanted else (), strict=True):
             if found.state is State.GOOD:
-                self._found[entry.number] = found
+                self._undelivered[entry.number].found = found
                 continue
             if found.state is State.MISSING:
                 self._drop_missing(entry.number)
@@ -451,58 +431,60 @@ class LogFeed(Feed):
     def _deliver(self, chosen: Sequence[LogEntry]) -> LogBatch:
         started = time.perf_counter()
         last = self._last(chosen)
-        numbers = range(self._delivered + 1, last + 1)
+        batch = self._payloads.batch(chosen) if chosen else None
+        entries = [self._undelivered.pop(number) for number in range(self._delivered + 1, last + 1)]
+        by_number = {one.entry.number: one for one in entries}
+        found = [one for entry in chosen if (one := by_number[entry.number].found) is not None]
         headers = [_header(entry) for entry in chosen]
-        found = [self._found[entry.number] for entry in chosen]
-        dropped = {number: self._dropped.pop(number) for number in sorted(self._dropped) if number <= last}
         log_batch = LogBatch(
             last=last,
             trained=tuple(entry.number for entry in chosen),
-            dropped=dropped,
+            dropped={one.entry.number: one.dropped for one in entries if one.dropped is not None},
             steps=sum(one.steps for one in found),
             updates=tuple(header.oldest_update for header in headers),
             versions=tuple(header.oldest_version for header in headers),
-            batch=self._payloads.batch(chosen) if chosen else None,
+            batch=batch,
             round=self._round if self._algorithm.lock_step else None,
-            size=sum(self._undelivered[number].held_bytes for number in numbers),
+            size=sum(one.entry.held_bytes for one in entries),
             created_us=min((header.created_us for header in headers), default=0),
             assemble_s=time.perf_counter() - started,
-            origins={number: origin for number in numbers if (origin := self._origin(number)) is not None},
+            origins={one.entry.number: origin for one in entries if (origin := one.origin()) is not None},
             reward=sum(one.reward for one in found),
             fragments=tuple(one.fragment for one in found if one.fragment is not None),
             flush=self._flushing,
         )
-        self._forget(chosen, last)
-        if self._flushing:
-            self._flush, self._flushing = None, 0
-        metrics.UPDATE_SECONDS.labels("assemble").observe(log_batch.assemble_s)
-        return log_batch
-
-    def _origin(self, number: int) -> Origin | None:
-        header = self._undelivered[number].header
-        if header is None:
-            return None
-        found = self._found.get(number)
-        return Origin(header.session, header.sequence, b"" if found is None else found.digest)
-
-    def _last(self, chosen: Sequence[LogEntry]) -> int:
-        """Return the newest entry of the batch, or the last of the dropped ones that follow it directly."""
-        last = max((entry.number for entry in chosen), default=self._delivered)
-        while last + 1 in self._dropped:
-            last += 1
-        return last
-
-    def _forget(self, chosen: Sequence[LogEntry], last: int) -> None:
         self._pending.take()
-        for entry in chosen:
-            del self._found[entry.number]
-        for number in range(self._delivered + 1, last + 1):
-            self._steps_delivered = self._undelivered.pop(number).steps_total
+        if entries:
+            self._steps_delivered = entries[-1].entry.steps_total
         self._delivered = last
         self._round += 1
         if chosen:
             with self._updates_lock:
                 self._updates += 1
+        if self._flushing:
+            self._flush, self._flushing = None, 0
+        metrics.UPDATE_SECONDS.labels("assemble").observe(log_batch.assemble_s)
+        return log_batch
+
+    def _last(self, chosen: Sequence[LogEntry]) -> int:
+        """Return the newest entry of the batch, or the last of the dropped ones that follow it directly."""
+        last = max((entry.number for entry in chosen), default=self._delivered)
+        while (following := self._undelivered.get(last + 1)) is not None and following.dropped is not None:
+            last += 1
+        return last
+
+
+@dataclass(slots=True)
+class _Undelivered:
+    """An entry that was read. dropped: the reason, if it was. found: its payload, once it was checked."""
+
+    entry: LogEntry
+    dropped: Drop | None = None
+    found: "Found | None" = None
+
+    def origin(self) -> Origin | None:
+        header, digest = self.entry.header, b"" if self.found is None else self.found.digest
+        return None if header is None else Origin(header.session, header.sequence, digest)
 
 
 def _header(entry: LogEntry) -> FragmentHeader:
