@@ -214,11 +214,11 @@ class Learner:
             learner_log,
             self.lease,
             self.ledger,
+            self.algorithm,
             lineage=beginning.lineage,
             lineage_path=run_dir / "lineage.jsonl",
             interval_s=settings.learner.checkpoint_interval_s,
             room=model.room,
-            retain_from=self.algorithm.retain_from,
         )
         self._watch = failures.UpdateWatch(self)
         self._catch_up_through, self._went_back = beginning.catch_up_through, beginning.went_back
@@ -535,9 +535,7 @@ class Learner:
         self.checkpoints.spare(*self.evaluation.checkpoints())
         progress, best = self._progress()
         record = self.commands.record
-        self.checkpoints.save(
-            self.algorithm, progress, {BEST: bytes_tensor(best)}, answers=record.uncommitted
-        )
+        self.checkpoints.save(progress, {BEST: bytes_tensor(best)}, answers=record.uncommitted)
         record.committed(self.checkpoints.last_id)
         if self.settings.learner.keep_best:
             self.evaluation.kept_as(self.checkpoints.last_id, self.algorithm.updates)

@@ -1,8 +1,7 @@
 """The figures of a run: `metrics.jsonl`, trackers of experiments, gauges, and `learner.json` at its end.
 
-A line is written at most every INTERVAL_S, between two updates: it sums up the updates since the line
-before. A resumed learner appends from the step of its checkpoint, so a reader takes the later of two lines
-of a step.
+A line is written at most every INTERVAL_S, between two updates, and sums up the updates since the last line.
+A resumed learner appends from the step of its checkpoint: of two lines of a step the later one is valid.
 """
 
 import importlib.util
@@ -88,7 +87,7 @@ class Staleness:
 
 @dataclass(slots=True)
 class _Since:
-    """Sums since the last line. Times in seconds."""
+    """Sums since the last line; times in seconds."""
 
     env_steps: int
     at_s: float
@@ -143,7 +142,7 @@ class Recorder:
         self._since.compute_s += compute_s
         self._last = {**values, "mean_reward": log_batch.reward / max(log_batch.steps, 1)}
         metrics.MEAN_REWARD.set(self._last["mean_reward"])
-        # Another machine's clock may be ahead of this one.
+        # The clock of another machine may be ahead of this one.
         age_s = max(0.0, time.time() - compute_s - log_batch.created_us / 1e6)
         metrics.BATCH_AGE_SECONDS.observe(age_s)
         metrics.UPDATE_SECONDS.labels("wait").observe(wait_s)
@@ -230,11 +229,11 @@ class TrainingClock:
 
 
 def show_ledger(ledger: Ledger, renewal: Renewal) -> None:
-    """Set all gauges as of one renewal and one position, so that a fragment which is in none of them shows.
+    """Set all gauges as of one renewal and one position, so that a missing fragment shows in them.
 
-    Counts of 0 are set as well: a series that begins with its first event does not show that it rose.
+    Counts of 0 are set, too: a series that begins with its first event does not show an increase.
     """
-    # What was booked beyond that renewal's head was acknowledged since.
+    # Entries after that renewal's head that are booked were acknowledged since.
     head = max(renewal.head, ledger.position)
     metrics.LEDGER_ACKED.set(renewal.acked + head - renewal.head)
     metrics.LEDGER_LOST.set(renewal.log_lost)
@@ -249,10 +248,10 @@ def show_ledger(ledger: Ledger, renewal: Renewal) -> None:
 #     learner ─offer─► queue per tracker ─► its thread ─► tracker (opened with its first line)
 #
 # A tracker never delays or ends training: a line is dropped where its queue is full; an error of a tracker is
-# counted (`penstock_tracker_failures_total`), logged, and the tracker is tried again with later lines.
+# counted (`penstock_tracker_failures_total`) and logged, and the tracker gets later lines.
 
 QUEUE_LINES: Final = 256
-"""Lines of about a minute; a tracker that is further behind loses some."""
+"""Lines of about a minute; a tracker that lags further loses some."""
 REOPEN_S: Final = 30.0
 """Seconds after which a tracker that could not be opened is tried again."""
 CLOSE_S: Final = 3.0
@@ -311,7 +310,7 @@ class _Feed:
         return True
 
     def end(self) -> None:
-        """Send the end to the thread: a line makes room for it where the queue is full."""
+        """Send the end to the thread; in a full queue it replaces a line."""
         while not self.offer(None):
             with suppress(queue.Empty):
                 self._lines.get_nowait()
@@ -344,16 +343,16 @@ class _Feed:
     def _try(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
             action(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever a tracker does, the learner goes on
+        except Exception as error:  # noqa: BLE001 - no error of a tracker ends the learner
             self._count(f"{type(error).__name__}: {error}")
 
     def _count(self, why: str) -> None:
-        """Count a failure; log the first, later ones ever more rarely: lines come four times a second."""
+        """Count a failure; log the first, the second, the fourth and so on: four lines come each second."""
         metrics.TRACKER_FAILURES.labels(self._name).inc()
         self._failed += 1
         if self._failed & (self._failed - 1) == 0:
             words = {"tracker": self._name, "failures": self._failed, "cause": why}
-            log.warning("a tracker did not take a line; training goes on", extra=words)
+            log.warning("a tracker did not take a line; training continues", extra=words)
 
 
 def make_tracking(settings: Settings, run_dir: Path, *, first_step: int) -> Tracking:
@@ -371,9 +370,9 @@ def check_installed(names: Iterable[str]) -> None:
 
 
 class _EventFiles:
-    """TensorBoard: a new event file beside those of earlier learners, a curve for each figure.
+    """TensorBoard: a new event file in the folder of earlier learners, a curve for each figure.
 
-    Their figures beyond the first step of this learner are not shown.
+    Figures of earlier learners after the first step of this one are not shown.
     """
 
     def __init__(self, _settings: Settings, run_dir: Path, first_step: int) -> None:
@@ -391,7 +390,7 @@ class _EventFiles:
 
 
 class _WandbRun:
-    """Weights & Biases: one of its runs for each of ours, which a resumed learner goes on with.
+    """Weights & Biases: one of its runs for each of ours, also when a learner resumes.
 
     Online it needs a key (`wandb login`, or WANDB_API_KEY); offline it writes below `wandb/` in the run's
     folder, for `wandb sync` to send later.
@@ -438,13 +437,13 @@ def configuration(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude=kept_back)
 
 
-# ---- Where a run is, and what it leaves: the final policy and `learner.json`.
+# ---- The state of a run for readers, and its results: the final policy and `learner.json`.
 
 _BALANCE_ATTEMPTS: Final = 100
 
 
 def snapshot(learner: "Learner") -> dict[str, Any]:
-    """Return where the run is, by name: `publish_s` and `checkpoint_s` so far; callable from any thread."""
+    """Return the figures of the run now, by name; may be called from any thread."""
     renewal = learner.lease.renewal
     mean_return, episode_length = learner.episodes.means()
     return {
@@ -466,7 +465,7 @@ def snapshot(learner: "Learner") -> dict[str, Any]:
 
 
 def describe(learner: "Learner") -> str:
-    """Return what `Status` shows of the learner, a JSON object; may be called from any thread."""
+    """Return the learner's part of `Status`, a JSON object; may be called from any thread."""
     books = {"trained": learner.ledger.trained, "dropped": dict(learner.ledger.dropped)}
     return json.dumps(snapshot(learner) | {"ledger": books, "last_update": dict(learner.recorder.last)})
 
@@ -474,8 +473,8 @@ def describe(learner: "Learner") -> str:
 def leave_account(learner: "Learner", ending: str, restored: Result | None, *, finished: bool) -> None:
     """Leave the final policy, the registered version and `learner.json`.
 
-    ending: why learning ended. restored: the evaluation whose weights are the newest version again; None:
-    those of the last update are. finished: whether the run is done, and not only this process.
+    ending: why learning ended. restored: the evaluation whose weights were published again; None: the newest
+    version has the weights of the last update. finished: whether the run has ended, not only this process.
     """
     final = _final(learner, restored)
     write_final(learner.run_dir, final)
@@ -493,7 +492,7 @@ def leave_account(learner: "Learner", ending: str, restored: Result | None, *, f
 
 
 def _final(learner: "Learner", restored: Result | None) -> FinalPolicy:
-    """Return the weights that solved the task, or else the newest ones, which may be the best ones again."""
+    """Return the weights that solved the task, or else the newest ones."""
     solved, newest = learner.evaluation.solved, learner.publisher.latest
     if solved is not None and restored is None:
         blob, version, update = solved.candidate.blob, solved.candidate.version, solved.candidate.update
@@ -504,7 +503,7 @@ def _final(learner: "Learner", restored: Result | None) -> FinalPolicy:
 
 
 def _balance(learner: "Learner") -> Balance:
-    """At one moment: actors may still append while the log is walked."""
+    """Return the books of one moment: actors may still append while the log is read."""
     learner_log = learner.learner_log
     for _ in range(_BALANCE_ATTEMPTS):
         acked, lost = learner_log.acked(), learner_log.log_lost()
@@ -541,7 +540,7 @@ def _summary(
 
 
 def _recording_json(learner: "Learner") -> dict[str, Any] | None:
-    """Return what the run learned from in place of actors; the ledger of such a run is empty."""
+    """Return the recording that the run learned from, if it did; the ledger of such a run is empty."""
     recording = learner.model.recording
     if recording is None:
         return None

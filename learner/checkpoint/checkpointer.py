@@ -27,7 +27,7 @@ from penstock.runtime.exit import Fatal, RunFailed
 from penstock.runtime.failpoint import failpoint
 
 PRESSURE: Final = 0.6
-"""Share of the log's room beside the budget that may be held back before a checkpoint is due."""
+"""A checkpoint is due when it would release more than this share of the log's room."""
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +36,20 @@ log = logging.getLogger(__name__)
 class Checkpointer:
     """Makes the checkpoints of this process, between two updates.
 
-    lineage: commits before the start, oldest first. room: of the log, beside the budget and what the
-    algorithm retains. retain_from: returns the number of the oldest entry that the algorithm needs.
+    lineage: commits before the start, oldest first. room: of the log, without the budget and the algorithm's
+    share.
     """
 
     store: CheckpointStore
     learner_log: LearnerLog
     lease: LeaseKeeper
     ledger: Ledger
+    algorithm: Algorithm
     _: KW_ONLY
     lineage: InitVar[Sequence[Commit]]
     lineage_path: Path
     interval_s: float
     room: LogShare
-    retain_from: Callable[[], int | None] = lambda: None
 
     def __post_init__(self, lineage: Sequence[Commit]) -> None:
         self._lineage = list(lineage)
@@ -58,17 +58,17 @@ class Checkpointer:
         self._at_s = time.monotonic()
         self.seconds = 0.0
         """Spent on checkpoints so far."""
-        # Something was learned that no checkpoint holds.
+        # Whether something was learned that no checkpoint holds.
         self._is_behind = not self._lineage
         self._revision = self.lease.renewal.checkpoint_revision
         self._trim = self._lineage[-1].trim if self._lineage else 0
         self._unneeded = self._needed_after(self._lineage[-1].position) if self._lineage else 0
-        """Last entry that the newest checkpoint can do without."""
-        # What lies in front of the start is not known exactly: all of the log is its upper bound.
+        """Last entry that a resume from the newest checkpoint does not need."""
+        # The bytes before the start are not known: all of the log is their upper bound.
         self._consumed = _Consumed(self._trim, self.ledger.position, self.lease.renewal.log_bytes)
 
     def consumed(self, size: int) -> None:
-        """The ledger moved over entries of `size` payload bytes; 0 where they were not the log's."""
+        """Note that the ledger moved over entries of `size` payload bytes; 0 for those of a recording."""
         self._consumed.add(self.ledger.position, size)
         self._is_behind = True
 
@@ -78,9 +78,9 @@ class Checkpointer:
         return is_asked or is_time or self._is_pressed()
 
     def spare(self, best: str, candidate: str) -> None:
-        """Keep these checkpoints however old they are: of the best evaluation and of the one under way.
+        """Keep these checkpoints however old they are: of the best evaluation and of the pending one.
 
-        "" for none. Without a best one that which was is kept: it stays named until there is another.
+        "" for none. Without a new best one, the former one stays named and is kept.
         """
         if best:
             self.store.name_best(best)
@@ -88,22 +88,21 @@ class Checkpointer:
 
     def save(
         self,
-        algorithm: Algorithm,
         progress: Progress,
-        beside: Mapping[str, Tensor] | None = None,
+        more: Mapping[str, Tensor] | None = None,
         answers: Callable[[str], tuple[Answer, ...]] = lambda _checkpoint_id: (),
     ) -> None:
-        """Make a checkpoint that counts; a second one where the first freed nothing and room is short.
+        """Make and commit a checkpoint; a second one where the first freed nothing and room is short.
 
-        beside: tensors that are not the algorithm's. answers: to the commands that this checkpoint (its id)
-        contains first.
+        more: tensors that are not the algorithm's. answers: given the checkpoint's id, returns those to the
+        commands that it is the first to contain.
         """
         started = time.perf_counter()
         self._revision = self.lease.renewal.checkpoint_revision
         trim = self._trim
-        self._save(algorithm, progress, beside or {}, answers)
+        self._save(progress, more or {}, answers)
         if self._trim == trim and self._is_pressed():
-            self._save(algorithm, progress, beside or {}, lambda _checkpoint_id: ())
+            self._save(progress, more or {}, lambda _checkpoint_id: ())
         self._at_s, self._is_behind = time.monotonic(), False
         took_s = time.perf_counter() - started
         self.seconds += took_s
@@ -115,23 +114,22 @@ class Checkpointer:
 
     def _save(
         self,
-        algorithm: Algorithm,
         progress: Progress,
-        beside: Mapping[str, Tensor],
+        more: Mapping[str, Tensor],
         answers: Callable[[str], tuple[Answer, ...]],
     ) -> None:
         self._serial += 1
         checkpoint_id = f"{self.learner_log.epoch:012d}-{self._serial:08d}"
-        state = algorithm.state()
+        state = self.algorithm.state()
         try:
             digest = self.store.write(
-                checkpoint_id, {**state.tensors, **beside}, progress.to_json() | {"numbers": state.numbers}
+                checkpoint_id, {**state.tensors, **more}, progress.to_json() | {"numbers": state.numbers}
             )
         except FileNotFoundError:
-            # A learner that has taken over clears away what is half-written.
+            # A learner that has taken over removes unfinished checkpoints.
             self.lease.confirm()
             raise
-        # The checkpoint's version, as a learner that resumes knows it: another may have been drawn meanwhile.
+        # The version in the checkpoint; a newer one may have been drawn meanwhile.
         version = progress.log.version if progress.log is not None else 0
         append_lineage(self.lineage_path, self.ledger.entry(checkpoint_id, self.last_id, version))
         commit = Commit(
@@ -155,8 +153,8 @@ class Checkpointer:
         log.info("checkpoint committed", extra={"checkpoint": checkpoint_id, "position": commit.position})
 
     def _needed_after(self, position: int) -> int:
-        """Newest entry that a learner does not need which resumes there with the algorithm as it is."""
-        retained = self.retain_from()
+        """Return the newest entry that a resume at `position` does not need, with the algorithm as it is."""
+        retained = self.algorithm.retain_from()
         return position if retained is None else min(position, retained - 1)
 
     def _is_pressed(self) -> bool:
@@ -167,7 +165,7 @@ class Checkpointer:
 
 
 class _Consumed:
-    """Payload bytes of all entries consumed up to an entry, known at the ends of deliveries."""
+    """The payload bytes of all entries consumed up to an entry, known at the ends of deliveries."""
 
     def __init__(self, trim: int, position: int, size: int) -> None:
         self._ends = [trim, position] if position > trim else [trim]
@@ -178,7 +176,7 @@ class _Consumed:
         self._sizes.append(self._sizes[-1] + size)
 
     def through(self, number: int) -> int:
-        """Bytes up to the last end at or before entry `number`."""
+        """Return the bytes up to the last end at or before entry `number`."""
         place = bisect.bisect_right(self._ends, number) - 1
         return self._sizes[max(place, 0)]
 
@@ -189,20 +187,19 @@ class _Consumed:
 
 # ---- The choice of the checkpoint from which a learner begins, and its cost.
 #
-# A checkpoint counts when Redis says it was committed; the newest committed one that is whole on disk is
-# taken. Only when Redis holds no run at all may a checkpoint that Redis does not know count: the newest
-# whole one of the highest epoch. Beginning behind the trim floor loses experience for good and needs
-# `--allow-loss`; the range is counted as `log_lost`.
+# The newest committed checkpoint that is whole on disk is taken; Redis knows which were committed. Only when
+# Redis holds no run at all is another one taken: the newest whole one of the highest epoch. To begin before
+# the trim floor loses experience and needs `--allow-loss`; the range is counted as `log_lost`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
     """The state from which a learner begins.
 
-    checkpoint, progress: None for a run that begins. lineage: commits behind it, oldest first. ledger: at the
-    position where reading begins, with losses counted already. resumed: asked to go on with a run.
-    catch_up_through: newest entry that the log holds of newer weights than these; 0: nothing to catch up
-    with. went_back: to a checkpoint that is not the newest, because an operator chose so.
+    checkpoint, progress: None for a run that begins. lineage: commits up to it, oldest first. ledger: at the
+    position where reading begins, with losses counted. resumed: by --resume. catch_up_through: newest entry
+    of newer weights in the log; 0: there is none. went_back: by --best, to a checkpoint that may not be the
+    newest.
     """
 
     checkpoint: Checkpoint | None
@@ -217,9 +214,9 @@ class Beginning:
 def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Beginning:
     """Return where to begin.
 
-    Raises Fatal where there is nothing to begin from without loss or without permission; the message names
-    the remedy. It is RunFailed where another try would not ask for the same: after a death a learner goes on
-    from the newest checkpoint, whatever it was first asked for.
+    Raises Fatal where there is nothing to begin from, or not without a loss that is not allowed; the message
+    names the remedy. Raises RunFailed where the launcher must not restart the learner, because it would do so
+    with other options (`ResumeOptions.after_a_crash`).
     """
     if not options.resume:
         return _begin(lease, store)
@@ -246,7 +243,7 @@ def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Begi
         lineage=_lineage(lease.committed, checkpoint),
         ledger=ledger,
         resumed=True,
-        # A Redis that restarted or never held weights needs them at once.
+        # A Redis that restarted, or has no weights, needs them at once.
         catch_up_through=0 if lease.closed or not lease.version else lease.head,
         went_back=options.best,
     )
@@ -261,16 +258,15 @@ def _begin(lease: Lease, store: CheckpointStore) -> Beginning:
         raise Fatal(
             f"{store.directory} holds checkpoints of a run; go on with --resume, or choose another --run-dir"
         )
-    # No learner has published anything of a run that begins, so there is nothing to catch up with.
     return Beginning(
         checkpoint=None, progress=None, lineage=(), ledger=Ledger(), resumed=False, catch_up_through=0
     )
 
 
 def _refuse_a_redis_that_went_back(lease: Lease, store: CheckpointStore) -> None:
-    """Raise Fatal where the folder is newer than all that Redis knows of it, and the log was trimmed.
+    """Raise Fatal where the folder has checkpoints newer than all commits in Redis, and the log was trimmed.
 
-    The commits that Redis has are of checkpoints that later ones, which it has forgotten, have replaced.
+    Redis has lost commits: those that it has are of checkpoints that later ones have replaced.
     """
     known = [commit.checkpoint_id for commit in lease.committed]
     newest = next(iter(store.ids()), "")

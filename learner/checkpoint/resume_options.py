@@ -1,4 +1,4 @@
-"""The options of `penstock train` and `penstock learner` that say from where a learner begins."""
+"""The options of `penstock train` and `penstock learner` that choose where a learner begins."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
@@ -8,7 +8,7 @@ import typer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOptions:
-    """Options of a learner that goes on with a run; all but `resume` count with `resume` only."""
+    """Options of a learner that resumes a run; the others need `resume`."""
 
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its newest checkpoint.")] = (
         False
@@ -26,18 +26,18 @@ class ResumeOptions:
     ] = False
 
     def after_a_crash(self) -> Self:
-        """Return the options with which the same learner is started again: it goes on from where it was."""
+        """Return the options with which the launcher restarts this learner: from its newest checkpoint."""
         return replace(self, resume=True, best=False)
 
     def words(self, over: Self) -> tuple[str, ...]:
-        """Return the words of a command line that, behind those of `over`, make these options of them.
+        """Return the command-line options that, after those of `over`, give these options.
 
-        None but `best` is taken back.
+        Only `best` can be switched off again.
         """
-        said = {
+        options = {
             "--resume": self.resume > over.resume,
             "--allow-loss": self.allow_loss > over.allow_loss,
             "--best": self.best > over.best,
             "--newest": self.best < over.best,
         }
-        return tuple(word for word, is_needed in said.items() if is_needed)
+        return tuple(word for word, is_needed in options.items() if is_needed)

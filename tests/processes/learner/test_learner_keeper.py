@@ -42,19 +42,20 @@ def test_the_lineage_names_the_version_that_its_checkpoint_knows(redis_url: str,
         description=lambda: "{}",
     )
     store, lineage = CheckpointStore(tmp_path / "checkpoints", 3), tmp_path / "lineage.jsonl"
+    assert isinstance(given.algorithm, OnPolicySection)
+    algorithm = Overtaken(given.algorithm, lambda: log.publish(b"weights-2", update=1, settled=0, scalars={}))
     checkpointer = Checkpointer(
         store,
         log,
         lease,
         Ledger(),
+        algorithm,
         lineage=(),
         lineage_path=lineage,
         interval_s=3600,
         room=LogShare(size=2**20, entries=1000),
     )
-    assert isinstance(given.algorithm, OnPolicySection)
-    algorithm = Overtaken(given.algorithm, lambda: log.publish(b"weights-2", update=1, settled=0, scalars={}))
-    checkpointer.save(algorithm, Progress(run=RUN, sections={}, log=lease.learner_log.snapshot()))
+    checkpointer.save(Progress(run=RUN, sections={}, log=lease.learner_log.snapshot()))
     (line,) = map(json.loads, lineage.read_text().splitlines())
     checkpoint = store.read(line["checkpoint"])
     assert line["version"] == checkpoint.state["log"]["version"] == known
