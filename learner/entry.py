@@ -1,9 +1,8 @@
 """The learner as a process, from its first line to its exit code.
 
-Needs no broker and no actor to be up. Ends when the target is reached, the steps are done, an operator
-stopped the run or the process is asked to drain, each after a committed checkpoint; a learner that was
-fenced off raises Fatal and writes nothing more. Under torchrun it is one rank of several
-(`penstock.learner.ranks`).
+It needs no broker and no actor. It ends when the target is reached, the steps are done, an operator stops the
+run or the process is drained, each time after a committed checkpoint; a learner that was fenced off raises
+Fatal and writes nothing more. Under torchrun it is one rank of several (`penstock.learner.ranks`).
 """
 
 import logging
@@ -48,8 +47,8 @@ def main(
 ) -> int:
     """Run the learner, or one rank of it; returns its exit code, raises Fatal or ConfigurationError.
 
-    resumption: whether the run is gone on with, and from which checkpoint.
-    make: what is learned, and by which algorithm; None: what the settings say, by all ranks.
+    resumption: whether to resume the run, and from which checkpoint.
+    make: makes the model; None: that of the settings, for all ranks.
     """
     if not settings.run:
         raise ConfigurationError("run='': name the run; actors, checkpoints and Redis know it by its name")
@@ -105,8 +104,8 @@ def _show(place: RankPlace, settings: Settings) -> Health:
 def held_folder(run_dir: Path, draining: threading.Event) -> Iterator[bool]:
     """Hold the run's folder, so that `penstock policy` knows that a learner of the run lives.
 
-    Yields whether it is held here. A command that draws a version's number holds it for a moment, which is
-    waited for; another learner holds it for its life.
+    Yields whether this process holds it. A command that draws a version's number holds the folder for a moment,
+    which is awaited; another learner holds it for its life.
     """
     until_s = time.monotonic() + _FOLDER_WAIT_S
     while (file := hold(run_dir)) is None:

@@ -1,8 +1,8 @@
-"""The learner's side of the books, and where a run is, as checkpoints hold it.
+"""The learner's books of log entries, and the progress of a run, as checkpoints hold both.
 
 Every log entry is in one batch or dropped under one named reason, counted from entry numbers, independently
-of the append script and of the log itself. `lineage.jsonl` gets one line per checkpoint, before its commit:
-a line whose checkpoint was never committed is not on the chain of parents that `penstock audit` follows.
+of the append script and of the log itself. `lineage.jsonl` gets one line per checkpoint, before its commit.
+`penstock audit` follows the chain of parents from the newest commit, which skips lines never committed.
 """
 
 import hashlib
@@ -28,18 +28,18 @@ class Drop(StrEnum):
     QUARANTINED = "quarantined"
     LOG_LOST = "log_lost"
     RESTORED = "restored"
-    """Begun with weights from before a restore."""
+    """Generated with weights from before a restore."""
 
 
 DIGEST_BYTES: Final = 8
-"""Of the SHA-256 of a payload, in the lineage: enough to find one that changed by accident."""
+"""Bytes of a payload's SHA-256 in the lineage: enough to find an accidental change."""
 
 Ranges = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who sent an entry. digest: first DIGEST_BYTES of its payload's SHA-256; b"" when not taken."""
+    """The sender of an entry. digest: first DIGEST_BYTES of its payload's SHA-256; b"" when not taken."""
 
     session: int
     sequence: int
@@ -48,7 +48,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The three counts, in fragments. `dropped` holds what was lost before it had a number, too."""
+    """The three counts, in fragments. dropped: with those that were lost before they had a number."""
 
     acked: int
     trained: int
@@ -86,12 +86,10 @@ class Ledger:
         steps: int,
         origins: Mapping[int, Origin] | None = None,
     ) -> None:
-        """Move on to `last`. Each number behind the position is in exactly one of the two.
+        """Move the position to `last`; each number up to it must be in one of `trained` and `dropped`.
 
-        steps: valid ones of `trained`; only they bring the run nearer to its end. origins: by number; an
-        entry that was lost whole has none.
-
-        Raises RuntimeError otherwise: the books would never balance again.
+        steps: valid ones of `trained`. origins: by number; an entry that was lost whole has none. Raises
+        RuntimeError otherwise: the books would never balance again.
         """
         named = {*trained, *dropped}
         if len(trained) + len(dropped) != len(named) or named != set(range(self.position + 1, last + 1)):
@@ -114,7 +112,7 @@ class Ledger:
         self.position = last
 
     def give_up(self, last: int) -> None:
-        """Book everything up to `last` as lost: a resume with --allow-loss goes on without it."""
+        """Book everything up to `last` as lost, for a resume with --allow-loss."""
         numbers = range(self.position + 1, last + 1)
         self._given_up.append((numbers.start, last))
         self.book(last, trained=(), dropped=dict.fromkeys(numbers, Drop.LOG_LOST), steps=0)
@@ -126,7 +124,7 @@ class Ledger:
         return Totals(trained=self.trained, dropped=dict(self.dropped), env_steps=self.env_steps)
 
     def entry(self, checkpoint_id: str, parent: str, version: int = 0) -> "LineageEntry":
-        """The line of a checkpoint made now; the next one starts behind it. version: newest published."""
+        """Return the line of a checkpoint made now, and begin the next. version: newest published."""
         sent = {session: sorted(of, key=lambda one: one.sequence) for session, of in self._sessions.items()}
         entry = LineageEntry(
             checkpoint=checkpoint_id,
@@ -160,9 +158,9 @@ class Ledger:
         self._left_out: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
 
     def balance(self, *, acked: int, lost: int, resident: int) -> Balance:
-        """Return the books. acked, lost: counted by the append script. resident: by walking the log.
+        """Return the books. acked, lost: counted by the append script. resident: counted in the log.
 
-        lost includes numbers behind the position that the log turned out not to hold.
+        lost includes numbers after the position that the log does not hold.
         """
         dropped = Counter(self.dropped)
         if lost:
@@ -178,7 +176,7 @@ class LineageEntry:
     version: newest published. sessions: session → inclusive ranges of the sequence numbers trained.
     left_out: reason → the same of those dropped; an entry lost whole is in `exceptions` only.
     digests: session → hex of DIGEST_BYTES for each trained, in order of sequence; where they were taken.
-    given_up: entries that a resume with --allow-loss went on without; a line off the chain names them.
+    given_up: ranges of entries that a resume with --allow-loss gave up; a line off the chain names them.
     """
 
     checkpoint: str
@@ -224,7 +222,7 @@ def append_lineage(path: Path, entry: LineageEntry) -> None:
         os.fsync(file.fileno())
 
 
-# ---- Where a run is: everything beside the algorithm's own state that a checkpoint holds, as JSON.
+# ---- The progress of a run: what a checkpoint holds in addition to the algorithm's state, as JSON.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +284,7 @@ def sections(settings: Settings) -> dict[str, str]:
     return {
         "workload": settings.workload,
         "environment": settings.environment.canonical_json(),
-        # How weights began means nothing for weights that are there.
+        # The initialisation means nothing for weights of a checkpoint.
         "policy": settings.policy.canonical_json(exclude={"initialisation"}),
         "actor.unroll_length": str(settings.actor.unroll_length),
         "algorithm.name": settings.algorithm.name,
@@ -294,7 +292,7 @@ def sections(settings: Settings) -> dict[str, str]:
 
 
 def configuration_hash(settings: Settings) -> str:
-    """sha256 of the run's configuration, but for who may talk to whom and where."""
+    """Return the SHA-256 of the run's configuration without security, metrics and the address of Redis."""
     content = settings.model_dump(
         mode="json", exclude={"security": True, "metrics": True, "broker": {"redis"}}
     )
@@ -302,12 +300,12 @@ def configuration_hash(settings: Settings) -> str:
 
 
 def check_network(run: str, before: dict[str, str], now: dict[str, str]) -> None:
-    """Raise ConfigurationError that names the first section of network or spaces in which two runs differ."""
+    """Raise ConfigurationError for two runs whose networks or spaces differ; it names the section."""
     check_same(run, before, {name: text for name, text in now.items() if name in _NETWORK})
 
 
 def check_same(run: str, before: dict[str, str], now: dict[str, str]) -> None:
-    """Raise ConfigurationError that names the first section that changed since the checkpoint."""
+    """Raise ConfigurationError for sections that changed since the checkpoint; it names the first."""
     for name, text in now.items():
         if before.get(name) != text:
             raise ConfigurationError(

@@ -1,7 +1,7 @@
-"""What a run learns with, made from its settings: spaces, policy, algorithm, schema, specification.
+"""The model of a run, made from its settings: spaces, policy, algorithm, schema, specification.
 
-What cannot work is refused before the lease is taken, by a ConfigurationError that names the setting, the
-figure and what would fit.
+Settings that cannot work are refused before the lease is taken, by a ConfigurationError that names the
+setting, the figure and a value that would fit.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,11 +47,11 @@ R = TypeVar("R")
 
 _WEIGHT_GENERATIONS: Final = 3
 _PINS: Final = 2 + MAX_PINNED + 1
-"""Evaluated ones; those that the registry keeps, and a copy that takes the place of one of them."""
+"""Pinned versions: those being evaluated, those that the registry keeps, and a copy that replaces one."""
 _MEMORY_RESERVE_BYTES: Final = 64 * limits.MIB
 _INTERVALS: Final = 2
 _HEADER_BYTES: Final = 256
-"""Of a fragment beside its slots, about."""
+"""About the size of a fragment's header without its slots."""
 
 
 def check_schema(schema: FragmentSchema) -> FragmentSchema:
@@ -65,9 +65,9 @@ def check_schema(schema: FragmentSchema) -> FragmentSchema:
 
 
 def check_fragment(settings: Settings, schema: FragmentSchema) -> None:
-    """Refuse fragments whose payload a message cannot hold, where every environment ends an episode once."""
+    """Refuse fragments that a message cannot hold when every environment ends one episode."""
     length, count = settings.actor.unroll_length, settings.environment.count
-    # Every slot may end once; where more episodes end than fit, the actor cuts the fragment early.
+    # Where more episodes end than fit, the actor cuts the fragment early.
     if schema.most_ends(length, count) >= count:
         return
     fits = max((t for t in range(1, length) if schema.most_ends(t, count) >= count), default=0)
@@ -80,7 +80,7 @@ def check_fragment(settings: Settings, schema: FragmentSchema) -> None:
 
 
 def check_specification(specification: RunSpecification) -> RunSpecification:
-    """Check that what actors will be told fits into a reply and can be read."""
+    """Check that the specification for actors fits into a message."""
     encoded, room = specification.encode(), limits.MAX_MESSAGE_BYTES - limits.MESSAGE_OVERHEAD_BYTES
     if len(encoded) > room:
         raise ConfigurationError(
@@ -91,13 +91,13 @@ def check_specification(specification: RunSpecification) -> RunSpecification:
 
 
 def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorithm: Algorithm) -> LogShare:
-    """Return what the log holds beside the budget and what is retained; refuses less than two intervals."""
+    """Return the log's room without budget and retained entries; refuses less than two intervals."""
     count = settings.environment.count
     fragment = schema.fragment_bytes(settings.actor.unroll_length, count, count)
     fragments = -(-pacing.budget // pacing.fragment_charge) + settings.actor.count
     held = entry_bytes(fragment, _HEADER_BYTES + count * limits.SLOT_BYTES)
     in_flight = fragments * held
-    retained = _asked(algorithm.retains, fragment)
+    retained = _limit_of(algorithm.retains, fragment)
     retained = replace(retained, size=retained.size * held // fragment)
     size = pacing.max_log_bytes - in_flight - retained.size
     entries = pacing.max_log_entries - fragments - retained.entries
@@ -112,10 +112,10 @@ def room_of(settings: Settings, schema: FragmentSchema, pacing: Pacing, algorith
     return LogShare(size=size, entries=entries)
 
 
-def _asked(ask: Callable[[int], R], figure: int) -> R:
-    """Ask an algorithm; what it refuses is wrong in the configuration."""
+def _limit_of(limit: Callable[[int], R], figure: int) -> R:
+    """Return an algorithm's limit; raises ConfigurationError where it raises ValueError."""
     try:
-        return ask(figure)
+        return limit(figure)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -138,11 +138,11 @@ def check_memory(settings: Settings, weight_bytes: int, limit: int) -> None:
         )
 
 
-# ---- What a process computes on: its device, and how many threads.
+# ---- The device and the threads of a process.
 
 
 def device_of(settings: Settings, index: int = 0) -> torch.device:
-    """Return where a process learns. index: which of this machine's ranks it is; each has a GPU of its own.
+    """Return the device of a process. index: its rank on this machine; each rank has its own GPU.
 
     Raises ConfigurationError when there is no such GPU.
     """
@@ -156,7 +156,7 @@ def device_of(settings: Settings, index: int = 0) -> torch.device:
     if index >= torch.cuda.device_count():
         raise ConfigurationError(
             f"learner.device={settings.learner.device!r}: rank {index} of this machine has no GPU of its "
-            f"own, torch sees {torch.cuda.device_count()}; start as many ranks as there are, or say "
+            f"own, torch sees {torch.cuda.device_count()}; start as many ranks as there are, or use "
             "device=cpu"
         )
     return torch.device(name, index)
@@ -171,9 +171,10 @@ NO_STATE: Final = Dict(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What a run learns with. target: mean return that counts as solved.
+    """Algorithm, specification and limits of a run. target: mean return that counts as solved.
 
-    weight_bytes: size of one version of the weights. ranges: of the numbers in its fragments.
+    weight_bytes: size of one version of the weights. ranges: of the numbers in fragments. recording: source
+    of experience in place of actors.
     """
 
     algorithm: Algorithm
@@ -186,7 +187,6 @@ class Model:
     device: torch.device
     target: float | None
     recording: Recording | None = None
-    """What is learned from in place of actors."""
 
 
 def make_model(
@@ -194,7 +194,7 @@ def make_model(
 ) -> Model:
     """Return the model that the workload of the settings makes.
 
-    group: the ranks that learn it together; None: this process alone. device: None: as the settings say.
+    group: the ranks that learn it together; None: this process alone. device: None: that of the settings.
     Raises ConfigurationError for settings that do not fit together.
     """
     check_patience(settings.evaluation)
@@ -239,7 +239,7 @@ def model_of(
 
 
 def _recording(settings: Settings, algorithm: Algorithm, schema: FragmentSchema) -> Recording | None:
-    """The one that is learned from; refused when it is of other spaces, or none where there must be one."""
+    """Return the recording to learn from; refuses one of other spaces, and none where one is required."""
     folder = settings.learner.feed_from
     if folder is None:
         if isinstance(algorithm, Imitator):
@@ -276,7 +276,7 @@ def _specification(
             seed=settings.seed,
             environment_json=_sent(settings, _environment(settings)).canonical_json(),
             policy_json=_sent(settings, settings.policy).canonical_json(),
-            # Where this machine keeps what is nothing to the actors of others.
+            # Places on this machine mean nothing to actors of others.
             actor_json=settings.actor.model_copy(update={"ack_journal": None, "places": {}}).canonical_json(),
             evaluation_json=settings.evaluation.canonical_json(),
             workload=settings.workload,
@@ -297,14 +297,14 @@ def _specification(
 
 
 def _sent(settings: Settings, section: K) -> K:
-    """The section as actors are told it: without the places of this machine."""
+    """Return a section for actors, without the places of this machine."""
     workload = find(settings.workload)
     kwargs = without_places(section.kwargs, workload.places, workload.unsent)
     return section.model_copy(update={"kwargs": kwargs})
 
 
 def _environment(settings: Settings) -> EnvironmentSection:
-    """Return what the actors are told. Shaping has the discount that is learned with, where it names none."""
+    """Return the section for actors. Shaping without a discount gets that of the algorithm."""
     wrappers = []
     for wrapper in settings.environment.reward:
         if wrapper.shape is None:
@@ -322,7 +322,7 @@ def _environment(settings: Settings) -> EnvironmentSection:
 def _pacing(settings: Settings, algorithm: Algorithm) -> Pacing:
     charge = settings.actor.unroll_length * settings.environment.count
     return Pacing(
-        budget=_asked(algorithm.budget, charge),
+        budget=_limit_of(algorithm.budget, charge),
         fragment_charge=charge,
         actor_count=settings.actor.count,
         lock_step=algorithm.lock_step,
@@ -355,7 +355,7 @@ def make_step_model(
         workload: what the run does.
         group: the ranks that learn it together.
         device: where this rank learns.
-        algorithms: those that the workload has beside the core's, by `algorithm.name`.
+        algorithms: the workload's own, by `algorithm.name`, in addition to the core's.
 
     Raises:
         ConfigurationError: settings do not fit together.

@@ -1,9 +1,8 @@
 """The probe: fixed questions that show which weights an actor really serves. Safe to use from any thread.
 
-The learner keeps the right answers of every version it published. A session whose answer is wrong, or is
-that of the version before, is quarantined: the feed books its fragments `quarantined` until it answers right
-again. A session that sent experience which cannot be learned from is quarantined for good, whatever it
-answers.
+The learner keeps the right answer of each version that it published. A session with a wrong answer, or with
+that of the version before, is quarantined: the feed books its fragments as `quarantined` until its answers
+are right again. A session that sent experience which cannot be trained on is quarantined for good.
 """
 
 import logging
@@ -29,17 +28,16 @@ _VERSIONS_KEPT: Final = 1024
 _CONVICTED_KEPT: Final = 65_536
 _SUSPICIONS: Final = 3
 _ROUNDING: Final = 2e-6
-"""Times 1 + |r|: an answer that is off by less is right, 16 units in the last place of float32."""
+"""An answer r within this times 1 + |r| is right: 16 units in the last place of float32."""
 _MUCH_NEARER: Final = 0.1
 
 log = logging.getLogger(__name__)
 
 
 def make_probe(observation_space: Space, policy: Policy, seed: int) -> Probe:
-    """The probe of a run: observations drawn within their bounds, and an action of the policy for each.
+    """Return the probe of a run: observations drawn within their bounds, and the policy's action for each.
 
-    With a policy that remembers, the state that it had after as many others: zeros would not show its
-    weights.
+    A policy with state gets that after one step on other observations: zeros would not depend on its weights.
     """
     generator = np.random.default_rng(seed)
     before, observation = (
@@ -54,26 +52,23 @@ def make_probe(observation_space: Space, policy: Policy, seed: int) -> Probe:
 
 
 class Replica(Protocol):
-    """What answers the probe with given weights; a `Policy` is one."""
+    """Answers the probe with given weights; a `Policy` is one."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return its weights by name, in the shape and dtype that is published.
-
-        It answers with what is written to these tensors.
-        """
+        """Return its weights by name, as published; it answers with the values written to these tensors."""
         ...
 
     def log_prob(self, observation: Mapping[str, Array], action: Mapping[str, Array], /) -> Array:
-        """Log-probability of each row's action, float32 [rows]."""
+        """Return the log-probability of each row's action, float32 [rows]."""
         ...
 
 
 @dataclass(eq=False)
 class Quarantine:
-    """Right answers by version, and the sessions that gave a wrong one.
+    """The right answer of each version, and the sessions that are held.
 
     replica: a policy of the run that nothing else uses; published weights are loaded into it.
-    tolerance: most that an answer r may be off, times 1 + |r|.
+    tolerance: an answer r may be off by this times 1 + |r|.
     """
 
     probe: Probe
@@ -85,16 +80,16 @@ class Quarantine:
         self._lock = threading.Lock()
         self._right: OrderedDict[int, tuple[str, Array]] = OrderedDict()
         self._answered: dict[int, tuple[int, int]] = {}
-        """By session: the version that it answered for before, and the one that it answers for."""
+        """By session: the version of its former answer, and of its last one."""
         self._wrong: frozenset[int] = frozenset()
         """Sessions whose last answer was not right."""
         self._suspected: Counter[int] = Counter()
         self._convicted: OrderedDict[int, None] = OrderedDict()
-        """Sessions that sent what cannot be learned from."""
+        """Sessions that sent experience which cannot be trained on."""
         self._sessions: frozenset[int] = frozenset()
 
     def expect(self, version: int, sha256: str, weights: Mapping[str, Array]) -> None:
-        """Remember what published weights answer.
+        """Compute and keep the answer of published weights.
 
         version, sha256: of the publication. weights: by name, in the shape and dtype of the policy's.
         """
@@ -108,7 +103,7 @@ class Quarantine:
                 self._right.popitem(last=False)
 
     def check(self, answers: Iterable[ProbeAnswer]) -> None:
-        """Judge the newest answers; versions that are not remembered prove nothing."""
+        """Judge the newest answers, except of versions that are no longer kept."""
         answers = list(answers)
         self._answered = {answer.session: self._versions(answer) for answer in answers}
         for answer in answers:
@@ -130,7 +125,7 @@ class Quarantine:
                 self._answered_wrong(self._wrong - {answer.session})
 
     def suspect(self, session: int, why: str) -> None:
-        """Note experience that made an update fail; convicts the session at the third time."""
+        """Note experience that made an update fail; the third time convicts the session."""
         self._suspected[session] += 1
         if self._suspected[session] >= _SUSPICIONS:
             self.convict(session, why)
@@ -138,7 +133,7 @@ class Quarantine:
             self._suspected.clear()
 
     def convict(self, session: int, why: str) -> None:
-        """Hold a session for good: it sent experience that cannot be learned from."""
+        """Hold a session for good: it sent experience that cannot be trained on."""
         if session in self._convicted:
             return
         metrics.SESSIONS_QUARANTINED.inc()
@@ -150,7 +145,7 @@ class Quarantine:
             self._sessions = self._wrong.union(self._convicted)
 
     def state(self) -> dict[str, Any]:
-        """Return who sent what cannot be learned from, for a checkpoint; answers come again."""
+        """Return the convicted and suspected sessions for a checkpoint; answers will come again."""
         with self._lock:
             convicted = list(self._convicted)
         return {"convicted": convicted, "suspected": [list(one) for one in self._suspected.items()]}
@@ -168,7 +163,7 @@ class Quarantine:
 
     @property
     def sessions(self) -> frozenset[int]:
-        """Return the sessions that are held; another set whenever one joins or leaves."""
+        """Return the sessions that are held; a new set for each change."""
         return self._sessions
 
     def holds(self, session: int) -> bool:
@@ -184,8 +179,7 @@ class Quarantine:
         given = np.asarray(answer.log_prob, np.float64)
         if given.shape != right.shape:
             return f"{given.size} answers to {right.size} questions"
-        # Relative too: rounding grows with the answer, and that of many narrow Gaussians is large. NaN is
-        # wrong.
+        # Relative, too: rounding grows with the answer, large for many narrow Gaussians. NaN is wrong.
         if np.isclose(given, right, rtol=self.tolerance, atol=self.tolerance).all():
             return ""
         worst = int(np.argmax(np.abs(given - right.astype(np.float64))))
@@ -193,7 +187,7 @@ class Quarantine:
 
 
 def _lateness(answer: ProbeAnswer, right: tuple[str, Array], former: tuple[str, Array] | None) -> str:
-    """Why an answer within the tolerance is that of the version before all the same, or ""."""
+    """Return why an answer within the tolerance is still that of the version before, or ""."""
     if former is None:
         return ""
     given = np.asarray(answer.log_prob, np.float64)

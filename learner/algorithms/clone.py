@@ -2,15 +2,15 @@
 
     L = −E[ log π(a|s) ] + c_v · ½ E[ (V(s) − R)² ]
 
-The first term is the cross-entropy of a choice and the negative log-likelihood of a Gaussian; the second, off
-unless asked for, fits the critic to the discounted returns R, so that what is trained further begins with
-values. Where a fragment is cut R goes on with the critic's own value.
+The first term is the cross-entropy of a choice and the negative log-likelihood of a Gaussian. The second, off
+by default, fits the critic to the discounted returns R for later training with values. R is bootstrapped with
+the critic's value where a fragment is cut.
 
     read → returns → [minibatch steps] → finite? → merge statistics, measure the held-out steps
                                             └ no: everything back
 
-A policy that remembers is cloned by whole columns of a batch, unrolled from the state that was recorded with
-them, and sees stacks of frames, both as PPO does.
+As in PPO, a recurrent policy is trained on whole columns of a batch, unrolled from their recorded state, and
+stacks of frames are read.
 """
 
 import numpy as np
@@ -47,7 +47,7 @@ which every choice was the most likely one, after the update; actions that are n
 
 
 class Clone(Trained):
-    """An `Imitator` as well. Owns the policy's weights from now on: do not convert or move the policy."""
+    """An `Imitator`, too. It owns the policy's weights: do not convert or move the policy afterwards."""
 
     policy: Policy
     staleness = 1
@@ -125,22 +125,22 @@ class Clone(Trained):
         return Rows(targets[:, index], look.inputs.select(index), chosen)
 
     def _returns(self, batch: Batch, look: SeenTrajectory) -> Tensor:
-        """Discounted, [T, B]: GAE's target with λ = 1."""
+        """Return discounted returns, [T, B]: GAE's target with λ = 1."""
         value = self._network.outputs(look.inputs).value.clone()
         values, finals = values_of(self.policy, look, value, (len(batch.valid), batch.valid.shape[1]))
         unrolls = unrolls_of(batch, batch.reward.to(values.dtype), values, finals)
         return gae(*unrolls, discount=self.section.discount, gae_lambda=1.0).target
 
     def _train(self, steps: Rows | Sequences) -> list[Tensor]:
-        """One pass; −log π, value loss and the gradient's norm of each gradient step, [3]."""
+        """Make one pass; returns −log π, value loss and gradient norm of each gradient step, [3]."""
         order = torch.randperm(len(steps), generator=self._permutations)
         parts = order.tensor_split(min(self.section.minibatches, len(steps)))
         sizes = [(len(part), len(part)) for part in parts]
         return [self._gradient_step(rows) for rows in steps.select(order).cut(sizes)]
 
     def _gradient_step(self, steps: Rows) -> Tensor:
-        """One minibatch; −log π, value loss and the gradient's norm, [3], from before the step."""
-        # There is no ratio here: dropout is that of any supervised learning.
+        """Train one minibatch; returns −log π, value loss and gradient norm, [3], before the step."""
+        # Without a ratio, dropout is that of supervised learning.
         seed, device = self._seed + self._optimiser.steps, steps.inputs.vector.device
         with thinned(self.policy.dropouts, seed, device):
             outputs = self._network.outputs(steps.inputs)

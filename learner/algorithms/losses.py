@@ -1,4 +1,4 @@
-"""The mathematics of an update: schedules, advantages and value targets, losses, and what to watch of them.
+"""The mathematics of an update: schedules, advantages and value targets, losses, and metrics of them.
 
 Pure functions, by section. Three policies: μ that acted, π_prox at the start of this batch, π_θ being
 trained. Probabilities are in log space; advantages and targets carry no gradient.
@@ -24,7 +24,7 @@ _FIXED = ("value_coefficient", "dual_clip", "value_clip")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What an update descends, and how fast: policy loss + c_v · value loss − c_e · entropy.
+    """The objective of an update and its step size: policy loss + c_v · value loss − c_e · entropy.
 
     learning_rate: step size. value_coefficient, entropy_coefficient: c_v and c_e. clip_range: ε of
     `policy_loss`; None: `policy_gradient`, which clips nothing. dual_clip, value_clip: of `policy_loss` and
@@ -45,10 +45,7 @@ class Objective:
 
 
 def factor(schedule: Schedule, progress: float) -> float:
-    """Return what the initial value is multiplied by at `progress` (0..1): 1 at the start.
-
-    Linear and cosine end at 0.
-    """
+    """Return the factor of the initial value at `progress`, 0..1: from 1, linear and cosine to 0."""
     done = min(max(progress, 0.0), 1.0)
     match schedule:
         case "constant":
@@ -60,7 +57,7 @@ def factor(schedule: Schedule, progress: float) -> float:
 
 
 def warmup(updates: int, warmup_updates: int) -> float:
-    """Rise in equal steps to 1 over the first `warmup_updates`; `updates` have been made before."""
+    """Return a factor that rises to 1 over the first `warmup_updates`, after `updates`."""
     return min(1.0, (updates + 1) / warmup_updates) if warmup_updates else 1.0
 
 
@@ -75,8 +72,8 @@ def decayed(initial: float, decay: float, floor: float, updates: int) -> float:
 def steered(rate: float, divergence: float, target: float, bounds: tuple[float, float]) -> float:
     """Return the next learning rate after an update that moved the policy by `divergence`, in nats.
 
-    A 1.5th where that is more than twice the target, 1.5 times where it is less than half of it, within
-    `bounds`: the rule by which Schulman et al. 2017, section 4, adapt their penalty, applied to the rate.
+    It is divided by 1.5 where that is more than twice the target, and multiplied by 1.5 where it is less than
+    half of it, within `bounds`: the rule of Schulman et al. 2017, section 4, for their penalty.
     """
     if divergence > _TOLERANCE * target:
         rate /= _STEERING
@@ -88,7 +85,7 @@ def steered(rate: float, divergence: float, target: float, bounds: tuple[float, 
 def adapted(coefficient: float, divergence: float, target: float, count: int, horizon: float) -> float:
     """Return the next weight of a penalty on a divergence (Ziegler et al. 2019, section 2.2).
 
-    β ← β (1 + clip(KL/target − 1, −0.2, 0.2) · n/horizon), of n = `count` episodes since the last time.
+    β ← β (1 + clip(KL/target − 1, −0.2, 0.2) · n/horizon), n = `count` episodes since the last adaptation.
     """
     error = min(max(divergence / target - 1.0, -_ERROR_BOUND), _ERROR_BOUND)
     return coefficient * max(0.0, 1.0 + error * count / horizon)
@@ -112,7 +109,7 @@ class Advantages:
 
 
 class Unrolls(NamedTuple):
-    """What both estimators take first, in their order: [T, B] each."""
+    """The first arguments of both estimators, in their order: [T, B] each."""
 
     rewards: Tensor
     values: Tensor
@@ -203,7 +200,7 @@ def vtrace(
 
 
 def _backwards(terms: Tensor, weights: Tensor) -> Tensor:
-    """x_t = terms_t + weights_t x_{t+1}, newest first."""
+    """Return x_t = terms_t + weights_t x_{t+1}, computed from the last step."""
     result = terms.clone()
     rows, factors = result.unbind(0), weights.unbind(0)
     for t in range(len(rows) - 2, -1, -1):
@@ -218,12 +215,12 @@ def standardise(advantage: Tensor) -> Tensor:
     return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
 
-# ---- What stays fixed over the epochs of a batch; flat, valid steps [n] from here on.
+# ---- Anchors and weights, fixed over the epochs of a batch; flat, valid steps [n] from here on.
 
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """What stays fixed over the epochs of a batch.
+    """The surrogate objective of a batch, fixed over its epochs.
 
     anchor: log-probabilities [n] that π_θ is clipped around.
     weighted_advantage: [n], the advantage times the behaviour weight.
@@ -302,9 +299,9 @@ def value_loss(
     return error.sum() * (0.5 / (len(value) if total is None else total))
 
 
-# ---- What to watch.
+# ---- Metrics.
 
-_MOST_TOLD = 60.0
+_MOST_REPORTED = 60.0
 """Log-ratios above this are reported as this: the exponential of 88.8 leaves the range of float32."""
 
 
@@ -314,7 +311,7 @@ def divergence(before: Tensor, after: Tensor) -> Tensor:
     before, after: log-probabilities [n] of actions drawn by `before`.
     """
     log_ratio = after - before
-    return (log_ratio.clamp(max=_MOST_TOLD).exp() - 1.0 - log_ratio).mean()
+    return (log_ratio.clamp(max=_MOST_REPORTED).exp() - 1.0 - log_ratio).mean()
 
 
 def clip_fraction(log_prob: Tensor, anchor: Tensor, clip_range: float) -> Tensor:
@@ -334,7 +331,7 @@ def effective_sample_size(behaviour: Tensor, log_prob: Tensor) -> Tensor:
 
 def largest_ratio(behaviour: Tensor, log_prob: Tensor) -> Tensor:
     """Return the largest π/μ, at most e^60: metrics are float32. behaviour, log_prob: log μ, log π, [n]."""
-    return (log_prob - behaviour).max().clamp(max=_MOST_TOLD).exp()
+    return (log_prob - behaviour).max().clamp(max=_MOST_REPORTED).exp()
 
 
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which object learns for which `algorithm.name`, and on what hardware it can."""
+"""The algorithm of each `algorithm.name`, and the hardware that it can use."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,16 +17,16 @@ from penstock.learner.algorithms.ppo import PPO, Impala, Reinforce
 from penstock.learner.batch import Batch
 from penstock.policy.policy import Policy
 
-# ---- Acting at random: the baseline beside which what is learned is judged. Nothing is learned.
+# ---- Acting at random: a baseline, which learns nothing.
 #
-# Choices are uniform; numbers are drawn around 0 with the deviations that a policy begins with.
+# Choices are uniform; numbers are drawn around 0 with the initial deviations of the policy.
 
 METRICS = ()
-"""There is nothing to measure."""
+"""There are none."""
 
 
 class RandomActions(Trained):
-    """Owns the policy's weights from now on: what comes before its actions is made 0."""
+    """Owns the policy's weights, and sets those of its actor head to 0."""
 
     settles = Settles.ON_INSERT
     needed = ("updates",)
@@ -55,27 +55,26 @@ class RandomActions(Trained):
 
 
 Maker = Callable[..., Algorithm]
-"""Makes an algorithm of a policy, the section of its own kind, and the `seed` of all that it draws."""
+"""Makes an algorithm of a policy, its section, and the `seed` of its random numbers."""
 
 
 class HardwareMaker(Protocol):
-    """Makes an algorithm that reads the hardware it is given, and an algorithm of a workload's own."""
+    """Makes an algorithm that can use several ranks, mixed precision or compilation, or one of a workload."""
 
     def __call__(self, policy: Any, section: Any, *, seed: int, hardware: Hardware) -> Algorithm:
         """Return the algorithm.
 
-        policy: what it learns, on its device. section: the settings of the algorithm's own kind.
-        seed: of all that the algorithm draws. hardware: ranks, precision and compilation, as far as the
-        section's class says that the algorithm can use them.
+        policy: on its device. section: settings of the algorithm. seed: of its random numbers.
+        hardware: ranks, precision and compilation, which the section's class allows.
         """
         ...
 
 
-# What takes `hardware` belongs to ON_HARDWARE, what does not to ALONE, whatever its section says it can.
+# An algorithm that takes `hardware` belongs to ON_HARDWARE, another to ALONE, whatever its section allows.
 ON_HARDWARE: Final[Mapping[str, HardwareMaker]] = {"ppo": PPO, "impala": Impala, "reinforce": Reinforce}
 ALONE: Final[Mapping[str, Maker]] = {"clone": Clone, "dqn": DQN, "random": RandomActions, "sac": SAC}
 ALGORITHMS: Final[Mapping[str, Maker]] = {**ALONE, **ON_HARDWARE}
-"""All that learn single steps, in float32 on one rank."""
+"""The core's algorithms, made with a policy, a section and a seed for float32 on one rank."""
 
 
 def choose(
@@ -91,10 +90,10 @@ def choose(
 
     Args:
         algorithms: all that the workload can be learned by, by `algorithm.name`.
-        policy: what they learn, on its device.
+        policy: on its device.
         section: of the settings.
-        seed: of all that the algorithm draws.
-        hardware: as `hardware_of` says; ask `check_hardware` before.
+        seed: of the algorithm's random numbers.
+        hardware: of `hardware_of`; call `check_hardware` first.
         learns: what the workload does, for the message, such as "writes tokens".
 
     Raises:
@@ -116,14 +115,14 @@ def make(
     hardware: Hardware,
     own: Mapping[str, HardwareMaker] = MappingProxyType({}),
 ) -> Algorithm:
-    """Return what learns single steps by a section, as `choose`; own: algorithms of the workload."""
+    """Return an algorithm for single steps, see `choose`. own: algorithms of the workload, by name."""
     alone = {name: partial(_make_alone, maker) for name, maker in ALONE.items()}
     known: dict[str, HardwareMaker] = {**alone, **ON_HARDWARE, **own}
     return choose(known, policy, section, seed=seed, hardware=hardware, learns="acts step by step")
 
 
 def _make_alone(maker: Maker, policy: Policy, section: Any, *, seed: int, hardware: Hardware) -> Algorithm:
-    """Make an algorithm that has no use for the hardware; `check_hardware` has refused to ask for more."""
+    """Make an algorithm for one rank in float32; `check_hardware` has refused settings of other hardware."""
     del hardware
     return maker(policy, section, seed=seed)
 

@@ -1,8 +1,9 @@
-"""Responses of a batch: rows of tokens, those that were sampled flat, and cuts of them that fit into memory.
+"""Responses of a batch: rows of tokens, the sampled tokens flat, and micro-batches of them.
 
-A column of a fragment is one response with its prompt before it, or a conversation, whose turns are apart by
-what was not sampled: `valid` where a token was, one end, at the last of these. Where tokens lie is known on
-the CPU, so that a minibatch asks no device for it. Behind them is what is computed of them once per batch.
+A column of a fragment is one response after its prompt, or a conversation, with tokens between its turns that
+were not sampled. `valid` marks the sampled tokens; the episode ends once, at the last of them. The places of
+tokens are kept on the CPU, so that a minibatch does not read the device. The last sections have the pure
+functions of an update, and its preparation.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """rows: what the policy reads.   index: int64 [m], which of the n sampled tokens they ask for."""
+    """rows: input of the policy.   index: int64 [m], the sampled tokens among n that its outputs are for."""
 
     rows: TokenRows
     index: Tensor
@@ -33,13 +34,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
-    """R rows with n sampled tokens, those of a row behind one another.
+    """R rows with n sampled tokens, ordered by row.
 
     tokens: int64 [R, L], prompt and response, all but the last.   action, behaviour, reward: [n].
-    cut_short: bool [R], its length ended it.   step: int64 [n], place in its row.
+    cut_short: bool [R], ended by the length limit.   step: int64 [n], place in its row.
     update: int64 [R], update count of the oldest weights of the row.
     counts: int64 [R], sampled tokens.   lengths: int64 [R], tokens of `tokens` up to the last sampled action.
-    left_out: columns that are no whole response.
+    left_out: columns that hold no whole response.
     """
 
     tokens: Tensor
@@ -62,7 +63,7 @@ class Responses:
 
     @property
     def last(self) -> Tensor:
-        """Which of the n sampled tokens are the last of their row, int64 [R]."""
+        """Return the index of the last sampled token of each row, int64 [R]."""
         return send(torch.from_numpy(np.cumsum(self.counts) - 1), self.tokens.device)
 
     @property
@@ -73,12 +74,12 @@ class Responses:
         return send(torch.from_numpy(ends), self.tokens.device)
 
     def sampled_by(self, update: int) -> Tensor:
-        """Return which sampled tokens are of rows that the weights of this update made alone, bool [n]."""
+        """Return which sampled tokens are of rows that only the weights of `update` made, bool [n]."""
         counts = send(torch.from_numpy(self.counts), self.tokens.device)
         return (self.update == update).repeat_interleave(counts, output_size=self.sampled)
 
     def prompts(self) -> Tensor:
-        """A number for each row, equal for equal prompts, int64 [R]."""
+        """Return a number for each row, equal for equal prompts, int64 [R]."""
         first = self.step[np.cumsum(self.counts) - self.counts]
         ends = send(torch.from_numpy(first), self.tokens.device)
         places = torch.arange(self.tokens.shape[1], device=self.tokens.device)
@@ -90,12 +91,12 @@ class Responses:
         return len(self) * int(self.lengths.max()) <= most_places
 
     def micro_batches(self, rows: Index, most_places: int) -> Iterator[MicroBatch]:
-        """These rows, by length, in parts of at most so many places; a longer row is one alone."""
+        """Yield rows by length in parts of at most `most_places` tokens; a longer row is a part alone."""
         for part in _parts(rows[np.argsort(self.lengths[rows], kind="stable")], self.lengths, most_places):
             yield self._micro_batch(part)
 
     def behind(self, rows: Index, most_places: int) -> Iterator[MicroBatch]:
-        """These rows with their last sampled token, which one place asks behind; `index`: of the R rows."""
+        """Yield rows with their last sampled token, for the output after it; `index`: of the R rows."""
         for part in _parts(
             rows[np.argsort(self.lengths[rows], kind="stable")], self.lengths + 1, most_places
         ):
@@ -134,7 +135,7 @@ class Responses:
 
 
 class Grid:
-    """Sampled tokens [n] as [S, R]: token s of response r, without what lies between them; and back."""
+    """Converts sampled tokens [n] to [S, R], token s of response r without those between, and back."""
 
     def __init__(self, responses: Responses) -> None:
         counts, device = responses.counts, responses.tokens.device
@@ -157,7 +158,7 @@ class Grid:
 
 
 def read_responses(batch: Batch) -> Responses | None:
-    """The whole responses of a batch, or None where there is none. Reads the device once."""
+    """Return the whole responses of a batch, or None where there is none. Reads the device once."""
     ended = batch.terminated | batch.truncated
     host = torch.stack([batch.valid, ended, batch.truncated & ~batch.terminated]).cpu().numpy()
     valid, ends, cut_short = host.transpose(0, 2, 1)
@@ -183,14 +184,14 @@ def read_responses(batch: Batch) -> Responses | None:
 
 
 def _whole(valid: NDArray[np.bool_], ends: NDArray[np.bool_]) -> tuple[Index, Index]:
-    """Columns [B, T] with one end, at the last sampled token; and where that is, [B]."""
+    """Return the columns [B, T] with one end, at the last sampled token, and its place, [B]."""
     last = valid.shape[1] - 1 - np.argmax(valid[:, ::-1], 1)
     at_last = np.take_along_axis(ends, last[:, None], 1)[:, 0]
     return (valid.any(1) & at_last & (ends.sum(1) == 1)).nonzero()[0], last
 
 
 def _parts(order: Index, lengths: Index, most_places: int) -> Iterator[Index]:
-    """Consecutive parts of `order`, by rising length, whose padded size stays within the limit."""
+    """Yield consecutive parts of `order`, by rising length, whose padded size is within the limit."""
     start = 0
     for end in range(1, len(order) + 1):
         is_last = end == len(order)
@@ -202,16 +203,16 @@ def _parts(order: Index, lengths: Index, most_places: int) -> Iterator[Index]:
 # ---- Rewards and advantages of sampled tokens; pure functions.
 
 DEVIATION_FLOOR = 1e-4
-"""Differences below it are noise that division by a deviation must not blow up, in the unit of the score."""
+"""Least deviation to divide by, in the unit of the score: smaller differences are noise."""
 
 
 def scored(reward: Tensor, cut: Tensor, *, eos_penalty: float) -> Tensor:
-    """r_t − penalty · 1[t is where the length ended a response]; all [n]."""
+    """Return r_t − penalty · 1[the length limit ended a response at t]; all [n]."""
     return reward - eos_penalty * cut.to(reward.dtype)
 
 
 def divergence_reward(log_ratio: Tensor, *, coefficient: float, bound: float) -> Tensor:
-    """−β clip(log π/π_ref, ±bound), [n].
+    """Return −β clip(log π/π_ref, ±bound), [n].
 
     The estimator of KL(π‖π_ref) is a reward, without gradient (Ziegler et al. 2019, eq. 2): its policy
     gradient is that of the divergence itself.
@@ -220,7 +221,7 @@ def divergence_reward(log_ratio: Tensor, *, coefficient: float, bound: float) ->
 
 
 def turn_discounts(turn_end: Tensor, *, discount: float, turn_discount: float) -> Tensor:
-    """γ of each token, and γ γ_turn of the last one of a turn that another follows; bool → float [S, R]."""
+    """Return γ of each token, γ γ_turn of the last of a turn that another follows; bool → float [S, R]."""
     within = torch.full(turn_end.shape, discount, device=turn_end.device)
     return within.masked_fill(turn_end, discount * turn_discount)
 
@@ -235,9 +236,9 @@ def token_gae(
     value_lambda: float,
     beyond: Tensor | None = None,
 ) -> Advantages:
-    """GAE(λ) for the policy and GAE(λ_V) for the critic (Yuan et al. 2025); [S, R] each.
+    """Estimate by GAE(λ) for the policy and GAE(λ_V) for the critic (Yuan et al. 2025); [S, R] each.
 
-    δ_t = r_t + γ V_{t+1} − V_t, V = `beyond` behind the last token;
+    δ_t = r_t + γ V_{t+1} − V_t, V = `beyond` after the last token;
     A_t = Σ (γλ)^k δ_{t+k};  target = V_t + Σ (γλ_V)^k δ_{t+k}.
 
     discount: γ, of all tokens or of each, [S, R], as `turn_discounts` says.
@@ -257,7 +258,7 @@ def token_gae(
 
 
 def returns(reward: Tensor, sampled: Tensor, *, discount: float) -> Tensor:
-    """Σ γ^k r_{t+k} to the end of the response, [S, R]."""
+    """Return Σ γ^k r_{t+k} to the end of the response, [S, R]."""
     nothing = torch.zeros_like(reward)
     return gae(
         reward, nothing, nothing, _carried(sampled), sampled, discount=discount, gae_lambda=1.0
@@ -282,7 +283,7 @@ def group_relative(
     discount: float,
     by_deviation: bool,
 ) -> Tensor:
-    """Return (G − mean)/deviation of the scores G of a group, and each token's divergence beside it, [S, R].
+    """Return (G − mean)/deviation of the scores G of a group plus each token's divergence, [S, R].
 
     Shao et al. 2024: the score alone is normalised (section 4.1.2), and all tokens of a response share it.
     The divergence is a term of each token (eq. 4): nothing divides it, so that a group of equal scores moves
@@ -290,8 +291,8 @@ def group_relative(
 
     score, divergence: [S, R], of `scored` and of `divergence_reward`.
     group: int64 [R], numbers of the prompts.   by_deviation: False: G − mean (Liu et al. 2025).
-    A response without another to its prompt is held against the rest of the batch instead: its own mean would
-    leave nothing of it.
+    A response without another to its prompt is compared with the rest of the batch, since the mean of its own
+    group would cancel it.
     """
     total = returns(score, sampled, discount=discount)[0]
     sums = total.new_zeros(len(group)).index_add(0, group, total)
@@ -309,7 +310,7 @@ def group_relative(
 
 
 def whitened(advantage: Tensor, responses: int) -> Tensor:
-    """Mean 0 and deviation 1 over the tokens [n] of two responses or more; one alone keeps what it has."""
+    """Standardise over the tokens [n] of two responses or more; one alone is not changed."""
     if responses < 2:
         return advantage
     centred = advantage - advantage.mean()
@@ -322,18 +323,18 @@ def _carried(sampled: Tensor) -> Tensor:
 
 
 def _of_others(total: Tensor) -> Tensor:
-    """Mean of all the others, [R]; 0 where there are none."""
+    """Return the mean of all others for each, [R]; 0 where there are none."""
     if len(total) == 1:
         return torch.zeros_like(total)
     return (total.sum() - total) / (len(total) - 1)
 
 
-# ---- What is computed once per batch of responses, before its epochs.
+# ---- The preparation of a batch of responses, before its epochs.
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Steps):
-    """The n sampled tokens. entropy, kl_reference: scalars; the latter, if any, in nats per response."""
+    """The n sampled tokens. entropy, kl_reference: scalars, in nats; the latter per response, or None."""
 
     entropy: Tensor
     kl_reference: Tensor | None
@@ -346,10 +347,10 @@ def prepare(
     kl_coefficient: float,
     beyond: Tensor | None = None,
 ) -> Prepared:
-    """Return what the epochs of an update take.
+    """Return the input of the epochs of an update.
 
-    read: log π_prox, entropy, V, [3, n], and log π_ref, [4, n], where a coefficient multiplies it.
-    beyond: [R], the value of what follows each row; None: nothing follows any.
+    read: log π_prox, entropy, V, [3, n], or with log π_ref, [4, n], if its coefficient is not 0.
+    beyond: [R], the value of the state after each row; None: all rows ended.
     """
     (proximal, entropy, value), reference = read[:3], read[3:]
     log_ratio = proximal - (reference[0] if len(reference) else proximal)
@@ -378,7 +379,7 @@ def _advantages(
     value: Tensor,
     beyond: Tensor | None,
 ) -> Advantages:
-    """[S, R] each; without a critic the targets are its values."""
+    """Estimate advantages and targets, [S, R]; without a critic the targets are its values."""
     discount, reward = section.discount, score + divergence
     match section.advantage:
         case "gae":

@@ -9,9 +9,8 @@ the reference that training began with. Of n sampled tokens, with s the score at
     L   = −1/n Σ min(π_prox/μ, C) · min(ρ A, clip(ρ, 1−ε, 1+ε) A),   ρ = π_θ/π_prox   (Hilton et al. 2021)
         + c_v ½ 1/n Σ max((V − R)², (clip(V, V_old ± δ) − R)²) − c_e 1/n Σ H
 
-Means are over the tokens of a minibatch, whose responses are gone through in micro-batches that add up to it.
-An update reads the device at its beginning (where the tokens lie) and at its end, and per epoch with a target
-KL.
+Means are over the tokens of a minibatch, whose gradient is accumulated over micro-batches. An update reads
+the device at its beginning (the places of the tokens), at its end, and with a target KL in each epoch.
 """
 
 import math
@@ -60,22 +59,22 @@ METRICS: Final = (
 )  # fmt: skip
 """The metrics of PPO, over sampled tokens.
 
-`kl_reference`: KL(π_prox‖π_ref) in nats per response; it is what β (`kl_coefficient`) is adapted to; absent
-where that is 0, when nothing reads the reference. `engine_difference`: mean |log π − log μ| of tokens that
-the learner's own weights sampled, in nats: how far what generates computes otherwise than what learns;
-absent where no token is of these weights. `score`: mean reward of a response before penalties.
+`kl_reference`: KL(π_prox‖π_ref) in nats per response, to which β (`kl_coefficient`) is adapted; absent where
+β is 0, when nothing reads the reference. `engine_difference`: mean |log π − log μ| of tokens that the present
+weights sampled, in nats: the numerical difference between generation and learning; absent where there are no
+such tokens. `score`: mean reward of a response before penalties.
 `finished_fraction`: share of the responses that ended by themselves. `left_out`: columns that are no whole
 response.
 """
 CRITIC_METRICS: Final = (
     "value_loss", "explained_variance", "mean_value", "critic_gradient_norm", "critic_learning_rate",
 )  # fmt: skip
-"""Beside these where there is a critic."""
+"""Metrics of an algorithm with a critic."""
 
 
 @dataclass(slots=True)
 class TokenGradientRecord:
-    """What gradient steps leave behind. log_prob: [n], of π_θ before each step of the last epoch."""
+    """Results of an update's gradient steps. log_prob: [n], of π_θ before each step of the last epoch."""
 
     log_prob: Tensor
     losses: list[Tensor] = field(default_factory=list)
@@ -85,7 +84,7 @@ class TokenGradientRecord:
 
 _KL_TOLERANCE: Final = 1.5
 _JUDGED: Final = ("policy_loss", "entropy", "gradient_norm", "value_loss", "critic_gradient_norm")
-"""Metrics that must be finite for an update to be kept, beside parameters and moments."""
+"""Metrics that must be finite for an update to be kept, as parameters and moments must be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +101,7 @@ class TokenObjective(Objective):
 
 
 Pass = tuple[MicroBatch, TokenOutputs]
-"""A micro-batch and what the policy says of it."""
+"""A micro-batch and the policy's outputs for it."""
 
 
 class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
@@ -111,7 +110,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
     Policy and critic have an optimiser each: their step sizes differ, and the gradient of one never scales
     the other down. In mixed precision (autocast) matrix products are in bfloat16; what is trained is float32.
 
-    Owns the policy's weights from now on: do not convert or move the policy.
+    It owns the policy's weights: do not convert or move the policy afterwards.
 
     Args:
         policy: what is trained, on its device.
@@ -128,7 +127,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
     ) -> None:
         LearnsOnce.__init__(self, section)
         self.policy = policy
-        # Frozen weights are read from their folder again.
+        # A resumed learner reads frozen weights from their folder.
         self.modules = {POLICY: policy.published, CRITIC: policy.critic}
         self.optimisers = {
             POLICY: FlatAdam(policy.trained(), section.adam_epsilon),
@@ -211,7 +210,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
             yield part, self._outputs(part.rows)
 
     def _only_pass(self, responses: Responses) -> Pass | None:
-        """The pass that serves for preparation and step, where an update has one step and one micro-batch."""
+        """Return the pass for both preparation and step, where an update has one step and one micro-batch."""
         section = self.section
         if section.epochs * section.minibatches > 1 or not responses.fit_at_once(section.micro_batch_tokens):
             return None
@@ -219,7 +218,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
             return next(self._passes(responses, np.arange(len(responses))))
 
     def _read(self, passes: Iterable[Pass], responses: Responses) -> Tensor:
-        """Return what `prepare` reads of all n sampled tokens, float32."""
+        """Return the input of `prepare` for all n sampled tokens, float32."""
         has_reference = self._kl_coefficient > 0.0
         read = torch.empty((4 if has_reference else 3, responses.sampled), device=self._device)
         for part, outputs in passes:
@@ -231,7 +230,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         return read
 
     def _beyond(self, responses: Responses) -> Tensor | None:
-        """Return V of what follows each row that was cut short, 0 for the others, float32 [R]."""
+        """Return V of the state after each row that was cut short, 0 for the others, float32 [R]."""
         if not self.section.bootstrap_truncated:
             return None
         values = torch.zeros(len(responses), device=self._device)
@@ -272,7 +271,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         objective: TokenObjective,
         record: TokenGradientRecord,
     ) -> None:
-        """Make one on a minibatch: the gradients of its micro-batches add up to that of `total` tokens."""
+        """Make one gradient step on a minibatch of `total` tokens, accumulated over its micro-batches."""
         learning = {name: self.optimisers[name] for name in self._learning}
         for optimiser in learning.values():
             optimiser.flat_gradient.zero_()
@@ -289,7 +288,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
     def _accumulate(
         self, outputs: TokenOutputs, columns: Steps, total: int, entropy_coefficient: float
     ) -> Tensor:
-        """Add a micro-batch's share of the gradient; its shares of policy and value loss, [2]."""
+        """Add a micro-batch's share of the gradient; returns its shares of policy and value loss, [2]."""
         section, learning = self.section, self._learning
         surrogate = losses.policy_loss(
             outputs.log_prob,
@@ -325,7 +324,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
     def _measure(
         self, responses: Responses, prepared: Prepared, record: TokenGradientRecord
     ) -> tuple[str, dict[str, float]]:
-        """The one read of the device: why the update is not kept, or "", and the metrics."""
+        """Return why the update is not kept, or "", and the metrics; the one read of the device."""
         tensors = self._watched(responses, prepared, record)
         checksum = torch.stack([optimiser.checksum() for optimiser in self.optimisers.values()]).sum()
         farthest = (prepared.proximal - prepared.behaviour).abs().max()
@@ -393,6 +392,6 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
 
     def load(self, state: AlgorithmState) -> None:
         super().load(state)
-        # A fixed one is the setting's, which a resumed run may have changed.
+        # A fixed coefficient is a setting, which may have changed for a resumed run.
         if self.section.kl_target is not None:
             self._kl_coefficient = float(state.numbers["kl_coefficient"])

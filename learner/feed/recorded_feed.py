@@ -1,13 +1,12 @@
-"""A recording, and from it to batches: the learner's feed in place of the log's, with a thread of its own.
+"""A recording, and the feed of a learner that trains on it in place of the log.
 
     a learner's recording    its batches, once, as they were consumed: equal settings learn equal weights
     a policy's recording     its fragments, once, in batches of the algorithm's own
     an `Imitator`            several passes, each in an order drawn from the run's seed, without the
                              fragments that it validates on
 
-No log entry is consumed, so nothing is accounted; batches taken are counted, and checkpoints hold the count.
-The content is not trusted: frames are held against their checksums, fragments against the recording's
-schema.
+No log entry is consumed, so the ledger stays empty; checkpoints hold the count of batches taken. The content
+is not trusted: checksums of frames are verified, and fragments are checked against the recording's schema.
 """
 
 import base64
@@ -47,7 +46,7 @@ from penstock.runtime import metrics
 from penstock.runtime.exit import Fatal
 
 _VALIDATION_STEPS: Final = 8192
-"""Most steps that are held out: they are evaluated after every update."""
+"""Most steps that are held out, since they are evaluated after every update."""
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +109,9 @@ class Recording:
 
     @cached_property
     def _ranges(self) -> Ranges:
-        """Those of what it was recorded from; what its policy remembered is only finite."""
-        told = self.specification
-        return Ranges.of_run(told.observation_space, told.action_space, Dict(()))
+        """The ranges of its spaces; the policy's state must only be finite."""
+        spaces = self.specification
+        return Ranges.of_run(spaces.observation_space, spaces.action_space, Dict(()))
 
     def check_schema(self, schema_id: str) -> None:
         """Raise ConfigurationError unless its fragments are those of a run with that schema."""
@@ -172,7 +171,7 @@ class RecordedFeed(Feed):
         self._is_read = False
 
     def hold_out(self) -> None:
-        """Give an `Imitator` the fragments that it validates on; before `run`."""
+        """Give an `Imitator` the fragments to validate on; call it before `run`."""
         if not isinstance(self.algorithm, Imitator) or not self.algorithm.validation:
             return
         entries = self.recording.fragments
@@ -257,11 +256,11 @@ class RecordedFeed(Feed):
         headers = [header for header, _ in loaded]
         log_batch = LogBatch(
             steps=sum(int(arrays["valid"].sum()) for _, arrays in loaded),
-            # As it was consumed, so its staleness means what it meant.
+            # A batch that is repeated as it was consumed has the staleness that it had.
             updates=tuple(header.oldest_update for header in headers) if replayed is not None else (),
             batch=assemble(loaded, self.device) if loaded else None,
             round=replayed.round if replayed is not None and self.algorithm.lock_step else None,
-            # Of now: what lies on disk has not waited for the learner.
+            # Now: a recording does not wait for the learner.
             created_us=time.time_ns() // 1000,
             assemble_s=time.perf_counter() - started,
             reward=sum(reward_of(arrays) for _, arrays in loaded),

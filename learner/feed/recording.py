@@ -4,8 +4,8 @@
     000001.frames …   the frames, in order, in files of FILE_BYTES or little more
     index.jsonl       a line per frame: its kind and where it lies
 
-The index follows the frames: frames that it does not name yet are found by reading on from its last line, so
-a crash between the two costs nothing. Whole frames in order are the recording; the first torn one ends it.
+The index is written after the frames: frames that it lacks are found by reading on from its last line, so a
+crash between the two loses nothing. The recording ends before the first torn frame.
 """
 
 import base64
@@ -40,13 +40,13 @@ _MAGIC: Final = b"PSTK"
 _PREFIX: Final = struct.Struct("<4sBII")
 _CHECKSUM: Final = struct.Struct("<I")
 FRAME_BYTES: Final = _PREFIX.size + _CHECKSUM.size
-"""Bytes of a frame beside head and body."""
+"""Bytes of a frame without head and body."""
 MAX_PART_BYTES: Final = MAX_MESSAGE_BYTES
-"""No fragment is larger than a message; a length beyond it is damage, for which no memory is allocated."""
+"""No fragment is larger than a message; a greater length is damage, and no memory is allocated for it."""
 
 
 class Kind(IntEnum):
-    """The content of a frame."""
+    """The kind of a frame."""
 
     FRAGMENT = 1
     BATCH = 2
@@ -61,7 +61,7 @@ class Torn(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One record of a recording's file, see the module."""
+    """One record of a recording's file: prefix, checksum, head, body."""
 
     kind: Kind
     head: bytes
@@ -77,7 +77,7 @@ class Frame:
 
 
 def read_frame(file: BinaryIO) -> Frame | None:
-    """Return the frame at the file's position, None at its end; after Torn the position means nothing."""
+    """Return the frame at the file's position, None at its end; raises Torn, then do not read on."""
     start = file.read(FRAME_BYTES)
     if not start:
         return None
@@ -112,7 +112,7 @@ _EVENT_KEYS: Final = ("position", "update", "command", "action", "name")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameEntry:
-    """The index's entry of a frame: where it lies, and the facts about it that are known without reading it.
+    """The index's entry of a frame: its place, and facts that are known without reading it.
 
     file, offset, size: where it lies, in bytes.   charge: T·N of a fragment.
     position: last log entry that a batch consumed; update: updates made before it; round: of lock-step;
@@ -158,7 +158,7 @@ def index_line(entry: FrameEntry) -> str:
 
 
 def find_entries(folder: Path) -> list[FrameEntry]:
-    """Return the entry of every whole frame: by the index as far as the files agree, then by reading on."""
+    """Return the entry of every whole frame: from the index as far as it is right, then by reading."""
     entries = list(_indexed(folder))
     while entries and not _is_whole(folder, entries[-1]):
         # A power cut may keep the index and lose what it names.
@@ -176,7 +176,7 @@ def find_entries(folder: Path) -> list[FrameEntry]:
 
 
 def cut(folder: Path, entries: list[FrameEntry]) -> None:
-    """Remove everything behind the last of `entries` from the files, and write the index again."""
+    """Remove everything after the last of `entries` from the files, and write the index again."""
     file, end = (entries[-1].file, entries[-1].end) if entries else (1, 0)
     for path in folder.glob("*.frames"):
         if path > frames_file(folder, file):
@@ -197,7 +197,7 @@ def _indexed(folder: Path) -> Iterator[FrameEntry]:
         try:
             yield FrameEntry(**json.loads(line))
         except (ValueError, TypeError):
-            return  # torn: what it would have named is found by reading
+            return  # torn: its frame is found by reading
 
 
 def _is_whole(folder: Path, entry: FrameEntry) -> bool:
@@ -246,10 +246,10 @@ class RecordingWriter:
         resumed_at: int | None,
         command: int = 0,
     ) -> "RecordingWriter | None":
-        """Return the writer that `learner.record` asks for, if it does. Raises as `begin`.
+        """Return the writer for `learner.record`, if it is set. Raises as `begin`.
 
-        resumed_at: position of the checkpoint that the run is resumed from; None: the run begins.
-        command: number of the newest that the checkpoint contains.
+        resumed_at: position of the checkpoint to resume from; None: the run begins.
+        command: number of the newest command that the checkpoint contains.
         """
         if section.record is None:
             return None
@@ -274,9 +274,9 @@ class RecordingWriter:
 
     @classmethod
     def go_on(cls, folder: Path, position: int, max_bytes: int, command: int = 0) -> "RecordingWriter":
-        """Return a writer behind the batch that ends with `position`; later records are cut off.
+        """Return a writer that appends to the batch that ends with `position`; later records are removed.
 
-        A recording that ended before (it was full) stays so. command: number of the newest whose event stays.
+        A recording that was full before that is not continued. command: number of the newest to keep.
         """
         entries = find_entries(folder)
         kept = _through(entries, position, command)
@@ -284,7 +284,8 @@ class RecordingWriter:
         writer = cls(folder, kept, max_bytes)
         if (kept[-1].position if kept else 0) != position:
             log.warning(
-                "the recording ended before this checkpoint and stays so", extra={"folder": str(folder)}
+                "the recording ended before this checkpoint and is not continued",
+                extra={"folder": str(folder)},
             )
             writer.is_full = True
         return writer
@@ -299,7 +300,7 @@ class RecordingWriter:
         dropped: Mapping[int, str],
         flush: int = 0,
     ) -> None:
-        """Append a batch and its fragments, see `LogBatch`; nothing once the recording is full.
+        """Append a batch and its fragments, see `LogBatch`, unless the recording is full.
 
         position: last log entry. update: updates made before it. of_round: of lock-step.
         """
@@ -321,12 +322,12 @@ class RecordingWriter:
         self._write([Frame(Kind.EVENT, json.dumps(head).encode())])
 
     def fragment(self, fragment: Fragment) -> bool:
-        """Append a fragment that belongs to no batch; False once the recording is full."""
+        """Append a fragment that belongs to no batch; returns False once the recording is full."""
         self._write([_fragment_frame(fragment)])
         return not self.is_full
 
     def sync(self) -> None:
-        """Make everything that was appended survive loss of power."""
+        """Write everything that was appended to the disk."""
         for file in (self._frames, self._index):
             file.flush()
             os.fsync(file.fileno())

@@ -1,7 +1,7 @@
-"""Publication of weights: encoded and published off the learner's critical path.
+"""Publication of weights, encoded and sent in a thread of its own.
 
-The learner hands over a copy of the weights and goes on. One offer waits at most: a newer one replaces it,
-and settled positions and a wish for evaluation are carried along. Versions come from Redis and only rise. A
+The learner offers a copy of the weights and continues. At most one offer waits: a newer one replaces it, and
+takes over its settled position and its request for an evaluation. Versions come from Redis and only rise. A
 crash loses nothing: a resumed learner publishes its restored weights first.
 """
 
@@ -26,14 +26,14 @@ from penstock.runtime import metrics
 from penstock.runtime.failpoint import failpoint
 
 LOOK_S: Final = 0.02
-"""Pause between two looks at what is being fetched."""
+"""Seconds between two checks whether weights are being fetched."""
 
 
 @dataclass(eq=False)
 class PublishInterval:
-    """Tells when weights may be published again. One thread notes publications and asks.
+    """Decides when weights may be published again; used by one thread.
 
-    fetched: number of versions of more than one chunk that are being fetched. clock: seconds that only rise.
+    fetched: returns how many versions of more than one chunk are being fetched. clock: monotonic seconds.
     """
 
     section: InitVar[LearnerSection]
@@ -64,8 +64,8 @@ class PendingPublication:
     """Weights to publish, or a position to settle.
 
     weights: a `penstock.policy.weights.snapshot`; None: only settle.
-    settled: position that publishing settles. evaluate: pin the version and have it played. round: that it
-    opens.
+    settled: position that publishing settles. evaluate: pin the version and have it evaluated. round: the
+    lock-step round that it opens.
     """
 
     settled: int
@@ -80,10 +80,10 @@ class PendingPublication:
 
 @dataclass(eq=False)
 class Publisher:
-    """Publishes offers: call `offer` from the loop, `run` in a thread. `latest`: newest of this process.
+    """Publishes offers: call `offer` in the loop and `run` in a thread. latest: newest of this process.
 
-    on_candidate: takes a version to be evaluated, and returns the one that it replaces, if any. on_published:
-    called with each publication and its bytes. count: of publications, by all learners of the run so far.
+    on_candidate: called with a version to evaluate, returns the one that it replaces, if any. on_published:
+    called with each publication and its bytes. count: publications of all learners of the run so far.
     """
 
     learner_log: LearnerLog
@@ -107,7 +107,7 @@ class Publisher:
         self.seconds = 0.0
 
     def offer(self, offer: PendingPublication) -> None:
-        """Publish as soon as possible, in place of the offer that waits."""
+        """Publish as soon as possible, instead of an offer that still waits."""
         with self._changed:
             self._waiting = offer if self._waiting is None else _merged(self._waiting, offer)
             self._changed.notify_all()
@@ -117,13 +117,13 @@ class Publisher:
             self._changed.notify_all()
 
     def publish(self, offer: PendingPublication) -> None:
-        """Publish now, in this thread, after a publication that is under way."""
+        """Publish now, in this thread, after any publication in progress."""
         self.flush()
         with self._serial:
             self._publish(offer)
 
     def flush(self) -> None:
-        """Publish what waits now, and wait until no publication is under way."""
+        """Have a waiting offer published now, and wait until no publication is in progress."""
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
@@ -132,9 +132,9 @@ class Publisher:
             self._flushing -= 1
 
     def observe_generations(self, versions: Iterable[int]) -> None:
-        """Observe how many publications of this process each fragment's oldest version lay behind.
+        """Observe how many publications of this process each fragment's oldest version lags behind.
 
-        This is not a difference of versions: those leap when Redis was restarted.
+        The difference of versions would be wrong: they leap when Redis restarts.
         """
         for place in map(self._place.get, versions):
             if place is not None:
@@ -160,7 +160,7 @@ class Publisher:
                     self._changed.notify_all()
 
     def _await_interval(self) -> None:
-        """Wait until the offer that waits is due: at once where it only settles, or where the loop waits."""
+        """Wait until the offer is due; one that only settles, or that the loop awaits, is due at once."""
 
         def is_urgent() -> bool:
             nothing = self._waiting is None or self._waiting.weights is None

@@ -1,14 +1,14 @@
-"""The ranks of one learner: how they meet, what rank 0 has the others do, and the loop in which they do it.
+"""The ranks of one learner: how they meet, the requests of rank 0, and the loop in which the others follow.
 
     rank 0   start → [begin_update → own part → agree | skip | restore → agree] → end
-    others   hear "state" → restore it → [hear "update" → own part of the batch → update → agree
-                                         | hear "skip" → own part of the batch → drop it
-                                         | hear "restore" → take over → agree] → hear "end"
+    others   receive "state" → load it → [receive "update" → own part of the batch → update → agree
+                                      | receive "skip" → own part of the batch → drop it
+                                      | receive "restore" → restore → agree] → receive "end"
 
 Rank 0 holds the lease, reads the log, publishes and writes checkpoints as a single rank does. The others
-connect to Redis to read payloads and write nothing there. Asked to end by a signal such a rank tells rank 0
-with the next update, and ends with it; when rank 0 is gone it ends at once, with exit 1. Health watches that
-an update that has begun is made; waiting for rank 0 is not counted as a stall.
+connect to Redis to read payloads and write nothing there. On a signal to end, such a rank informs rank 0 with
+the next update and ends with it; when rank 0 is gone it ends at once, with exit 1. Health watches an update
+that has begun; the wait for rank 0 is not a stall.
 
 Ranks meet by the variables that torchrun puts into their environment; `penstock train --ranks N` and
 `learner.ranks` set the same ones (`penstock.launch.run.services`). Ranks that do not meet within
@@ -55,34 +55,34 @@ from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle, leave
 
-# ---- Messages from rank 0 to all others over gloo: words as JSON, with bytes where there is more.
+# ---- Messages from rank 0 to all others over gloo: a JSON object, and bytes.
 
 PATIENCE: Final = timedelta(days=365)
-"""A learner may be paused, or wait for its lease, for any length of time."""
+"""Longest wait for a message: a learner may be paused, or wait for its lease, for any time."""
 
 
 class RankConnection:
-    """Sends messages: `say` on rank 0 and `hear` on every other, in turn."""
+    """Sends messages: `send` on rank 0 and `receive` on every other, in turn."""
 
     def __init__(self) -> None:
-        """All ranks make theirs in the same order."""
+        """Connect the ranks; all of them make their connections in the same order."""
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self.size = dist.get_world_size(self._group)
         self.rank = dist.get_rank(self._group)
 
-    def say(self, words: dict[str, Any], data: bytes = b"") -> None:
-        """Send to all other ranks; returns before they have received."""
+    def send(self, words: dict[str, Any], data: bytes = b"") -> None:
+        """Send to all other ranks; does not wait until they have received."""
         text = json.dumps(words).encode()
         self._broadcast(torch.tensor([len(text), len(data)]))
         self._broadcast(torch.frombuffer(bytearray(text + data), dtype=torch.uint8))
 
-    def hear(self) -> tuple[dict[str, Any], bytes]:
+    def receive(self) -> tuple[dict[str, Any], bytes]:
         sizes = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
         both = bytes(self._broadcast(torch.empty(sum(sizes), dtype=torch.uint8)).numpy())
         return dict(json.loads(both[: sizes[0]])), both[sizes[0] :]
 
     def add_up(self, numbers: Tensor) -> Tensor:
-        """Add numbers up over all ranks, in place: this is how ranks answer."""
+        """Add numbers up over all ranks, in place, which is how ranks answer."""
         return add_up(numbers, self._group)
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ _INTEGERS: Final = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """The place of a process among the ranks. rank: of `size`. on_host: the same on this machine."""
+    """The rank of a process, of `size`; on_host, size_on_host: the same among those of this machine."""
 
     rank: int = 0
     size: int = 1
@@ -127,10 +127,7 @@ def place_of(environ: Mapping[str, str]) -> RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The ranks together.
-
-    turns: the connection on which rank 0 announces updates. feed: the one for payloads.
-    """
+    """The connected ranks. turns: connection for rank 0's requests of its main thread; feed: of its feed."""
 
     place: RankPlace
     group: RankGroup
@@ -138,7 +135,7 @@ class Meeting:
     feed: RankConnection
 
     def agree(self, algorithm: Algorithm, update: Update, *, draining: bool) -> bool:
-        """Return whether any rank was asked to end; raises Fatal when ranks have drifted apart."""
+        """Return whether any rank shall end; raises Fatal when the weights of ranks differ."""
         every = torch.zeros((self.place.size, 4), dtype=torch.int64)
         own = [int(update.applied), update.steps, _checksum(algorithm), int(draining)]
         every[self.place.rank] = torch.tensor(own)
@@ -189,9 +186,9 @@ def meet(place: RankPlace, settings: Settings, device: torch.device) -> Meeting:
 def _agreed(store: Store, place: RankPlace, timeout_s: float) -> Store:
     """Return a part of the store that only the processes of this attempt use.
 
-    torchrun keeps one store over all its restarts, with what dead ranks have left there, and its agents on
-    several machines do not count restarts alike. So rank 0 draws a name and lists the ranks that have
-    answered to it; a rank that is not in the list has read the name of an earlier attempt.
+    torchrun keeps one store over all its restarts, with the entries of dead ranks, and its agents on several
+    machines do not count restarts alike. So rank 0 draws a name and lists the ranks that have answered to it;
+    a rank that is not in the list has read the name of an earlier attempt.
     """
     me, deadline = secrets.token_hex(8), time.monotonic() + timeout_s
     if place.rank == 0:
@@ -202,7 +199,7 @@ def _agreed(store: Store, place: RankPlace, timeout_s: float) -> Store:
         store.set(f"{name}/present", " ".join(store.get(answer).decode() for answer in answers))
         return PrefixStore(f"{name}/", store)
     while time.monotonic() < deadline:
-        # Asked again and again: torch logs every wait that is not granted.
+        # It polls, because torch logs every wait that times out.
         name = store.get("name").decode()
         store.set(f"{name}/answer/{place.rank}", me)
         if store.check([f"{name}/present"]) and me in store.get(f"{name}/present").decode().split():
@@ -212,7 +209,7 @@ def _agreed(store: Store, place: RankPlace, timeout_s: float) -> Store:
 
 
 def _check_network(place: RankPlace, settings: Settings) -> None:
-    """Raise ConfigurationError for ranks on several machines without leave to speak in plaintext."""
+    """Raise ConfigurationError for ranks on several machines where plaintext is not allowed."""
     if not place.spans_machines:
         names = {name for _, name in socket.if_nameindex()}
         if _LOOPBACK in names:
@@ -249,10 +246,9 @@ def _checksum(algorithm: Algorithm) -> int:
 
 
 def divide(charges: Sequence[int], ranks: int) -> list[slice]:
-    """Return neighbouring fragments for each rank, in order, of nearly equal charge; a rank may get none.
+    """Return consecutive fragments for each rank, of nearly equal charge; a rank may get none.
 
-    A fragment goes to the rank in whose part of the whole its middle lies. charges: environment steps of
-    each.
+    The middle of a fragment decides to which rank's share it belongs. charges: environment steps of each.
     """
     total, before = sum(charges), 0
     of = []
@@ -266,16 +262,16 @@ def divide(charges: Sequence[int], ranks: int) -> list[slice]:
 log = logging.getLogger(__name__)
 
 RESTORED: Final = Update(applied=True)
-"""What ranks compare after a restore, beside their weights."""
+"""What ranks compare after a restore, apart from their weights."""
 
 # ---- Rank 0.
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The other ranks of this learner, called from rank 0. meeting: None: there are none, nothing is done.
+    """The other ranks of this learner, as rank 0 uses them. meeting: None: there are no others.
 
-    drain: called, with the reason, when another rank was asked to end.
+    drain: called with the reason when another rank shall end.
     """
 
     meeting: Meeting | None
@@ -284,30 +280,30 @@ class Ranks:
     def start(self, algorithm: Algorithm) -> None:
         """Send the current state of `algorithm` to all ranks."""
         if self.meeting is not None:
-            self._say_state("state", algorithm.state())
+            self._send_state("state", algorithm.state())
 
     def payloads(self, own: Payloads) -> Payloads:
-        """Return the source from which the feed takes payloads; `own`: that of this rank alone."""
+        """Return the source of payloads for the feed. own: that of this rank alone."""
         return own if self.meeting is None else SharedPayloads(own, self.meeting.feed)
 
     def begin_update(self, progress: float, *, is_flushed: bool = False) -> None:
-        """Announce an update before it begins; progress: as of `update`. is_flushed: see `Batch`."""
-        self._say({"what": "update", "progress": progress, "is_flushed": is_flushed})
+        """Have all ranks begin an update. progress: of `Algorithm.update`. is_flushed: of `Batch`."""
+        self._send({"what": "update", "progress": progress, "is_flushed": is_flushed})
 
     def skip(self) -> None:
-        """Drop the batch that every rank has its part of."""
-        self._say({"what": "skip"})
+        """Have all ranks drop their part of the next batch."""
+        self._send({"what": "skip"})
 
     def restore(self, algorithm: Algorithm, state: AlgorithmState) -> None:
-        """Have all ranks restore what `algorithm` has; raises Fatal unless all of them then agree."""
+        """Have all ranks restore a state as `algorithm` did; raises Fatal unless they agree afterwards."""
         if self.meeting is not None:
-            self._say_state("restore", state)
+            self._send_state("restore", state)
             self.agree(algorithm, RESTORED)
 
     def agree(self, algorithm: Algorithm, update: Update) -> None:
-        """Compare the ranks after an update; raises Fatal when they have drifted apart."""
+        """Compare the ranks after an update; raises Fatal when their weights differ."""
         if self.meeting is not None and self.meeting.agree(algorithm, update, draining=False):
-            self.drain("another rank was asked to end")
+            self.drain("another rank shall end")
 
     def __enter__(self) -> Self:
         return self
@@ -315,27 +311,27 @@ class Ranks:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Let the other ranks end, with a failure where this one fails; ranks that are gone are skipped."""
         try:
-            self._say({"what": "end", "failed": kind is not None})
+            self._send({"what": "end", "failed": kind is not None})
         except Fatal as error:
             log.warning("the other ranks were not told of the end", extra={"why": str(error)})
 
-    def _say_state(self, what: str, state: AlgorithmState) -> None:
-        self._say({"what": what, "numbers": state.numbers}, save(state.tensors))
+    def _send_state(self, what: str, state: AlgorithmState) -> None:
+        self._send({"what": what, "numbers": state.numbers}, save(state.tensors))
 
-    def _say(self, words: dict[str, Any], data: bytes = b"") -> None:
+    def _send(self, words: dict[str, Any], data: bytes = b"") -> None:
         if self.meeting is not None:
-            self.meeting.turns.say(words, data)
+            self.meeting.turns.send(words, data)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPayloads:
-    """Implements `Payloads` on rank 0: it assigns entries, and each rank fetches its own."""
+    """The `Payloads` of rank 0: it assigns entries, and each rank fetches its own."""
 
     own: Payloads
     connection: RankConnection
 
     def check(self, entries: Sequence[LogEntry]) -> list[Found]:
-        """Let each rank check a part of the entries, of which it keeps the payloads; return all results."""
+        """Have each rank check, and keep, a part of the entries; returns all results."""
         mine = entries[self._divided("check", entries)[0]]
         numbers = torch.zeros((len(entries), _COLUMNS), dtype=torch.int64)
         for row, found in zip(numbers, self.own.check(mine), strict=False):
@@ -352,7 +348,7 @@ class SharedPayloads:
         parts = divide(charges, self.connection.size)
         numbers = [[entry.number for entry in entries[part]] for part in parts]
         first = [part.start for part in parts]
-        self.connection.say({"what": what, "of": len(entries), "first": first, "numbers": numbers})
+        self.connection.send({"what": what, "of": len(entries), "first": first, "numbers": numbers})
         return parts
 
 
@@ -388,9 +384,9 @@ def follow(
 ) -> int:
     """Make updates until rank 0 ends; returns the exit code. Raises Fatal when rank 0 has failed or is gone.
 
-    model: of this rank. connect: opens the log, from which payloads are read.
+    model: of this rank. connect: opens the log to read payloads.
     """
-    words, data = meeting.turns.hear()
+    words, data = meeting.turns.receive()
     if words["what"] == "end":
         return _ended(words)
     model.algorithm.load(AlgorithmState(tensors=load(data), numbers=words["numbers"]))
@@ -404,7 +400,7 @@ def follow(
     health.set_ready(True)
     while True:
         began = time.perf_counter()
-        words, data = meeting.turns.hear()
+        words, data = meeting.turns.receive()
         metrics.RANK_WAIT_SECONDS.inc(time.perf_counter() - began)
         if words["what"] == "end":
             return _ended(words)
@@ -417,7 +413,7 @@ def follow(
 
 
 def _do(words: dict[str, Any], data: bytes, model: Model, ahead: ReadAhead[Batch]) -> Update | None:
-    """Do this rank's part of what rank 0 does; returns what all ranks compare, if anything."""
+    """Execute a request of rank 0; returns the update that all ranks compare, if there is one."""
     if words["what"] == "restore":
         model.algorithm.restore(AlgorithmState(tensors=load(data), numbers=words["numbers"]))
         return RESTORED
@@ -445,7 +441,7 @@ _TAKE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FollowingFeed:
-    """Reads ahead what rank 0 has this rank read: call `run` in a thread."""
+    """Reads ahead what rank 0 assigns to this rank: call `run` in a thread."""
 
     learner_log: LearnerLog
     own: Payloads
@@ -456,8 +452,7 @@ class FollowingFeed:
     def run(self) -> None:
         """Execute rank 0's requests until `stop`; an error ends the process.
 
-        The main thread may be waiting for rank 0, which waits for this thread: only this one can end the
-        process.
+        The main thread may wait for rank 0, which waits for this thread: so this one ends the process.
         """
         try:
             while not self.stop.is_set():
@@ -468,7 +463,7 @@ class FollowingFeed:
             leave(EXIT_FAILED)
 
     def _follow(self) -> None:
-        words, _ = self.connection.hear()
+        words, _ = self.connection.receive()
         numbers = [int(number) for number in words["numbers"][self.connection.rank]]
         if words["what"] == "check":
             self._check(numbers, int(words["first"][self.connection.rank]), int(words["of"]))
@@ -479,7 +474,7 @@ class FollowingFeed:
         self.ahead.put(self.own.batch(entries))
 
     def _check(self, numbers: list[int], first: int, of: int) -> None:
-        """Check entries; an entry that is no longer there counts as missing, as its payload would."""
+        """Check entries; one that is no longer in the log counts as missing."""
         entries = self._entries(numbers)
         found = dict(zip([entry.number for entry in entries], self.own.check(entries), strict=True))
         answer = torch.zeros((of, _COLUMNS), dtype=torch.int64)

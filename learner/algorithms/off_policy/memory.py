@@ -1,12 +1,12 @@
 """The replay memory: a ring of transitions that enter and leave by whole log entries, oldest first.
 
-Observations lie beside it, each once (`FrameRing`): that of a step is also what follows the step before, and
-part of as many stacks as a policy stacks frames.
+Observations are stored once, apart from it (`FrameRing`): that of a step also follows the step before, and is
+part of several stacks of frames.
 
 The log is the storage: a checkpoint holds the numbers and priorities of the entries, never a payload. After
 `load` the entries are awaited; `reload` puts each back in its place, from the fragment that was read again,
-so that the next sample is the same as without the restart. Lives on the learner's device; random numbers
-are drawn on the CPU, so that one seed gives one order everywhere. Used by one thread.
+so that the next sample is the same as without the restart. The memory is on the learner's device; random
+numbers are drawn on the CPU, so that one seed gives one order everywhere. It is used by one thread.
 """
 
 import itertools
@@ -32,15 +32,14 @@ from penstock.policy.recurrent import FrameStack
 #     it was *truncated* there                               →  o_{t+m}: the true final observation, γ^m
 #     the fragment ends, or the next step is not experience  →  o_{t+m}: the observation after the step, γ^m
 #
-# So the last n−1 steps of a fragment look less far ahead than the others. That costs nothing in
-# correctness, since every target is an m-step target of its own; it keeps a transition inside one entry of
-# the log, which enters and leaves replay whole. Axes: T steps, N columns, K ended episodes, M transitions:
-# the valid steps, by time and then by column.
+# So the last n−1 steps of a fragment look less far ahead than the others. Their m-step targets are correct,
+# too, and a transition stays within one entry of the log, which enters and leaves replay whole. Axes: T steps, N
+# columns, K ended episodes, M transitions: the valid steps, by time and then by column.
 
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """M transitions, as a policy reads them.
+    """M transitions as input of a policy.
 
     observation, following: by path, [M, *shape], raw, with action masks, and with the state before them where
         the policy stacks frames.
@@ -102,7 +101,7 @@ def transitions(fragment: Batch, stack: FrameStack, *, discount: float, steps: i
 
 
 def _stacks(fragment: Batch, stack: FrameStack) -> Tensor:
-    """Return the frames of the stack of each observation, int64 [(T+1)·N + K, k], the final ones behind.
+    """Return the frames of the stack of each observation, int64 [(T+1)·N + K, k], the final ones last.
 
     Frames are numbered as in `Steps`: observations, final observations, then those of the state before row 0.
     """
@@ -111,7 +110,7 @@ def _stacks(fragment: Batch, stack: FrameStack) -> Tensor:
     device = fragment.valid.device
     if stack.depth == 1:
         return torch.arange(observed + finals, device=device)[:, None]
-    assert fragment.begins is not None, "fragments of a policy with state say where episodes begin"
+    assert fragment.begins is not None, "fragments of a policy with state hold where episodes begin"
     rows, lasts = stack.sources(fragment.begins, fragment.final_step, fragment.final_slot)
     own = torch.arange(columns, device=device)[:, None]
     known = torch.cat(
@@ -126,7 +125,7 @@ def _stacks(fragment: Batch, stack: FrameStack) -> Tensor:
 
 
 def _before(path: str, part: Tensor, past: dict[str, Tensor], stack: FrameStack) -> list[Tensor]:
-    """Return the frames of the state, [(k − 1)·N, *shape]; of a mask, which has none, as many zeros."""
+    """Return the frames of the state, [(k − 1)·N, *shape]; for a mask, which has none, zeros."""
     if stack.depth == 1:
         return []
     none = part.new_zeros((stack.depth - 1, *part.shape[1:]))
@@ -136,8 +135,8 @@ def _before(path: str, part: Tensor, past: dict[str, Tensor], stack: FrameStack)
 def _finals(fragment: Batch, path: str) -> Tensor:
     """Return the final observations of a path, [K, *shape].
 
-    Where no mask is known, what was allowed before the last step stands in for what is allowed after it: the
-    value of a truncated step must not be that of an action that is never allowed.
+    Where no mask is known, that before the last step is used: the value of a truncated step must not be that
+    of an action that is never allowed.
     """
     for found in (fragment.final_observation, fragment.final_mask):
         if path in found:
@@ -146,9 +145,9 @@ def _finals(fragment: Batch, path: str) -> Tensor:
 
 
 def _look_ahead(fragment: Batch, discount: float, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return discounted reward and discount of each step, float32 [T·N], and what follows it.
+    """Return discounted reward and discount of each step, float32 [T·N], and the observation that follows.
 
-    What follows: int64 [T·N], row of [(T+1)·N observations, K final ones].
+    The last: int64 [T·N], row among [(T+1)·N observations, K final ones].
     """
     length = len(fragment.valid)
     ended = fragment.terminated | fragment.truncated
@@ -189,7 +188,7 @@ class FrameRing:
         self._room, self._device = room, device
         self._frames: dict[str, Tensor] = {}
         self.first = self.end = 0
-        """Numbers of the oldest frame and of the one behind the newest."""
+        """Numbers of the oldest frame and of the one after the newest."""
 
     @property
     def nbytes(self) -> int:
@@ -232,7 +231,7 @@ class FrameRing:
         return torch.arange(start, end, device=self._device) % self._room
 
     def _empty(self, like: Tensor, room: int) -> Tensor:
-        """Return room that is not written yet; the system provides pages as they are."""
+        """Return tensors that are not initialised: pages are provided as they are written."""
         return torch.empty((room, *like.shape[1:]), dtype=like.dtype, device=self._device)
 
 
@@ -319,7 +318,7 @@ class Replay:
         self._random = torch.Generator().manual_seed(seed)
         self._frames: FrameRing | None = None
         self._spans: dict[int, tuple[int, int]] = {}
-        """Frames of each entry, oldest first: the number of the first and of the one behind the last."""
+        """Frames of each entry, oldest first: the number of the first and of the one after the last."""
         self._rows: Steps | None = None
         self._entries: deque[Entry] = deque()
         self._awaited: deque[tuple[Entry, Tensor | None]] = deque()
@@ -327,11 +326,11 @@ class Replay:
         self._first = 0
         self._bytes = 0
         self.size = 0
-        """Transitions that are here."""
+        """Transitions that it holds."""
         self._tree = None if self.priority_exponent is None else SumTree(self.capacity, self.device)
         self._largest = torch.ones((), dtype=torch.float64, device=self.device)
         self._former: list[tuple[Tensor, Tensor, Tensor]] = []
-        """What `set_errors` has overwritten since `begin`: places, their priorities, the largest one."""
+        """Overwritten by `set_errors` since `begin`: places, their priorities, the largest one."""
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -342,15 +341,15 @@ class Replay:
         return 0 if self._frames is None else self._frames.nbytes
 
     def retain_from(self) -> int | None:
-        """Return the number of the oldest log entry that is here or awaited; None: there is none."""
-        # Entries are recalled oldest first: those that are awaited are younger than those that are here.
+        """Return the number of the oldest log entry that is held or awaited; None: there is none."""
+        # Entries are reloaded oldest first, so awaited ones are newer than held ones.
         oldest = next(iter(self._entries), None) or next((entry for entry, _ in self._awaited), None)
         return None if oldest is None else oldest.number
 
     # ---- in and out
 
     def insert(self, number: int, size: int, new: Steps) -> None:
-        """Insert an entry of `size` bytes with the largest priority so far; the oldest ones make room for it.
+        """Insert an entry of `size` bytes with the largest priority so far, in place of the oldest ones.
 
         Raises ValueError for an entry that does not fit.
         """
@@ -369,9 +368,9 @@ class Replay:
             self._tree.set(index, self._largest.expand(len(new)))
 
     def remove(self, number: int) -> bool:
-        """Remove an entry wherever it is; younger ones move up. Returns whether it was here.
+        """Remove an entry that must not be sampled again; newer ones move up. Returns whether it was held.
 
-        It costs a copy of all younger transitions, and is for entries that must not be sampled again.
+        It costs a copy of all newer transitions.
         """
         numbers = [entry.number for entry in self._entries]
         if number not in numbers:
@@ -434,7 +433,7 @@ class Replay:
         self._frames.keep(held[0][0], held[-1][1]) if held else self._frames.keep(0, 0)
 
     def _ring(self, start: int, count: int) -> Tensor:
-        """Return the places of `count` rows from the one that is `start` behind the oldest."""
+        """Return the places of `count` rows that begin `start` rows after the oldest."""
         places = torch.arange(self._first + start, self._first + start + count, device=self.device)
         return places % self.capacity
 
@@ -490,7 +489,7 @@ class Replay:
         return Sample(self.rows(index), index, sample.weight[wanted.to(sample.weight.device)])
 
     def begin(self) -> None:
-        """Forget what priorities were before: nothing goes back behind this."""
+        """Forget overwritten priorities: a backup is made after this."""
         self._former.clear()
 
     def backup(self) -> GoBack:
@@ -509,7 +508,7 @@ class Replay:
     def set_errors(self, index: Tensor, error: Tensor) -> None:
         if self._tree is None or self.priority_exponent is None:
             return
-        # An error that is not finite ends the update; it must not stay in the tree.
+        # An error that is not finite ends the update, but must not stay in the tree.
         self._former.append((index, self._tree.get(index), self._largest))
         size = error.detach().double().abs().nan_to_num(0.0, 0.0, 0.0)
         priority = (size + _FLOOR) ** self.priority_exponent
@@ -538,7 +537,7 @@ class Replay:
         return tensors, {"first": self._first, "capacity": self.capacity}
 
     def load(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Await the entries of a state, tensors and numbers as `state` returns them, dtype and shape alike.
+        """Await the entries of a state, tensors and numbers as `state` returns them.
 
         Raises ValueError that names what is missing or does not fit.
         """
@@ -562,14 +561,14 @@ class Replay:
         self._first = int(numbers["first"]) % self.capacity
 
     def awaits(self, number: int) -> bool:
-        """Return whether an entry is awaited next; entries before it will not come any more."""
+        """Return whether an entry is awaited next; entries before it are given up."""
         while self._awaited and self._awaited[0][0].number < number:
             self._awaited.popleft()
             self._lost += 1
         return bool(self._awaited) and self._awaited[0][0].number == number
 
     def reload(self, number: int, new: Steps) -> None:
-        """Put the entry back that is awaited next; raises ValueError when it is not what it was."""
+        """Put the entry back that is awaited next; raises ValueError if it has changed."""
         if not self.awaits(number):
             raise ValueError(f"log entry {number}: not awaited by replay")
         entry, priorities = self._awaited.popleft()
@@ -582,7 +581,7 @@ class Replay:
             self._tree.set(index, priorities.to(self.device))
 
     def end_reload(self) -> int:
-        """Stop waiting; returns how many of the awaited entries did not come."""
+        """Stop waiting; returns how many of the awaited entries were absent."""
         lost, self._lost = self._lost + len(self._awaited), 0
         self._awaited.clear()
         return lost

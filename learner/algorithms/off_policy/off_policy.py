@@ -1,13 +1,13 @@
 """The update of algorithms that learn from replay: everything but the gradient step.
 
 One `update` inserts the fragments of one delivery into replay and then takes as many gradient steps as the
-rate limiter allows, each on a sample of its own. Sequence of an update:
+rate limiter allows, each on a new sample:
 
     insert → [limiter allows: sample → gradient step → priorities] → finite? → merge normaliser
                              └ no: restore everything; evict the entries that make a step fail and try again,
                                    or withdraw the fragments
 
-The order of the log alone determines it: a resumed learner makes the same samples and steps.
+It depends on the order of the log alone: a resumed learner makes the same samples and steps.
 """
 
 import copy
@@ -63,12 +63,12 @@ log = logging.getLogger(__name__)
 #     a gradient step needs        size ≥ minimum   and   due − 1 ≥ −buffer · ratio
 #     an insertion of n steps needs                       due + n · ratio ≤ buffer · ratio
 #
-# The learner takes steps as long as it may and then inserts, so the order of the log alone determines its
-# steps, also after a restart. Between two updates `due` lies less than one step above its lower bound; with
-# other settings at a resume it is put there (`rebase`). `budget` bounds steps in the log that are not in yet.
+# The learner takes steps as long as it may and then inserts, so its steps depend only on the order of the log,
+# also after a restart. Between two updates `due` lies less than one step above its lower bound; `rebase` puts
+# it there after a resume with other settings. `budget` bounds steps in the log that are not inserted yet.
 
 _ROUNDING: Final = 1e-6
-"""Of a gradient step."""
+"""Tolerance, in gradient steps."""
 
 
 @dataclass(slots=True)
@@ -81,10 +81,10 @@ class Counts:
 
 @dataclass(eq=False)
 class SampleToInsertRatio:
-    """Counts insertions and gradient steps of one replay memory, and tells what they allow.
+    """Counts insertions and gradient steps of one replay memory, and bounds their ratio.
 
     ratio: gradient steps per environment step. minimum: environment steps before the first gradient step.
-    buffer_steps: the error's bound, in environment steps.
+    buffer_steps: bound of the error, in environment steps.
     """
 
     _: KW_ONLY
@@ -107,7 +107,7 @@ class SampleToInsertRatio:
         return self.due + steps * self.ratio <= self._buffer + _ROUNDING
 
     def inserted(self, steps: int) -> None:
-        """Count inserted steps; raises RuntimeError where they were not allowed, as `check` has ruled out."""
+        """Count inserted steps; raises RuntimeError where they were not allowed, which `check` rules out."""
         if not self.may_insert(steps):
             raise RuntimeError(f"rate limiter: {steps} steps entered with {self.due:g} gradient steps due")
         self.counts.inserted += steps
@@ -116,31 +116,30 @@ class SampleToInsertRatio:
         self.counts.taken += 1
 
     def restart(self, size: int = 0) -> None:
-        """Begin as with a memory of `size` steps: its content was lost."""
+        """Begin again with a memory of `size` steps, after its content was lost."""
         self.counts = Counts(inserted=size)
 
     def rebase(self) -> None:
-        """Put what is due where it lies between two updates, if it is not: it was counted by other settings.
+        """Limit `due` to its range between two updates, where it was counted with other settings.
 
-        A ratio that rose would otherwise ask for all that was missed, and one that fell for nothing at all
-        until that is made up.
+        Otherwise a higher ratio would require all steps of the past, and a lower one none for a long time.
         """
         if self.counts.inserted >= self.minimum:
             due = min(max(self.due, -self._buffer), 1.0 - self._buffer)
             self.counts.taken += self.due - due
 
     def check(self, *, insertion: int, capacity: int) -> None:
-        """Raise ValueError, with the figures, for limits at which at some time neither side may go on.
+        """Raise ValueError, with the figures, for limits that at some time allow neither side.
 
         insertion: most steps that are inserted at once. capacity: of the memory, in steps.
         """
         if capacity < self.minimum + insertion:
             raise ValueError(
                 f"algorithm.capacity={capacity}: replay must hold algorithm.learning_starts={self.minimum} "
-                f"steps and a fragment of {insertion} beside them, or nothing would ever be sampled; give at "
+                f"steps and a fragment of {insertion} in addition, or nothing would ever be sampled; give at "
                 f"least {self.minimum + insertion}"
             )
-        # An insertion needs room below the upper bound after draws down to the lower one.
+        # An insertion must stay below the upper bound when steps were taken down to the lower one.
         needed = math.ceil(max(insertion, (insertion + 1.0 / self.ratio) / 2))
         if self.buffer_steps < needed:
             raise ValueError(
@@ -151,7 +150,7 @@ class SampleToInsertRatio:
             )
 
 
-# ---- The frame of an update, and what it may change.
+# ---- The frame of an update.
 
 
 @dataclass(eq=False)
@@ -159,8 +158,7 @@ class Target(Generic[M]):
     """A copy of a network that follows it slowly: θ' ← (1 − τ) θ' + τ θ at every `period`-th gradient step.
 
     τ = 1 copies (Mnih et al. 2015), a small τ with period 1 is Polyak averaging (Lillicrap et al. 2016). Only
-    parameters follow; inputs are read, and so normalised, by the network that is learned. online: optimises
-    `module`. rate: τ.
+    parameters follow; the online network normalises the inputs of both. online: optimises `module`. rate: τ.
     """
 
     module: M
@@ -200,7 +198,7 @@ class OffPolicyValues:
 class OffPolicy(Trained):
     """An `Algorithm` that learns from replay; a subclass adds the gradient step.
 
-    It owns the policy's weights: do not convert or move the policy.
+    It owns the policy's weights: do not convert or move the policy afterwards.
     """
 
     policy: Policy
@@ -235,7 +233,7 @@ class OffPolicy(Trained):
     def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
         """Learn from one sample."""
 
-    # ---- what the loop asks
+    # ---- updates
 
     def budget(self, fragment_charge: int) -> int:
         """Return the larger of two fragments and the limiter's error bound.
@@ -246,7 +244,7 @@ class OffPolicy(Trained):
         return max(2 * fragment_charge, self.limiter.buffer_steps)
 
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """A batch is one fragment."""
+        """Return True: a batch is one fragment."""
         return True
 
     def update(self, batch: Batch, *, progress: float) -> Update:
@@ -271,7 +269,7 @@ class OffPolicy(Trained):
         if taken.reason:
             go_back()
             self.limiter.counts = counts
-            # It is booked as dropped, so it must not be learned from.
+            # The batch is booked as dropped, so replay must not hold it.
             for source in reversed(batch.sources):
                 self.replay.withdraw(source.number)
         else:
@@ -325,7 +323,7 @@ class OffPolicy(Trained):
     def _evict_culprits(self, go_back: GoBack, batch: Batch, scheduled: OffPolicyValues) -> bool:
         """Remove the entries from replay that make gradient steps fail; returns whether to try again.
 
-        That is of no use where an entry of this batch is among them, or where none is found.
+        It is useless to try again where an entry of this batch is among them, or where none is found.
         """
         go_back()
         found = self._find_culprits(scheduled)
@@ -340,7 +338,7 @@ class OffPolicy(Trained):
         return bool(found) and not found & of_batch
 
     def _find_culprits(self, scheduled: OffPolicyValues) -> set[int]:
-        """The entries that make the first step fail that does; the steps are taken once more."""
+        """Repeat the steps; return the entries that make the first failing step fail."""
         while self.limiter.may_draw(self.replay.size):
             sample, go_back = self._sample(scheduled), self._backup()
             if self._try_step(sample, scheduled):
@@ -359,7 +357,7 @@ class OffPolicy(Trained):
         return set(culprits(trial, sorted(set(numbers.tolist()))) or ())
 
     def _try_step(self, sample: Sample, scheduled: OffPolicyValues) -> str:
-        """Return why it fails, or ""."""
+        """Take a step; returns why it fails, or ""."""
         try:
             return self._measure([self._step(sample, scheduled)], None)[0]
         except ATTRIBUTABLE as error:
@@ -394,7 +392,7 @@ class OffPolicy(Trained):
         reals = self.policy.reader.raw_reals(observation, torch.float64)
         return self.policy.normaliser.observe(reals[: batch.valid.numel()][batch.valid.flatten()])
 
-    # ---- what an update may change
+    # ---- insertion and rollback
 
     def _transitions(self, fragment: Batch) -> Steps:
         section = self.section
@@ -403,7 +401,7 @@ class OffPolicy(Trained):
         )
 
     def _backup(self) -> GoBack:
-        """Everything but the content of replay."""
+        """Back up everything but the content of replay."""
         parts = [super()._backup(), self.replay.backup()]
         parts += [target.backup() for target in self.targets.values()]
         counts = replace(self.limiter.counts)
@@ -421,7 +419,7 @@ class OffPolicy(Trained):
         return self.replay.retain_from()
 
     def retains(self, fragment_bytes: int) -> LogShare:
-        """As many entries as steps: each holds at least one."""
+        """Return as many entries as steps, since each entry holds at least one."""
         section = self.section
         if fragment_bytes > section.capacity_bytes:
             raise ValueError(
@@ -456,7 +454,7 @@ class OffPolicy(Trained):
         )
 
     def load(self, state: AlgorithmState) -> None:
-        """The content of replay is read again from the log."""
+        """Restore everything but the content of replay, which `reload` brings from the log."""
         super().load(state)
         held = state.numbers["replay"]
         self.replay.load(under(state.tensors, "replay/"), held)
@@ -465,7 +463,7 @@ class OffPolicy(Trained):
         self._unpublished = int(state.numbers["unpublished"])
 
     def restore(self, state: AlgorithmState) -> None:
-        """What replay holds stays, with its priorities."""
+        """Restore the weights; replay keeps its content and priorities."""
         self._load_learned(taken_over(self.state(), state, going_on=("generator/", "replay/")))
 
 
