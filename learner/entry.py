@@ -104,8 +104,8 @@ def _show(place: RankPlace, settings: Settings) -> Health:
 def held_folder(run_dir: Path, draining: threading.Event) -> Iterator[bool]:
     """Hold the run's folder, so that `penstock policy` knows that a learner of the run lives.
 
-    Yields whether this process holds it. A command that draws a version's number holds the folder briefly, which
-    is awaited; another learner holds it for its life.
+    Yields whether this process holds it. A command that draws a version's number holds the folder briefly,
+    which is awaited; another learner holds it for its life.
     """
     until_s = time.monotonic() + _FOLDER_WAIT_S
     while (file := hold(run_dir)) is None:

@@ -33,8 +33,8 @@ from penstock.policy.recurrent import FrameStack
 #     the fragment ends, or the next step is not experience  →  o_{t+m}: the observation after the step, γ^m
 #
 # So the last n−1 steps of a fragment look less far ahead than the others. Their m-step targets are correct,
-# too, and a transition stays within one entry of the log, which enters and leaves replay whole. Axes: T steps,
-# N columns, K ended episodes, M transitions: the valid steps, by time and then by column.
+# too, and a transition stays within one entry of the log, which enters and leaves replay whole. Axes: T
+# steps, N columns, K ended episodes, M transitions: the valid steps, by time and then by column.
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,8 @@ log = logging.getLogger(__name__)
 #     a gradient step needs        size ≥ minimum   and   due − 1 ≥ −buffer · ratio
 #     an insertion of n steps needs                       due + n · ratio ≤ buffer · ratio
 #
-# The learner takes steps as long as it may and then inserts, so its steps depend on the log's order alone, also
-# after a restart. Between two updates `due` lies less than one step above its lower bound; `rebase` puts
+# The learner takes steps as long as it may and then inserts, so its steps depend on the log's order alone,
+# also after a restart. Between two updates `due` lies less than one step above its lower bound; `rebase` puts
 # it there after a resume with other settings. `budget` bounds steps in the log that are not inserted yet.
 
 _ROUNDING: Final = 1e-6
