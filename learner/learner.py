@@ -39,14 +39,23 @@ from penstock.learner.commands import CommandFollower, CommandRecord
 from penstock.learner.evaluation import EpisodeLog, Episodes, Evaluation, Result
 from penstock.learner.feed.log_feed import Feed, FeedEnded, LogBatch, LogFeed, OwnPayloads
 from penstock.learner.feed.recorded_feed import RecordedFeed
-from penstock.learner.feed.recording import RecordingWriter
+from penstock.learner.feed.recording import DESCRIPTION, RecordingWriter
 from penstock.learner.lease import LeaseKeeper, fenced, take
 from penstock.learner.ledger import Drop, Progress, check_same, sections
 from penstock.learner.model import Model, check_memory
 from penstock.learner.publish.kept_versions import KeptVersions, write_specification
 from penstock.learner.publish.publisher import PendingPublication, Publisher, PublishInterval
 from penstock.learner.ranks.roles import Ranks
-from penstock.learner.recorder import Recorder, TrainingClock, describe, leave_account, show_ledger, snapshot
+from penstock.learner.recorder import (
+    Recorder,
+    Staleness,
+    TrainingClock,
+    describe,
+    leave_account,
+    make_tracking,
+    show_ledger,
+    snapshot,
+)
 from penstock.policy import weights
 from penstock.protocol.messages import RunState
 from penstock.protocol.refusal import Refused
@@ -130,7 +139,7 @@ class Learner:
         or a checkpoint does not fit, Fatal where there is nothing to begin from or another has taken over.
         """
         settings, model = self.settings, self.model
-        self.learner_log = connect()
+        self.learner_log, self._resumption = connect(), resumption
         check_memory(settings, model.weight_bytes, self.learner_log.max_memory_bytes())
         lease = take(self.learner_log, settings, self.run_dir, self.draining, is_held=is_held)
         store = CheckpointStore(
@@ -191,12 +200,7 @@ class Learner:
         self._make_evaluation(beginning, progress, store)
         begun_at = beginning.checkpoint.id if beginning.checkpoint is not None else ""
         self.commands = CommandFollower(self, CommandRecord.from_state(progress.commands, begun_at))
-        self.recording = RecordingWriter.of_run(
-            settings.learner,
-            model.specification,
-            progress.position if beginning.resumed else None,
-            self.commands.record.newest,
-        )
+        self.recording = self._make_recording(progress)
         self.feed = self._make_feed()
         self.publisher = Publisher(
             learner_log,
@@ -208,7 +212,9 @@ class Learner:
             self.kept.published,
             count=progress.publications,
         )
-        self.recorder = Recorder.of_run(settings, run_dir, self.ledger.env_steps, progress.staleness)
+        env_steps = self.ledger.env_steps
+        tracking = make_tracking(settings, run_dir, first_step=env_steps)
+        self.recorder = Recorder(run_dir, Staleness(progress.staleness), env_steps, tracking)
         self.checkpoints = Checkpointer(
             store,
             learner_log,
@@ -221,7 +227,7 @@ class Learner:
             room=model.room,
         )
         self._watch = failures.UpdateWatch(self)
-        self._catch_up_through, self._went_back = beginning.catch_up_through, beginning.went_back
+        self._catch_up_through = beginning.catch_up_through
         self._waited_since = time.perf_counter()
 
     def _make_evaluation(self, beginning: Beginning, progress: Progress, store: CheckpointStore) -> None:
@@ -247,6 +253,15 @@ class Learner:
                 self.kept.evaluated(self.evaluation.best)
         if progress.episodes:
             self.episodes.restore(progress.episodes)
+
+    def _make_recording(self, progress: Progress) -> RecordingWriter | None:
+        section, folder = self.settings.learner, self.settings.learner.record
+        if folder is None:
+            return None
+        if self._resumption.resume and (folder / DESCRIPTION).exists():
+            command = self.commands.record.newest
+            return RecordingWriter.go_on(folder, progress.position, section.record_max_bytes, command)
+        return RecordingWriter.begin(folder, self.model.specification, "learner", section.record_max_bytes)
 
     def _make_feed(self) -> Feed:
         settings, model = self.settings, self.model
@@ -297,7 +312,7 @@ class Learner:
         self.kept.begin()
         self._publish_first()
         self.ranks.start(self.algorithm)
-        self.commands.begin(went_back=self._went_back)
+        self.commands.begin(went_back=self._resumption.resume and self._resumption.best)
         threads.start("feed", self.feed.run)
         threads.start("episodes", self.episodes.run)
         threads.start("versions", self.kept.run, self.kept.wake)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.broker.log.replies import Renewal
 from penstock.config.configuration_error import how_to_install
@@ -114,11 +114,6 @@ class Recorder:
         self._since = _Since(env_steps, time.monotonic())
         self._last: dict[str, float] = {}
         self.staleness = staleness
-
-    @classmethod
-    def of_run(cls, settings: Settings, run_dir: Path, env_steps: int, staleness: Mapping[str, int]) -> Self:
-        tracking = make_tracking(settings, run_dir, first_step=env_steps)
-        return cls(run_dir, Staleness(staleness), env_steps, tracking)
 
     def updated(
         self,

@@ -197,18 +197,15 @@ class Beginning:
     """The state from which a learner begins.
 
     checkpoint, progress: None for a run that begins. lineage: commits up to it, oldest first. ledger: at the
-    position where reading begins, with losses counted. resumed: by --resume. catch_up_through: newest entry
-    of newer weights in the log; 0: there is none. went_back: by --best, to a checkpoint that may not be the
-    newest.
+    position where reading begins, with losses counted. catch_up_through: newest entry of newer weights in the
+    log; 0: there is none.
     """
 
-    checkpoint: Checkpoint | None
-    progress: Progress | None
-    lineage: tuple[Commit, ...]
+    checkpoint: Checkpoint | None = None
+    progress: Progress | None = None
+    lineage: tuple[Commit, ...] = ()
     ledger: Ledger
-    resumed: bool
-    catch_up_through: int
-    went_back: bool = False
+    catch_up_through: int = 0
 
 
 def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Beginning:
@@ -240,12 +237,10 @@ def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Begi
     return Beginning(
         checkpoint=checkpoint,
         progress=progress,
-        lineage=_lineage(lease.committed, checkpoint),
+        lineage=_lineage(lease.committed, checkpoint, progress),
         ledger=ledger,
-        resumed=True,
         # A Redis that restarted, or has no weights, needs them at once.
         catch_up_through=0 if lease.closed or not lease.version else lease.head,
-        went_back=options.best,
     )
 
 
@@ -258,9 +253,7 @@ def _begin(lease: Lease, store: CheckpointStore) -> Beginning:
         raise Fatal(
             f"{store.directory} holds checkpoints of a run; go on with --resume, or choose another --run-dir"
         )
-    return Beginning(
-        checkpoint=None, progress=None, lineage=(), ledger=Ledger(), resumed=False, catch_up_through=0
-    )
+    return Beginning(ledger=Ledger())
 
 
 def _refuse_a_redis_that_went_back(lease: Lease, store: CheckpointStore) -> None:
@@ -312,13 +305,14 @@ def _cross_floor(lease: Lease, ledger: Ledger, *, allow_loss: bool) -> None:
     ledger.give_up(floor)
 
 
-def _lineage(committed: Sequence[Commit], checkpoint: Checkpoint | None) -> tuple[Commit, ...]:
-    if checkpoint is None:
+def _lineage(
+    committed: Sequence[Commit], checkpoint: Checkpoint | None, progress: Progress | None
+) -> tuple[Commit, ...]:
+    if checkpoint is None or progress is None:
         return ()
     ids = [commit.checkpoint_id for commit in committed]
     if checkpoint.id in ids:
         return tuple(committed[: ids.index(checkpoint.id) + 1])
-    progress = _progress(checkpoint)
     unknown = Commit(
         checkpoint_id=checkpoint.id,
         manifest_sha256=checkpoint.manifest_sha256,

@@ -20,7 +20,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TextIO
 
-from penstock.config.settings import ConfigurationError, LearnerSection
+from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Fragment, header_bytes, parse_header
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.specification import RunSpecification
@@ -237,25 +237,6 @@ class RecordingWriter:
         self._frames: BinaryIO = frames_file(folder, self._number).open("ab")
         self._index: TextIO = (folder / INDEX).open("a")
         self.is_full = False
-
-    @classmethod
-    def of_run(
-        cls,
-        section: LearnerSection,
-        specification: RunSpecification,
-        resumed_at: int | None,
-        command: int = 0,
-    ) -> "RecordingWriter | None":
-        """Return the writer for `learner.record`, if it is set. Raises as `begin`.
-
-        resumed_at: position of the checkpoint to resume from; None: the run begins.
-        command: number of the newest command that the checkpoint contains.
-        """
-        if section.record is None:
-            return None
-        if resumed_at is not None and (section.record / DESCRIPTION).exists():
-            return cls.go_on(section.record, resumed_at, section.record_max_bytes, command)
-        return cls.begin(section.record, specification, "learner", section.record_max_bytes)
 
     @classmethod
     def begin(

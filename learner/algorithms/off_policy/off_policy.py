@@ -187,14 +187,6 @@ class Stepped:
     metrics: dict[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class OffPolicyValues:
-    """The scheduled numbers of one update. importance_exponent: β of the importance weights."""
-
-    learning_rate: float
-    importance_exponent: float
-
-
 class OffPolicy(Trained):
     """An `Algorithm` that learns from replay; a subclass adds the gradient step.
 
@@ -226,6 +218,8 @@ class OffPolicy(Trained):
             buffer_steps=section.error_steps,
         )
         self._unpublished = 0
+        self._learning_rate = self._importance_exponent = 0.0
+        """Of this update, as scheduled; β is the exponent of the importance weights."""
 
     # ---- what a subclass adds
 
@@ -258,13 +252,12 @@ class OffPolicy(Trained):
         self.limiter.inserted(steps)
         go_back = self._backup()
         section = self.section
-        scheduled = OffPolicyValues(
-            section.learning_rate * factor(section.learning_rate_schedule, progress),
-            section.importance_exponent + (1.0 - section.importance_exponent) * progress,
-        )
-        taken, observed = self._take_steps(batch, scheduled)
-        while taken.reason and self._evict_culprits(go_back, batch, scheduled):
-            taken, observed = self._take_steps(batch, scheduled)
+        self._learning_rate = section.learning_rate * factor(section.learning_rate_schedule, progress)
+        start = section.importance_exponent
+        self._importance_exponent = start + (1.0 - start) * progress
+        taken, observed = self._take_steps(batch)
+        while taken.reason and self._evict_culprits(go_back, batch):
+            taken, observed = self._take_steps(batch)
         metrics = taken.metrics
         if taken.reason:
             go_back()
@@ -279,7 +272,7 @@ class OffPolicy(Trained):
             self._unpublished += taken.gradient_steps
         if taken.gradient_steps:
             metrics |= {
-                "learning_rate": scheduled.learning_rate,
+                "learning_rate": self._learning_rate,
                 "replay_steps": float(self.replay.size),
             } | self.scalars(progress)
         return replace(
@@ -290,10 +283,10 @@ class OffPolicy(Trained):
             collects=self.replay.size < self.limiter.minimum,
         )
 
-    def _take_steps(self, batch: Batch, scheduled: OffPolicyValues) -> tuple[Update, Moments | None]:
+    def _take_steps(self, batch: Batch) -> tuple[Update, Moments | None]:
         """Take the gradient steps of an update; return what they did, and moments of the observations."""
         try:
-            made = self._learn(scheduled)
+            made = self._learn()
             with torch.no_grad():
                 observed = self._observed(batch)
                 reason, metrics = self._measure(made, observed)
@@ -302,31 +295,30 @@ class OffPolicy(Trained):
         made_update = Update(applied=not reason, reason=reason, gradient_steps=len(made), metrics=metrics)
         return made_update, observed
 
-    def _learn(self, scheduled: OffPolicyValues) -> list[Stepped]:
+    def _learn(self) -> list[Stepped]:
         made = []
         while self.limiter.may_draw(self.replay.size):
-            made.append(self._step(self._sample(scheduled), scheduled))
+            made.append(self._step(self._sample()))
             self.limiter.drawn()
         return made
 
-    def _sample(self, scheduled: OffPolicyValues) -> Sample:
-        count, exponent = self.section.batch_size, scheduled.importance_exponent
-        return self.replay.sample(count, importance_exponent=exponent)
+    def _sample(self) -> Sample:
+        return self.replay.sample(self.section.batch_size, importance_exponent=self._importance_exponent)
 
-    def _step(self, sample: Sample, scheduled: OffPolicyValues) -> Stepped:
-        stepped = self.gradient_step(sample, scheduled.learning_rate)
+    def _step(self, sample: Sample) -> Stepped:
+        stepped = self.gradient_step(sample, self._learning_rate)
         self.replay.set_errors(sample.index, stepped.errors)
         return stepped
 
     # ---- entries that make gradient steps fail
 
-    def _evict_culprits(self, go_back: GoBack, batch: Batch, scheduled: OffPolicyValues) -> bool:
+    def _evict_culprits(self, go_back: GoBack, batch: Batch) -> bool:
         """Remove the entries from replay that make gradient steps fail; returns whether to try again.
 
         It is useless to try again where an entry of this batch is among them, or where none is found.
         """
         go_back()
-        found = self._find_culprits(scheduled)
+        found = self._find_culprits()
         go_back()
         of_batch = {source.number for source in batch.sources}
         for number in sorted(found - of_batch):
@@ -337,29 +329,29 @@ class OffPolicy(Trained):
             self.limiter.restart(self.replay.size)
         return bool(found) and not found & of_batch
 
-    def _find_culprits(self, scheduled: OffPolicyValues) -> set[int]:
+    def _find_culprits(self) -> set[int]:
         """Repeat the steps; return the entries that make the first failing step fail."""
         while self.limiter.may_draw(self.replay.size):
-            sample, go_back = self._sample(scheduled), self._backup()
-            if self._try_step(sample, scheduled):
-                return self._culprits_of(sample, go_back, scheduled)
+            sample, go_back = self._sample(), self._backup()
+            if self._try_step(sample):
+                return self._culprits_of(sample, go_back)
             self.limiter.drawn()
         return set()
 
-    def _culprits_of(self, sample: Sample, go_back: GoBack, scheduled: OffPolicyValues) -> set[int]:
+    def _culprits_of(self, sample: Sample, go_back: GoBack) -> set[int]:
         numbers = self.replay.entries_of(sample.index)
 
         def trial(entries: Sequence[int]) -> str:
             go_back()
             part = self.replay.part(sample, torch.isin(numbers, torch.tensor(entries)))
-            return self._try_step(part, scheduled)
+            return self._try_step(part)
 
         return set(culprits(trial, sorted(set(numbers.tolist()))) or ())
 
-    def _try_step(self, sample: Sample, scheduled: OffPolicyValues) -> str:
+    def _try_step(self, sample: Sample) -> str:
         """Take a step; returns why it fails, or ""."""
         try:
-            return self._measure([self._step(sample, scheduled)], None)[0]
+            return self._measure([self._step(sample)], None)[0]
         except ATTRIBUTABLE as error:
             return failed(error).reason
 
