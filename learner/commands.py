@@ -113,7 +113,7 @@ class CommandFollower:
         self._learner, self.record = learner, record
         self._flush: Flush | None = None
         self._flushed: Answer | None = None
-        self._asked_since: float | None = None
+        self._flush_since: float | None = None
         self._silent = 0
         self._seen_revision = -1
         self._waiting: deque[Command] = deque()
@@ -234,8 +234,8 @@ class CommandFollower:
 
     def _decide_flush(self, command: Command) -> None:
         now = time.monotonic()
-        self._asked_since = self._asked_since or now
-        force = now - self._asked_since >= FLUSH_WAIT_S
+        self._flush_since = self._flush_since or now
+        force = now - self._flush_since >= FLUSH_WAIT_S
         self._silent, through = self._learner.lease.patiently(
             lambda: self._learner.learner_log.flush(command.number, force=force)
         )
@@ -254,7 +254,7 @@ class CommandFollower:
         self._flush = flush
 
     def _end_flush(self) -> None:
-        self._flush = self._flushed = self._asked_since = None
+        self._flush = self._flushed = self._flush_since = None
 
     def _checkpoint(self, command: Command) -> Answer:
         name = command.argument

@@ -242,7 +242,7 @@ class Evaluation:
         self._patience = Patience(section)
         self._ways = (True, False) if section.both else (section.deterministic,)
         self._lock = threading.Lock()
-        self._asked = False
+        self._is_requested = False
         self._pending: Candidate | None = None
         self._played: dict[bool, dict[Key, Episode]] = {}
         self._base: dict[Key, Episode] = {}
@@ -268,30 +268,30 @@ class Evaluation:
         ended: training episodes so far. length: their mean length lately, in steps; None before the first.
 
         It is True at most once until there is a result, and never when patience is exhausted. Publish the
-        weights and call `requested` next.
+        weights and call `note_published` next.
         """
         with self._lock:
-            is_busy = self._asked or self._pending is not None or update <= self._last_update
+            is_busy = self._is_requested or self._pending is not None or update <= self._last_update
             if is_busy or self._patience.exhausted or not self._section.episodes:
                 return False
             is_silent, interval = self._is_silent(env_steps, ended, length), self._section.interval_steps
             is_due = interval is not None and env_steps - self._last_steps >= interval
-            self._asked = self._promising(recent) or is_due or is_silent
-            return self._asked
+            self._is_requested = self._promising(recent) or is_due or is_silent
+            return self._is_requested
 
-    def ask(self, update: int) -> bool:
+    def request(self, update: int) -> bool:
         """Request an evaluation of `update`; returns False if one is pending, made or switched off."""
         with self._lock:
             if not self._section.episodes or self._pending is not None or update <= self._last_update:
                 return False
-            self._asked = True
+            self._is_requested = True
             return True
 
-    def requested(self, candidate: Candidate) -> Candidate | None:
+    def note_published(self, candidate: Candidate) -> Candidate | None:
         """Note that evaluation actors get these weights; returns the candidate that they replace."""
         with self._lock:
             replaced = self._pending
-            self._asked, self._pending = False, candidate
+            self._is_requested, self._pending = False, candidate
             self._played = {one: {} for one in self._ways}
             self._last_update, self._last_steps = candidate.update, candidate.env_steps
             return replaced
@@ -321,7 +321,7 @@ class Evaluation:
     def abandon(self) -> Candidate | None:
         with self._lock:
             abandoned = self._pending
-            self._asked, self._pending = False, None
+            self._is_requested, self._pending = False, None
             return abandoned
 
     def collect(self, report: Report) -> Result | None:
@@ -339,7 +339,7 @@ class Evaluation:
     @property
     def pending(self) -> bool:
         with self._lock:
-            return self._asked or self._pending is not None
+            return self._is_requested or self._pending is not None
 
     @property
     def solved(self) -> Result | None:

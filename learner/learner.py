@@ -206,7 +206,7 @@ class Learner:
             learner_log,
             self.lease,
             model.quarantine,
-            self.evaluation.requested,
+            self.evaluation.note_published,
             PublishInterval(settings.learner, learner_log.fetched_versions),
             self.stop,
             self.kept.published,
@@ -619,7 +619,7 @@ class Learner:
     def _evaluate_last(self) -> None:
         """Wait for the pending evaluation, then for that of the last weights if they had none."""
         self._await_evaluation()
-        if not self._is_ending_early() and self.evaluation.ask(self.algorithm.updates):
+        if not self._is_ending_early() and self.evaluation.request(self.algorithm.updates):
             self._publish(evaluate=True)
             if self.settings.learner.keep_best:
                 self.checkpoint()

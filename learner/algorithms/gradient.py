@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, cycle
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -201,6 +201,10 @@ class Hardware:
     compiled: bool = False
 
 
+PLAIN: Final = Hardware()
+"""One rank, in the policy's dtype, not compiled."""
+
+
 def hardware_of(section: LearnerSection, group: RankGroup) -> Hardware:
     """Return the hardware that the settings ask for."""
     return Hardware(group=group, bfloat16=section.precision == "bfloat16", compiled=section.compile)
@@ -214,8 +218,7 @@ class Network:
     (`registry.check_hardware` refuses them at start).
     """
 
-    def __init__(self, policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = None) -> None:
-        hardware = hardware or Hardware()
+    def __init__(self, policy: Policy, optimiser: FlatAdam, hardware: Hardware = PLAIN) -> None:
         self.policy = policy
         self.optimiser = optimiser
         self._bfloat16 = hardware.bfloat16
@@ -246,9 +249,8 @@ class Network:
         return self.optimiser.gradient_of(loss)
 
 
-def network_of(policy: Policy, optimiser: FlatAdam, hardware: Hardware | None = None) -> Network:
+def network_of(policy: Policy, optimiser: FlatAdam, hardware: Hardware = PLAIN) -> Network:
     """Return the fastest network that can compute the policy on its device with this hardware."""
-    hardware = hardware or Hardware()
     bodies = [body for body in (policy.actor_body, policy.critic_body) if body is not None]
     chains = [body.chain for body in bodies]
     dense = all(

@@ -36,6 +36,7 @@ from penstock.learner.algorithms.algorithm import (
     verdict,
 )
 from penstock.learner.algorithms.gradient import (
+    PLAIN,
     DenseNetwork,
     FlatAdam,
     Hardware,
@@ -140,15 +141,12 @@ class OnPolicy(Trained, LearnsOnce[Section]):
         policy: what is trained, on its device.
         section: the algorithm's settings.
         seed: of permutations and of the features that dropout leaves out.
-        hardware: ranks, precision and compilation; None: one rank, in the policy's dtype.
+        hardware: ranks, precision and compilation.
     """
 
     policy: Policy
 
-    def __init__(
-        self, policy: Policy, section: Section, *, seed: int, hardware: Hardware | None = None
-    ) -> None:
-        hardware = hardware or Hardware()
+    def __init__(self, policy: Policy, section: Section, *, seed: int, hardware: Hardware = PLAIN) -> None:
         LearnsOnce.__init__(self, section)
         self.policy = policy
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
@@ -434,9 +432,7 @@ _KL_TOLERANCE = 1.5
 class PPO(OnPolicy[PPOSection]):
     """PPO (Schulman et al. 2017) with a decoupled objective (Hilton, Cobbe, Schulman 2021)."""
 
-    def __init__(
-        self, policy: Policy, section: PPOSection, *, seed: int, hardware: Hardware | None = None
-    ) -> None:
+    def __init__(self, policy: Policy, section: PPOSection, *, seed: int, hardware: Hardware = PLAIN) -> None:
         super().__init__(policy, section, seed=seed, hardware=hardware)
         self._steered_learning_rate = section.learning_rate
 
@@ -602,9 +598,8 @@ class RewardScale:
     environment may come to another rank. Only `commit` changes it, so that an update can be undone.
     """
 
-    def __init__(self, discount: float, group: RankGroup | None = None) -> None:
-        self._discount = discount
-        self._group = group or RankGroup()
+    def __init__(self, discount: float, group: RankGroup) -> None:
+        self._discount, self._group = discount, group
         self._returns: dict[SlotKey, float] = {}
         zero = torch.zeros(1, dtype=torch.float64)
         self._moments = Moments(torch.zeros((), dtype=torch.float64), zero, zero)

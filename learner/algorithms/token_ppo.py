@@ -35,7 +35,7 @@ from penstock.learner.algorithms.algorithm import (
     contained,
     verdict,
 )
-from penstock.learner.algorithms.gradient import FlatAdam, Hardware
+from penstock.learner.algorithms.gradient import PLAIN, FlatAdam, Hardware
 from penstock.learner.algorithms.losses import Objective
 from penstock.learner.algorithms.responses import (
     Index,
@@ -94,11 +94,6 @@ class TokenObjective(Objective):
     kl_coefficient: float
     critic_learning_rate: float | None
 
-    def learning_rate_of(self, name: str) -> float:
-        rate = self.learning_rate if name == POLICY else self.critic_learning_rate
-        assert rate is not None
-        return rate
-
 
 Pass = tuple[MicroBatch, TokenOutputs]
 """A micro-batch and the policy's outputs for it."""
@@ -116,14 +111,14 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
         policy: what is trained, on its device.
         section: the algorithm's settings.
         seed: of permutations.
-        hardware: the precision; None: float32.
+        hardware: the precision.
     """
 
     policy: TokenPolicy
     needed = ("updates", "gradient_steps", "kl_coefficient")
 
     def __init__(
-        self, policy: TokenPolicy, section: TokenPPOSection, *, seed: int, hardware: Hardware | None = None
+        self, policy: TokenPolicy, section: TokenPPOSection, *, seed: int, hardware: Hardware = PLAIN
     ) -> None:
         LearnsOnce.__init__(self, section)
         self.policy = policy
@@ -134,8 +129,7 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
             CRITIC: FlatAdam(policy.critic, section.adam_epsilon),
         }
         self._device = self.optimisers[POLICY].parameters.device
-        is_rounded = hardware is not None and hardware.bfloat16
-        self._precision = torch.autocast(self._device.type, torch.bfloat16, enabled=is_rounded)
+        self._precision = torch.autocast(self._device.type, torch.bfloat16, enabled=hardware.bfloat16)
         self._has_critic = section.advantage == "gae"
         self._permutations = torch.Generator().manual_seed(seed)
         self.generators = {"permutations": self._permutations}
@@ -281,9 +275,10 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
             columns = Steps(prepared.columns[:, part.index])
             sums += self._accumulate(outputs, columns, total, objective.entropy_coefficient)
         record.losses.append(sums)
+        rates = {POLICY: objective.learning_rate, CRITIC: objective.critic_learning_rate or 0.0}
         for name, optimiser in learning.items():
-            rate, max_norm = objective.learning_rate_of(name), self.section.max_gradient_norm
-            record.norms[name].append(optimiser.step(optimiser.flat_gradient, rate, max_norm))
+            norm = optimiser.step(optimiser.flat_gradient, rates[name], self.section.max_gradient_norm)
+            record.norms[name].append(norm)
 
     def _accumulate(
         self, outputs: TokenOutputs, columns: Steps, total: int, entropy_coefficient: float

@@ -73,9 +73,9 @@ class Checkpointer:
         self._is_behind = True
 
     def due(self, renewal: Renewal) -> bool:
-        is_asked = renewal.checkpoint_revision != self._revision
+        is_requested = renewal.checkpoint_revision != self._revision
         is_time = time.monotonic() - self._at_s >= self.interval_s and self._is_behind
-        return is_asked or is_time or self._is_pressed()
+        return is_requested or is_time or self._is_pressed()
 
     def spare(self, best: str, candidate: str) -> None:
         """Keep these checkpoints however old they are: of the best evaluation and of the pending one.

@@ -288,8 +288,8 @@ class LogFeed(Feed):
         self._flush = flush
 
     def too_few(self, number: int) -> int | None:
-        asked, pending = self._too_few
-        return pending if asked == number else None
+        command, pending = self._too_few
+        return pending if command == number else None
 
     def skipped(self) -> None:
         with self._updates_lock:

@@ -33,7 +33,7 @@ def measured(**section: Any) -> Evaluation:
 
 def play(it: Evaluation, version: int, mean: float) -> None:
     """A whole evaluation with that mean."""
-    it.requested(candidate(version, update=version))
+    it.note_published(candidate(version, update=version))
     assert it.collect(report(version, [mean - 1, mean, mean + 1])) is not None
 
 
@@ -54,7 +54,7 @@ def report(version: int, returns: list[float], *, first: int = 0, deterministic:
 def test_a_run_without_evaluations_asks_for_none() -> None:
     it = Evaluation(EvaluationSection(episodes=0, interval_steps=1), 90.0, stop_at_target=True)
     assert not it.wanted(GOOD, update=1, env_steps=100)
-    assert not it.ask(1)
+    assert not it.request(1)
     assert not it.pending
 
 
@@ -66,7 +66,7 @@ def test_a_curve_that_says_nothing_any_more_asks_too() -> None:
     assert not it.wanted(update=2, env_steps=10**6 + missed, ended=419, **low)
     assert not it.wanted(update=3, env_steps=10**6 + missed + 1, ended=420, **low)
     assert it.wanted(update=4, env_steps=10**6 + 2 * missed + 2, ended=420, **low)
-    it.requested(Candidate(version=5, update=4, env_steps=10**6 + 2 * missed + 2, at_s=1.0, blob=b"w"))
+    it.note_published(Candidate(version=5, update=4, env_steps=10**6 + 2 * missed + 2, at_s=1.0, blob=b"w"))
     assert it.collect(report(5, [50.0] * 3)) is not None
     assert not it.wanted(update=5, env_steps=10**6 + 3 * missed, ended=420, **low)
     assert it.wanted(update=6, env_steps=10**6 + 3 * missed + 3, ended=420, **low)
@@ -78,7 +78,7 @@ def test_the_curve_asks_and_only_the_result_solves() -> None:
     assert not it.wanted(GOOD[1:], update=1, env_steps=10)
     assert it.wanted(GOOD, update=1, env_steps=10)
     assert not it.wanted(GOOD, update=2, env_steps=20)
-    it.requested(candidate(5))
+    it.note_published(candidate(5))
     assert it.solved is None
     assert it.collect(report(5, [80.0, 90.0])) is None
     result = it.collect(report(5, [100.0], first=2))
@@ -90,7 +90,7 @@ def test_the_curve_asks_and_only_the_result_solves() -> None:
 def test_a_result_below_the_target_lets_training_go_on_and_ask_again() -> None:
     it = evaluation()
     assert it.wanted(GOOD, update=1, env_steps=10)
-    it.requested(candidate(5, update=1))
+    it.note_published(candidate(5, update=1))
     it.collect(report(5, [1.0, 2.0, 3.0]))
     assert it.solved is None
     assert not it.wanted(GOOD, update=1, env_steps=10)
@@ -99,14 +99,14 @@ def test_a_result_below_the_target_lets_training_go_on_and_ask_again() -> None:
 
 def test_sampled_episodes_count_where_the_run_is_measured_by_them() -> None:
     it = Evaluation(EvaluationSection(episodes=3, deterministic=False), 90.0, stop_at_target=True)
-    it.requested(candidate(5))
+    it.note_published(candidate(5))
     assert it.collect(report(5, [80.0, 90.0, 100.0])) is None
     assert it.collect(report(5, [80.0, 90.0, 100.0], deterministic=False)) is not None
 
 
 def test_repeated_foreign_and_sampled_episodes_do_not_count() -> None:
     it = evaluation()
-    it.requested(candidate(5))
+    it.note_published(candidate(5))
     it.collect(report(5, [1.0, 1.0]))
     assert it.collect(report(5, [100.0, 100.0])) is None
     assert it.collect(report(4, [100.0] * 3)) is None
@@ -119,7 +119,7 @@ def test_repeated_foreign_and_sampled_episodes_do_not_count() -> None:
 def test_the_best_version_may_solve_when_the_last_does_not() -> None:
     it = evaluation(stop=False)
     for version, mean in ((5, 95.0), (6, 10.0)):
-        it.requested(candidate(version, update=version))
+        it.note_published(candidate(version, update=version))
         it.collect(report(version, [mean] * 3))
     assert it.solved is it.best
     assert it.last is not it.best
@@ -127,8 +127,8 @@ def test_the_best_version_may_solve_when_the_last_does_not() -> None:
 
 def test_a_candidate_that_replaces_another_names_it() -> None:
     it = evaluation()
-    assert it.requested(candidate(5)) is None
-    replaced = it.requested(candidate(6))
+    assert it.note_published(candidate(5)) is None
+    replaced = it.note_published(candidate(6))
     assert replaced is not None
     assert replaced.version == 5
 
@@ -137,7 +137,7 @@ def test_an_interval_asks_without_a_target() -> None:
     it = evaluation(None, interval=100)
     assert not it.wanted([], update=1, env_steps=99)
     assert it.wanted([], update=1, env_steps=100)
-    it.requested(candidate(5, update=1))
+    it.note_published(candidate(5, update=1))
     it.collect(report(5, [1.0] * 3))
     assert not it.wanted([], update=2, env_steps=199)
     assert it.wanted([], update=2, env_steps=200)
@@ -145,20 +145,20 @@ def test_an_interval_asks_without_a_target() -> None:
 
 def test_an_answer_without_an_outcome_is_abandoned() -> None:
     it = evaluation()
-    assert it.ask(3)
-    it.requested(candidate(5, update=3))
+    assert it.request(3)
+    it.note_published(candidate(5, update=3))
     abandoned = it.abandon()
     assert abandoned is not None
     assert abandoned.version == 5
     assert it.abandon() is None
     assert not it.pending
-    assert not it.ask(3)
-    assert it.ask(4)
+    assert not it.request(3)
+    assert it.request(4)
 
 
 def test_both_ways_to_play_make_one_result() -> None:
     it = measured(both=True)
-    it.requested(candidate(5))
+    it.note_published(candidate(5))
     assert it.collect(report(5, [1.0, 2.0, 3.0], deterministic=False)) is None
     assert it.collect(report(5, [10.0, 20.0])) is None
     result = it.collect(report(5, [30.0], first=2))
@@ -186,7 +186,7 @@ def test_both_ways_to_play_make_one_result() -> None:
 
 def test_what_counts_may_be_the_sampled_one_of_both() -> None:
     it = Evaluation(EvaluationSection(episodes=1, both=True, deterministic=False), 5.0, stop_at_target=True)
-    it.requested(candidate(5))
+    it.note_published(candidate(5))
     it.collect(report(5, [9.0]))
     it.collect(report(5, [1.0], deterministic=False))
     assert it.best is not None
@@ -220,7 +220,7 @@ def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
     it = measured(patience=3, interval_steps=100)
     for version, mean in ((1, 5.0), (2, 7.0), (3, 6.0), (4, 6.5)):
         play(it, version, mean)
-    it.requested(candidate(6, update=6))
+    it.note_published(candidate(6, update=6))
     state, blob = it.state()
     again = measured(patience=3, interval_steps=100)
     again.restore(json.loads(json.dumps(state)), blob)
@@ -239,7 +239,7 @@ def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
 def test_the_last_result_survives_a_checkpoint() -> None:
     it = evaluation(6.0, stop=False)
     for version, mean in ((1, 7.0), (2, 8.0), (3, 6.5)):
-        it.requested(candidate(version, update=version))
+        it.note_published(candidate(version, update=version))
         it.collect(report(version, [mean] * 3))
         state, blob = it.state()
         again = evaluation(6.0, stop=False)
@@ -259,7 +259,7 @@ def test_a_result_says_how_it_compares_with_what_training_began_with() -> None:
     again = Evaluation(EvaluationSection(episodes=6, base=True, both=True), None, stop_at_target=False)
     again.restore(json.loads(json.dumps(state)), blob)
     for one in (it, again):
-        one.requested(candidate(5))
+        one.note_published(candidate(5))
         one.collect(report(5, [9.0] * 6, deterministic=False))
         result = one.collect(report(5, [3.0, 4.0, 5.0, 6.0, 7.0, 9.0]))
         assert result is not None

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from penstock.learner.algorithms.ppo import CLIP, RewardScale
+from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.batch import Batch
 from tests.support.experience.experience import collect, small_policy
 
@@ -38,7 +39,7 @@ def returns_of(rewards: np.ndarray, ends: np.ndarray) -> list[float]:
 def test_returns_run_on_through_columns_and_batches_of_one_environment() -> None:
     random = np.random.default_rng(0)
     rewards, ends = random.standard_normal((2, 6, 3)), random.random((2, 6, 3)) < 0.2
-    scale, slots = RewardScale(DISCOUNT), ((1, 0), (1, 0), (2, 0))
+    scale, slots = RewardScale(DISCOUNT, RankGroup()), ((1, 0), (1, 0), (2, 0))
     for part in range(2):
         scaled = scale.scale(batch(rewards[part], ends[part], slots))
         scale.commit(scaled)
@@ -57,11 +58,11 @@ def test_returns_run_on_through_columns_and_batches_of_one_environment() -> None
 def test_nothing_changes_without_commit_and_state_survives() -> None:
     random = np.random.default_rng(1)
     part = batch(random.standard_normal((5, 4)), np.zeros((5, 4), bool), ((1, 0), (1, 1), (2, 0), (2, 1)))
-    scale = RewardScale(DISCOUNT)
+    scale = RewardScale(DISCOUNT, RankGroup())
     first = scale.scale(part).rewards
     assert torch.equal(scale.scale(part).rewards, first)
     scale.commit(scale.scale(part))
-    copy = RewardScale(DISCOUNT)
+    copy = RewardScale(DISCOUNT, RankGroup())
     copy.load(scale.state())
     assert torch.equal(copy.scale(part).rewards, scale.scale(part).rewards)
     assert not torch.equal(scale.scale(part).rewards, first)

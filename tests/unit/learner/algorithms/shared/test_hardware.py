@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.config.settings import PPOSection
-from penstock.learner.algorithms.gradient import DenseNetwork, Hardware, Network
+from penstock.learner.algorithms.gradient import PLAIN, DenseNetwork, Hardware, Network
 from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import Batch, assemble
 from penstock.policy import weights
@@ -39,7 +39,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def make(hardware: Hardware | None = None, **section: Any) -> PPO:
+def make(hardware: Hardware = PLAIN, **section: Any) -> PPO:
     """A small PPO whose networks go through autograd, as they do on a GPU."""
     policy = small_policy(0, activation="silu", normalise_observations=True)
     return PPO(policy, PPOSection(**section), seed=0, hardware=hardware)

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.config.settings import ConfigurationError, PolicySection
 from penstock.learner.algorithms.algorithm import AlgorithmState
-from penstock.learner.algorithms.gradient import Hardware
+from penstock.learner.algorithms.gradient import PLAIN, Hardware
 from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.policy import weights
@@ -48,7 +48,7 @@ def reached(found: list[Tensor]) -> bool:
     return any(bool(one.any()) for one in found)
 
 
-def algorithm_of(policy: LanguagePolicy, *, hardware: Hardware | None = None, **section: Any) -> TokenPPO:
+def algorithm_of(policy: LanguagePolicy, *, hardware: Hardware = PLAIN, **section: Any) -> TokenPPO:
     """Two gradient steps on everything."""
     usual: dict[str, Any] = {"epochs": 2, "minibatches": 1, "learning_rate": 1e-3}
     return TokenPPO(policy, TokenPPOSection(**(usual | section)), seed=0, hardware=hardware)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.algorithm_sections import TokenPPOSection
-from penstock.learner.algorithms.gradient import Hardware
+from penstock.learner.algorithms.gradient import PLAIN, Hardware
 from penstock.learner.algorithms.responses import read_responses
 from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch
@@ -36,7 +36,7 @@ def moved(policy: LanguagePolicy) -> LanguagePolicy:
     return policy
 
 
-def algorithm_of(policy: LanguagePolicy, hardware: Hardware | None = None, **section: Any) -> TokenPPO:
+def algorithm_of(policy: LanguagePolicy, hardware: Hardware = PLAIN, **section: Any) -> TokenPPO:
     """One gradient step on everything, unless it is said otherwise."""
     usual: dict[str, Any] = {"epochs": 1, "minibatches": 1, "learning_rate": 1e-3}
     return TokenPPO(policy, TokenPPOSection(**(usual | section)), seed=0, hardware=hardware)
