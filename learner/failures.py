@@ -85,21 +85,18 @@ def _lag(actors: Sequence[SessionRow], newest: int) -> str:
 # ---- Fragments that were not trained because an update fails with them, and their senders.
 
 
-def failed_fragments(log_batch: LogBatch, update: Update | None) -> dict[int, Drop]:
-    """Return the fragments of a batch that were not trained; update: None where all of it was dropped."""
+def failed_fragments(log_batch: LogBatch, update: Update | None) -> tuple[dict[int, Drop], int]:
+    """Return the fragments of a batch that were not trained, and their steps; a recording has no numbers.
+
+    update: None where all of the batch was dropped before.
+    """
     if update is None:
-        return {}
+        return {}, 0
     if update.reason in _BOOKED_AS:
-        return dict.fromkeys(log_batch.trained, _BOOKED_AS[update.reason])
+        return dict.fromkeys(log_batch.trained, _BOOKED_AS[update.reason]), log_batch.steps
     in_batch = set(log_batch.trained)
-    return {number: _BOOKED_AS[why] for number, why in update.culprits.items() if number in in_batch}
-
-
-def left_out_steps(log_batch: LogBatch, update: Update | None) -> int:
-    """Return how many steps of a batch were not trained; fragments of a recording have no numbers."""
-    if update is None:
-        return 0
-    return log_batch.steps if update.reason in _BOOKED_AS else update.left_out
+    failed = {number: _BOOKED_AS[why] for number, why in update.culprits.items() if number in in_batch}
+    return failed, update.left_out
 
 
 def suspect_senders(quarantine: Quarantine, log_batch: LogBatch, failed: Mapping[int, Drop]) -> None:

@@ -37,8 +37,8 @@ from penstock.learner.checkpoint.store import (
 )
 from penstock.learner.commands import CommandFollower, CommandRecord
 from penstock.learner.evaluation import EpisodeLog, Episodes, Evaluation, Result
-from penstock.learner.feed.log_feed import Feed, FeedEnded, LogBatch, LogFeed, OwnPayloads
-from penstock.learner.feed.recorded_feed import RecordedFeed
+from penstock.learner.feed.log_feed import LogBatch, LogFeed, OwnPayloads
+from penstock.learner.feed.recorded_feed import FeedEnded, RecordedFeed
 from penstock.learner.feed.recording import DESCRIPTION, RecordingWriter
 from penstock.learner.lease import LeaseKeeper, fenced, take
 from penstock.learner.ledger import Drop, Progress, check_same, sections
@@ -263,7 +263,7 @@ class Learner:
             return RecordingWriter.go_on(folder, progress.position, section.record_max_bytes, command)
         return RecordingWriter.begin(folder, self.model.specification, "learner", section.record_max_bytes)
 
-    def _make_feed(self) -> Feed:
+    def _make_feed(self) -> LogFeed | RecordedFeed:
         settings, model = self.settings, self.model
         self._payloads = OwnPayloads(self.learner_log, settings, model)
         if model.recording is not None:
@@ -441,14 +441,14 @@ class Learner:
     # ---- the outcome of each batch
 
     def _book(self, log_batch: LogBatch, update: Update | None, updates: int) -> None:
-        failed = failures.failed_fragments(log_batch, update)
+        failed, left_out = failures.failed_fragments(log_batch, update)
         failures.suspect_senders(self.model.quarantine, log_batch, failed)
         dropped = dict(log_batch.dropped) | failed
         self.ledger.book(
             log_batch.last,
             trained=[number for number in log_batch.trained if number not in failed],
             dropped=dropped,
-            steps=log_batch.steps - failures.left_out_steps(log_batch, update),
+            steps=log_batch.steps - left_out,
             origins=log_batch.origins,
         )
         if log_batch.round is not None:

@@ -514,6 +514,7 @@ def _summary(
 ) -> dict[str, Any]:
     here, evaluation, seconds = snapshot(learner), learner.evaluation, learner.clock.seconds()
     solved = evaluation.solved
+    moment = None if solved is None else (restored or solved).candidate
     return {
         "solved": solved is not None,
         "target_return": learner.model.target,
@@ -525,7 +526,8 @@ def _summary(
         "updates": here["updates"],
         "policy_version": final.version,
         "training_seconds": round(seconds, 3),
-        "solved_at": None if solved is None else _moment_json(restored or solved),
+        "solved_at": moment
+        and {"seconds": round(moment.at_s, 3), "env_steps": moment.env_steps, "version": moment.version},
         "env_steps_per_second": round(here["env_steps"] / max(seconds, 1e-9), 1),
         "staleness": learner.recorder.staleness.quantiles(),
         "ledger": {**asdict(balance), "balanced": balance.balanced},
@@ -545,15 +547,6 @@ def _recording_json(learner: "Learner") -> dict[str, Any] | None:
         "fragments": len(recording.fragments),
         "steps": sum(place.charge for place in recording.fragments),
         "batches_taken": learner.ledger.recorded,
-    }
-
-
-def _moment_json(solved: Result) -> dict[str, Any]:
-    candidate = solved.candidate
-    return {
-        "seconds": round(candidate.at_s, 3),
-        "env_steps": candidate.env_steps,
-        "version": candidate.version,
     }
 
 

@@ -14,7 +14,6 @@ import logging
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -102,42 +101,6 @@ class Flush:
     number: int
     least: int
     through: int
-
-
-class FeedEnded(Exception):
-    """Raised by `Feed.take` when everything that a feed holds was taken."""
-
-
-class Feed(ABC):
-    """Batches in the order in which they are trained. `run` fills a bounded queue, `take` empties it.
-
-    The methods that are not abstract suit a source in which nothing is pending.
-    """
-
-    @abstractmethod
-    def run(self) -> None:
-        """Read ahead in a thread until the process ends or the source does."""
-
-    @abstractmethod
-    def take(self, timeout_s: float) -> LogBatch | None:
-        """Return the next batch, None after `timeout_s`; raises FeedEnded at the end of the source."""
-
-    def drop_before(self, version: int) -> None:  # noqa: B027 - nothing is pending
-        """Drop experience that was begun with an older version, unless it was taken, as `restored`."""
-
-    @abstractmethod
-    def flush(self, flush: Flush) -> None:
-        """Take the pending entries up to one as a batch, after the full batches there; see `too_few`.
-
-        Raises NotImplementedError where there is no log.
-        """
-
-    def too_few(self, number: int) -> int | None:
-        """Return the pending steps where they are fewer than a flush requires; None: it can be taken."""
-        return None
-
-    def skipped(self) -> None:  # noqa: B027 - staleness is not judged
-        """Note that the last batch made no update: later ones are consumed one update earlier."""
 
 
 class Pending:
@@ -253,8 +216,11 @@ class ReadAhead(Generic[T]):
             return None
 
 
-class LogFeed(Feed):
-    """The `Feed` of a learner with actors; it begins after the ledger's position."""
+class LogFeed:
+    """The batches of a learner with actors, from the ledger's position on, in the order of training.
+
+    `run` fills a bounded queue in a thread, `take` empties it.
+    """
 
     def __init__(self, learner: "Learner", payloads: "Payloads") -> None:
         self._log, self._lease, self._algorithm = learner.learner_log, learner.lease, learner.algorithm
@@ -276,22 +242,27 @@ class LogFeed(Feed):
     # ---- the loop's side
 
     def take(self, timeout_s: float) -> LogBatch | None:
+        """Return the next batch, None after `timeout_s`."""
         log_batch = self._ahead.take(timeout_s)
         if log_batch is not None and log_batch.batch is not None:
             log_batch.batch.arrive()
         return log_batch
 
     def drop_before(self, version: int) -> None:
+        """Drop experience that was begun with an older version, unless it was taken, as `restored`."""
         self._restored_from = version
 
     def flush(self, flush: Flush) -> None:
+        """Take the pending entries up to one as a batch, after the full batches there; see `too_few`."""
         self._flush = flush
 
     def too_few(self, number: int) -> int | None:
+        """Return the pending steps where they are fewer than a flush requires; None: it can be taken."""
         command, pending = self._too_few
         return pending if command == number else None
 
     def skipped(self) -> None:
+        """Note that the last batch made no update: later ones are consumed one update earlier."""
         with self._updates_lock:
             self._updates -= 1
 

@@ -27,7 +27,7 @@ import torch
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.algorithm import Algorithm, Imitator
 from penstock.learner.batch import Loaded, assemble, check_meaning, reward_of
-from penstock.learner.feed.log_feed import Feed, FeedEnded, Flush, LogBatch, ReadAhead
+from penstock.learner.feed.log_feed import Flush, LogBatch, ReadAhead
 from penstock.learner.feed.recording import (
     DESCRIPTION,
     FORMAT,
@@ -149,9 +149,13 @@ None: the batch is formed anew.
 """
 
 
+class FeedEnded(Exception):
+    """Raised by `take` when all of a recording was taken."""
+
+
 @dataclass(eq=False)
-class RecordedFeed(Feed):
-    """The `Feed` of a learner without actors.
+class RecordedFeed:
+    """The batches of a learner without actors; it has the methods of a `LogFeed`, and nothing is pending.
 
     seed: of the order of an `Imitator`'s passes. taken: batches that earlier processes have consumed.
     """
@@ -199,6 +203,15 @@ class RecordedFeed(Feed):
 
     def flush(self, flush: Flush) -> None:
         raise NotImplementedError("the run learns from a recording, in which nothing is pending")
+
+    def too_few(self, number: int) -> None:
+        """Return None: there is no flush."""
+
+    def drop_before(self, version: int) -> None:
+        """Drop nothing."""
+
+    def skipped(self) -> None:
+        """Do nothing: staleness is not judged."""
 
     # ---- the thread
 

@@ -14,8 +14,8 @@ from penstock.learner.algorithms.algorithm import Imitator
 from penstock.learner.algorithms.clone import Clone
 from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.batch import Batch
-from penstock.learner.feed.log_feed import FeedEnded, LogBatch
-from penstock.learner.feed.recorded_feed import RecordedFeed, Recording
+from penstock.learner.feed.log_feed import LogBatch
+from penstock.learner.feed.recorded_feed import FeedEnded, RecordedFeed, Recording
 from penstock.learner.feed.recording import RecordingWriter
 from penstock.policy.policy import build
 from penstock.protocol.spaces import Discrete
