@@ -87,9 +87,6 @@ class Responses:
         numbers: Tensor = torch.unique(prompts, dim=0, return_inverse=True)[1]
         return numbers
 
-    def fit_at_once(self, most_places: int) -> bool:
-        return len(self) * int(self.lengths.max()) <= most_places
-
     def micro_batches(self, rows: Index, most_places: int) -> Iterator[MicroBatch]:
         """Yield rows by length in parts of at most `most_places` tokens; a longer row is a part alone."""
         for part in _parts(rows[np.argsort(self.lengths[rows], kind="stable")], self.lengths, most_places):

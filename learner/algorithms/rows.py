@@ -186,13 +186,6 @@ def _place(step: Index, counts: Index) -> Index:
     return place
 
 
-def in_columns(kept: Tensor) -> tuple[Tensor, Index, Index]:
-    """Return flat index and row, [n], of the True elements of kept [T, B] by column, and their counts."""
-    column, step = kept.t().cpu().numpy().nonzero()
-    index = torch.from_numpy(step * kept.shape[1] + column).to(kept.device)
-    return index, step, np.bincount(column, minlength=kept.shape[1])
-
-
 # ---- A batch as its policy sees it.
 
 
@@ -243,7 +236,8 @@ def sequences_of(
     assert look.inputs.time is not None
     kept = trained.clone()
     kept[: policy.memory.burn_in] = False
-    index, step, counts = in_columns(kept)
+    column, step = kept.t().cpu().numpy().nonzero()
+    index = torch.from_numpy(step * kept.shape[1] + column).to(kept.device)
     inputs = look.inputs.narrow(0, trained.numel())
     if inputs.forbidden is not None:
         inputs = replace(inputs, forbidden=inputs.forbidden[index])
@@ -254,7 +248,7 @@ def sequences_of(
         starts=look.starts[: len(trained)],
         state=look.inputs.time.state,
         step=step,
-        counts=counts,
+        counts=np.bincount(column, minlength=kept.shape[1]),
         burn_in=policy.memory.burn_in,
     )
     return sequences, index

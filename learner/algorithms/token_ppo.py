@@ -205,8 +205,8 @@ class TokenPPO(Trained, LearnsOnce[TokenPPOSection]):
 
     def _only_pass(self, responses: Responses) -> Pass | None:
         """Return the pass for both preparation and step, where an update has one step and one micro-batch."""
-        section = self.section
-        if section.epochs * section.minibatches > 1 or not responses.fit_at_once(section.micro_batch_tokens):
+        section, places = self.section, len(responses) * int(responses.lengths.max())
+        if section.epochs * section.minibatches > 1 or places > section.micro_batch_tokens:
             return None
         with torch.enable_grad():
             return next(self._passes(responses, np.arange(len(responses))))

@@ -131,7 +131,9 @@ class Pending:
         self._judge_again()
         if through is not None:
             self._put_back(through)
-        while not self._is_enough(makes_batch) and self._has_unseen(through):
+        while not self._is_enough(makes_batch) and self._unseen:
+            if through is not None and self._unseen[0].number > through:
+                break
             entry = self._unseen.popleft()
             if self._judge(entry):
                 self._keep(entry)
@@ -157,9 +159,6 @@ class Pending:
 
     def take(self) -> None:
         self.kept, self.charge = [], 0
-
-    def _has_unseen(self, through: int | None) -> bool:
-        return bool(self._unseen) and (through is None or self._unseen[0].number <= through)
 
     def _put_back(self, through: int) -> None:
         """Have the kept entries after `through` judged later."""
