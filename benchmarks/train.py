@@ -22,8 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.stand import PENSTOCK, PREFIX, Cell, Options, Table, known_median, shell
 from penstock.actor import specification as actor_run
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
-from penstock.actor.rollout.generator import action_seed, environment_seeds
+from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields, action_seed, environment_seeds
 from penstock.config.algorithm_sections import PPOSection
 from penstock.config.settings import Settings, load
 from penstock.protocol.fragment import Fragment, header_bytes, parse_header

@@ -76,7 +76,7 @@ class FragmentGenerator(Protocol):
         """Most unacknowledged fragments."""
 
     def begin(self, actor_id: str, session: Session) -> None:
-        """Start anew for a session: other seeds, no running episodes; says which weights are held already."""
+        """Start anew for a session, with other seeds and no running episodes; report the applied weights."""
 
     def follow(self, session: Session) -> None:
         """Act with the session's newest weights from now on."""

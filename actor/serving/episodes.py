@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from penstock.actor.rollout.fragment_builder import HeaderFields
+from penstock.actor.rollout.generator import HeaderFields
 from penstock.actor.serving.batcher import Loaded
 from penstock.actor.serving.loaded_versions import MAX_LOADED
 from penstock.config.settings import ServingSection

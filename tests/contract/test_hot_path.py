@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
+from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields
 from penstock.actor.serving import batcher
 from penstock.actor.serving.policy_service import ActStream
 from penstock.broker.log.connection import ServerFacts

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from penstock.actor import specification as actor_run
-from penstock.actor.rollout.fragment_builder import HeaderFields
+from penstock.actor.rollout.generator import HeaderFields
 from penstock.config.settings import Settings, load
 from penstock.learner.batch import assemble, check_meaning
 from penstock.learner.model import make_model

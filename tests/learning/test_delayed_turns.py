@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.actor.rollout.fragment_builder import HeaderFields
+from penstock.actor.rollout.generator import HeaderFields
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch

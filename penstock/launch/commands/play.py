@@ -17,8 +17,13 @@ import numpy as np
 from penstock.actor import specification as actor_run
 from penstock.actor.acting.masks import learner_reward
 from penstock.actor.evaluator import Runner
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields, ObservationBounds
-from penstock.actor.rollout.generator import action_seed, environment_seeds
+from penstock.actor.rollout.generator import (
+    FragmentBuilder,
+    HeaderFields,
+    ObservationBounds,
+    action_seed,
+    environment_seeds,
+)
 from penstock.actor.specification import Run, evaluation_section
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, LearnerSection

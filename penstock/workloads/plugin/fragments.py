@@ -12,7 +12,7 @@ the run's schema names, [T, N, …], observations [T + 1, N, …] and what ends 
 """
 
 from penstock.actor.acting.masks import LearnerReward, learner_reward
-from penstock.actor.rollout.fragment_builder import Ends, Episodes, HeaderFields
+from penstock.actor.rollout.generator import Ends, Episodes, HeaderFields
 from penstock.protocol.fragment import build as make
 
 __all__ = ["Ends", "Episodes", "HeaderFields", "LearnerReward", "learner_reward", "make"]

@@ -9,7 +9,7 @@ single_rank       the group of a process that learns alone, as `make_step_model`
 """
 
 from penstock.actor.acting.stepper import Ended, Stepped
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
+from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields
 from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.feed.recording import RecordingWriter

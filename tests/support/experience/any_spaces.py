@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
+from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields
 from penstock.config.settings import PolicySection
 from penstock.learner.batch import Batch, assemble, check_meaning
 from penstock.policy.policy import Policy, build

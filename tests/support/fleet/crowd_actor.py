@@ -26,7 +26,7 @@ import numpy as np
 from prometheus_client import Counter
 
 from penstock.actor.link.session import BrokerClient, Session
-from penstock.actor.rollout.fragment_builder import Ends, Episodes
+from penstock.actor.rollout.generator import Ends, Episodes
 from penstock.actor.rollout.loop import ENVIRONMENT, Worker
 from penstock.config.credentials import credentials
 from penstock.config.settings import (

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from penstock.actor.acting.masks import LearnerReward, PotentialError, learner_reward, potentials
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
+from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields
 from penstock.config.sections import EnvironmentSection, RewardWrapper
 from penstock.config.settings import ConfigurationError
 from penstock.config.trusted import check_trusted

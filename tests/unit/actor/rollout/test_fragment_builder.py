@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from penstock.actor.acting.stepper import Ended, Stepped, Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
+from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Fragment, Slot, WeightSpan, check
 from penstock.protocol.limits import MAX_MESSAGE_BYTES

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields, ObservationBounds
+from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields, ObservationBounds
 from penstock.learner.batch import check_meaning
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Publication

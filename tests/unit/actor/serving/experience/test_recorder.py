@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.actor.acting.masks import LearnerReward
 from penstock.actor.acting.stepper import Ended, Stepped
-from penstock.actor.rollout.fragment_builder import FragmentBuilder, HeaderFields
+from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields
 from penstock.actor.serving.experience import ARRAY_BYTES, STEP_BYTES
 from penstock.config.sections import RewardWrapper
 from penstock.learner.batch import check_meaning

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.actor.rollout.fragment_builder import HeaderFields
+from penstock.actor.rollout.generator import HeaderFields
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.responses import Grid, read_responses
 from penstock.learner.batch import check_meaning

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.actor.acting.masks import learner_reward
-from penstock.actor.rollout.fragment_builder import HeaderFields
+from penstock.actor.rollout.generator import HeaderFields
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Episode, Publication
