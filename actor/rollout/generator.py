@@ -257,7 +257,7 @@ class FragmentBuilder:
         self._note_begins(0, np.ones(self._slots, np.bool_))
 
     def observation(self) -> dict[str, Array]:
-        """Return the input of the policy, masks and state too: views by path, [N, ...], until the next `cut`."""
+        """Return the policy's input, masks and state too: views by path, [N, ...], until the next `cut`."""
         return self._rows[self.length]
 
     @property
