@@ -1,7 +1,7 @@
 """Read what Redis holds of a run for `penstock audit`: entries, digests, counters, commits and known losses.
 
 It only reads, with plain commands, so that a copy of a stopped server can be read as well as a live one. A
-live run goes on meanwhile: entries are walked first and the commits are read last, so an entry that is
+live run continues meanwhile: entries are walked first and the commits are read last, so an entry that is
 trimmed in between is behind the newest commit.
 """
 
@@ -54,7 +54,7 @@ class HeldEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostFragments:
-    """Sequences that Redis lost, up to `last` (None: no bound), unless another record accounts for them."""
+    """Sequences that Redis lost, up to `last` (None: no bound), unless another record has them."""
 
     session: int
     first: int

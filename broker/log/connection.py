@@ -53,7 +53,7 @@ UNAVAILABLE: Final = (
 )
 """Errors after which the same call may succeed later; the failed call may have taken effect."""
 _SILENT: Final = "driver_info" if find_spec("redis.driver_info") else "lib_name"
-"""Options that keep redis-py from sending its own name, which would need a permission of its own."""
+"""The option that keeps redis-py from sending its own name, which would need a further permission."""
 _TRANSIENT_CODE: Final = re.compile(r"\b(MISCONF|LOADING|BUSY|MASTERDOWN|NOREPLICAS|OOM)\b")
 
 
@@ -164,7 +164,7 @@ HEADROOM_BYTES: Final = 64 * MIB
 
 
 _NEVER_REPLAYED: Final = frozenset({"-@dangerous", "-@admin", "-@blocking", "-@connection", "-@pubsub", ""})
-"""Rules whose commands stand in no append-only file of a run."""
+"""ACL rules of commands that no append-only file of a run contains."""
 _REPLAY_REMEDY: Final = (
     "have its ACL say `user default off resetpass ~* &* +@all`, as deploy/redis/users.acl does: because it "
     "is off, callers cannot be it"
@@ -304,7 +304,7 @@ def check_memory(info: dict[str, Any], section: BrokerSection) -> int:
 async def _check_commands(redis: "redis_asyncio.Redis") -> None:
     """Raise UnsuitableRedis where a command has another name: a script that meets it stops half done.
 
-    A server, or a user, that may not tell its commands is taken at its word.
+    A server that refuses to list its commands passes.
     """
     client: Any = redis
     named = ("EVALSHA", *script.commands())

@@ -41,7 +41,7 @@ _KEPT_COMMITS: Final = 8
 
 
 class LogMemory:
-    """What one learner knows of its log, in case Redis is restarted. Only `replace` lowers a number."""
+    """The state of the log that one learner knows, for a restart of Redis. Only `replace` lowers a number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -310,7 +310,7 @@ class LearnerLog:
         return renewal
 
     def release(self) -> None:
-        """Give the lease back, which completes a stop that was asked for."""
+        """Give the lease back, which completes a requested stop."""
         self._calls.run("release", self.epoch)
 
     # ---- opening
@@ -359,7 +359,7 @@ class LearnerLog:
 
     def _open_once(self, state: replies.LogState | None, position: int | None) -> None:
         if self._pacing is None:
-            raise RuntimeError("LearnerLog.reopen before start: nothing says how the log is paced")
+            raise RuntimeError("LearnerLog.reopen before start: the pacing of the log is not known")
         arguments = (
             secrets.token_hex(8),
             self._memory.state.run,
@@ -424,11 +424,11 @@ class LearnerLog:
         return Publication(version, update, digest, len(blob))
 
     def request_evaluation(self, version: int) -> None:
-        """Ask evaluation sessions to play a pinned version, which replaces the one asked for before."""
+        """Request the evaluation of a pinned version, in place of the one requested before."""
         self._calls.fenced("request_evaluation", version)
 
     def end_evaluation(self, version: int) -> None:
-        """Stop asking for this version and release its bytes; a newer one stays asked for."""
+        """Withdraw the request for this version and release its bytes; a newer request stays."""
         self._calls.fenced("end_evaluation", version)
 
     def round_complete(self, round: int) -> bool:  # noqa: A002
@@ -451,7 +451,7 @@ class LearnerLog:
         return found
 
     def flush(self, number: int, *, force: bool) -> tuple[int, int | None]:
-        """Ask policy servers for what they have cut; returns how many have not answered, and what is taken.
+        """Request a flush of policy servers; returns how many have not answered, and what is taken.
 
         The second is the newest log entry of the flush; None while it is not decided. It is decided once,
         when all have answered or where `force` says so. number: of the command.
@@ -460,7 +460,7 @@ class LearnerLog:
         return int(reply[1]), int(reply[2]) if reply[2] else None
 
     def answer(self, answer: replies.Answer) -> None:
-        """Say that a command was not done; what was done is said with its commit."""
+        """Answer that a command was not done; the answer to one that was done travels with its commit."""
         self._calls.fenced("answer", answer.number, answer.encode())
 
     def observe(self, json_text: str) -> None:

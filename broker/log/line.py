@@ -2,10 +2,10 @@
 
     ask ──► written at once ──► Redis ──► replies, in the order of the calls ──► each to its caller
 
-redis-py writes and reads for each call in a task with a deadline of its own: many small scripts cost a broker
-more by that than by everything else. Here one timer looks at the whole line. It is opened by the first call,
-and again by the first after it broke; whatever was under way then fails and is repeated by nobody here. A
-call that is given up keeps its place: its reply is dropped when it comes.
+redis-py writes and reads each call in a task with its own deadline; for many small scripts that costs a
+broker more than everything else. Here one timer watches the whole line. The first call opens it, and the
+first after it broke opens it again; calls that were in progress then fail and are not repeated here. A call
+that is given up keeps its place: its reply is dropped when it comes.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from penstock.rpc.identity import TlsFiles
 
 Piece = bytes | memoryview
 OnReply = Callable[[Any], None]
-"""Told the reply to a command, or the exception in its place; it raises nothing."""
+"""Called with the reply to a command, or with the exception in its place; raises nothing."""
 
 _NOTHING: Final = object()
 _JOINED_BYTES: Final = 128 * KIB
@@ -42,7 +42,7 @@ _JOINED_BYTES: Final = 128 * KIB
 parts of this size, as the socket takes them: asyncio copies what the socket does not take, twice."""
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds, seconds and times; so no firewall forgets a line on which nothing is said."""
+"""Seconds, seconds and times; they keep firewalls from dropping an idle line."""
 
 
 class Line:
@@ -82,14 +82,14 @@ class Line:
         return await _asked(self.write, command)
 
     def write(self, pieces: Iterable[Piece], on_replies: Sequence[OnReply | None]) -> None:
-        """Write packed commands; tells each `on_reply` that is not None, also where the line is not open."""
+        """Write packed commands; calls each `on_reply` that is not None, also where the line is not open."""
         if self._wire is not None:
             self._wire.write(pieces, on_replies)
         else:
             _tell(on_replies, RedisConnectionError(f"{self._shown}: the line is not open"))
 
     def renew(self) -> None:
-        """Have the next call open another connection; what is under way ends on this one."""
+        """Have the next call open another connection; calls in progress end on this one."""
         self._is_due = True
 
     async def aclose(self) -> None:
@@ -227,7 +227,7 @@ class _Wire(asyncio.Protocol):
         self._is_full = True
 
     def resume_writing(self) -> None:
-        # What is read on the other side is heard, too: large payloads take their time.
+        # Bytes that Redis reads count as a sign of life, too: large payloads take their time.
         self._heard_s = self._loop.time()
         self._is_full = False
         self._send()
@@ -248,7 +248,7 @@ class _Wire(asyncio.Protocol):
             self._break(RedisTimeoutError(f"{self._shown}: no reply within {REPLY_TIMEOUT_S:g} s"))
 
     def _break(self, error: Exception) -> None:
-        """Fail what is under way, once; the transport is gone when it says so."""
+        """Fail the calls in progress, once; `connection_lost` tells when the transport is closed."""
         if self._broken is not None:
             return
         self._broken = error
@@ -276,7 +276,7 @@ def _asked(write: Callable[..., None], command: tuple[Any, ...]) -> "asyncio.Fut
 
 
 def answer(reply: "asyncio.Future[Any]", given: Any) -> None:
-    """Give a caller what came in; nothing where it waits no more."""
+    """Hand a reply or an error to its caller, unless that waits no more."""
     if reply.done():
         return
     if isinstance(given, Exception):
@@ -352,7 +352,7 @@ class Appends:
         """Have fragments of a session appended, on a line that is open; the outcome is not to be cancelled.
 
         The payloads are staged under names of this attempt that expire, then the script moves them into place
-        or drops them. It goes on whatever becomes of its caller. incarnation: for which they were checked.
+        or drops them. It continues without its caller. incarnation: of the run that they were checked for.
         """
         arguments: list[Any] = [session, acked_through]
         payloads, size = [], 0

@@ -20,7 +20,7 @@ CommandAction = Literal["checkpoint", "flush", "restore"]
 
 
 class CommandRefusal(IntEnum):
-    """Why a command was not done; same numbers as `penstock.v1.CommandRefusal`."""
+    """The reason why a command was not done; same numbers as `penstock.v1.CommandRefusal`."""
 
     UNSUPPORTED = 1
     TOO_FEW_STEPS = 2
@@ -31,10 +31,11 @@ class CommandRefusal(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Tells what became of a command.
+    """The result of a command.
 
-    refusal: why it was not done; 0: done. detail: the same in words. checkpoint_id: contains what was done.
-    version: under which restored weights were published. steps: of a flush, taken or pending.
+    refusal: why it was not done; 0: done. detail: the same in words. checkpoint_id: the checkpoint that
+    contains the result. version: number under which restored weights were published. steps: of a flush,
+    taken or pending.
     """
 
     number: int
@@ -123,7 +124,7 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """The learner's side of the accounts along the lineage of one checkpoint."""
+    """The learner's counts of steps along the lineage of one checkpoint."""
 
     trained: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
@@ -278,7 +279,7 @@ ControlAction = Literal["pause", "resume", "stop", "checkpoint"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A session that was opened. `specification`: an encoded `RunSpecification`. `waits`: for credit."""
+    """A session that was opened. specification: encoded `RunSpecification`. waits: for credit."""
 
     session: int
     specification: bytes
@@ -298,7 +299,7 @@ class AppendItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """The reply to an append. appended: fragments that were new. waits: for credit, its turn is to come."""
+    """The reply to an append. appended: new fragments. waits: whether the session waits for credit."""
 
     acked_through: int
     refusal: Refusal | None
@@ -309,7 +310,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """Either news, whose `weights` the caller adds, or a refusal. waits: for credit, its turn is to come."""
+    """Either news, to which the caller adds `weights`, or a refusal. waits: whether it waits for credit."""
 
     news: News | None = None
     refusal: Refusal | None = None
@@ -317,7 +318,7 @@ class Watched:
 
 
 class Scope(IntEnum):
-    """Whom a change concerns beside the sessions that it names."""
+    """The sessions that a change concerns in addition to those that it names."""
 
     NAMED = 0
     """No other session."""
@@ -328,7 +329,7 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something was changed that may end a wait: of `sessions` and of `scope`."""
+    """A change of the run that may end a wait of `sessions`, and of the sessions of `scope`."""
 
     sessions: tuple[int, ...] = ()
     scope: Scope = Scope.ALL
@@ -464,7 +465,7 @@ def watched(reply: Sequence[Any]) -> Watched:
 
 
 def change(text: bytes) -> Change:
-    """Convert a message of the channel CHANGED; whatever is not understood concerns everybody."""
+    """Convert a message of the channel CHANGED; a message of unknown form concerns all sessions."""
     first, *others = text.decode(errors="replace").split(" ")
     scope = Scope.READY if first == "+" else Scope.NAMED
     names = [name for name in (first, *others) if name not in ("", "+")]
@@ -570,7 +571,7 @@ def _text(value: bytes) -> str:
     return value.decode()
 
 
-# ---- What comes around the reply of every script: the layout of the keys, and the incarnation of the run.
+# ---- The envelope of every script's reply: the layout of the keys, and the incarnation of the run.
 
 
 class OtherLayout(Exception):

@@ -34,7 +34,7 @@ def entry_bytes(payload: int, header: int) -> int:
 
 
 FIRST_LAYOUT: Final = 1
-"""Of a run whose state does not say which layout its keys have."""
+"""Layout of a run whose state does not name one."""
 LAYOUT: Final = 2
 """2: `log_bytes` counts what entries take in Redis, before it counted payloads.
 
@@ -63,9 +63,9 @@ one another, and of more than two only the slowest is sure to keep what it fetch
 KEPT_COMMANDS: Final = 64
 MAX_PENDING_COMMANDS: Final = 16
 MOST_STEP_MS: Final = 2_000
-"""The run's time goes on by this at most from one script to the next: a step of a clock is no time."""
+"""Largest advance of the run's time from one script to the next: a step of the clock does not count."""
 CLOCK_NOTE_MS: Final = 100
-"""So often the run's time is written down at most."""
+"""Least time between two writes of the run's time."""
 PATIENCE: Final = 4
 """Credit comes back from a session that appends nothing for so many times its median fragment time."""
 LEAST_PATIENCE_MS: Final = 1000
@@ -123,7 +123,7 @@ def commands() -> tuple[str, ...]:
 
 
 def read_source(name: str) -> str:
-    """Return the text of one file of `broker/log/scripts`; here a stand may put a clock of its own in."""
+    """Return the text of one file of `broker/log/scripts`; tests replace the clock here."""
     return (files("penstock.broker.log") / "scripts" / f"{name}.lua").read_text()
 
 

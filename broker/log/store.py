@@ -2,8 +2,8 @@
 
 Every method is one round trip of one script (`penstock.broker.log.line`: several in one). A method either
 returns a reply, refusals included, or raises `StoreUnavailable`: then it is unknown whether the call took
-effect, and repeating it is safe. The process keeps no state but which incarnation of the run it has met: what
-was asked with knowledge of another one is not done. Any number of stores share one Redis.
+effect, and repeating it is safe. The process keeps no state but the incarnation of the run that it knows: a
+call that was made for another incarnation is not done. Any number of stores share one Redis.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Store:
         return replies.opened(await self._run("open_session", actor_id, role.value, owner))
 
     def on_incarnation(self, forget: Callable[[], None]) -> None:
-        """Call `forget` when Redis turns out to hold another incarnation than was known; else any will do."""
+        """Call `forget` when Redis holds another incarnation than the known one; without it any is taken."""
         self._forget.append(forget)
 
     async def confirm(self) -> None:
@@ -98,7 +98,7 @@ class Store:
     ) -> "asyncio.Future[replies.Appended]":
         """Append checked fragments with consecutive sequence numbers, each at most once.
 
-        Call it right after `open`, and ask `outcome` what became of it: it goes on without its caller.
+        Call it right after `open`, and get its reply from `outcome`: it continues without its caller.
         Refusals for the first fragment not taken: FULL (detail log_bytes, log_entries, staging, pacing,
         closed), GAP(expected), INVALID, EXPIRED, FENCED.
         """
@@ -147,9 +147,10 @@ class Store:
         return replies.publication(int(version), value) if version else None
 
     async def note_fetch(self, session: int, version: int, offset: int) -> Publication | None:
-        """Renew a session that fetches a version, which it has with the last chunk; return its publication.
+        """Renew a session that fetches a version; return the publication of the version.
 
-        None where its bytes are no longer stored. offset: first byte of the chunk that it asks for.
+        None where its bytes are no longer stored. offset: first byte of the requested chunk. With the last
+        chunk the fetch is complete.
         """
         value = await self._run("note_fetch", session, version, offset)
         return None if value is None else replies.publication(version, value)
@@ -252,7 +253,7 @@ class Store:
         except Exception as error:
             if not is_unavailable(error):
                 raise
-            # Idle connections lead to the same dead end: the next call opens a new one.
+            # Idle connections fail in the same way: the next call opens a new one.
             self._line.renew()
             self._append_line.renew()
             await self._redis.connection_pool.disconnect(inuse_connections=False)

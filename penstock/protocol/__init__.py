@@ -1,1 +1,1 @@
-"""What is said between processes: ids, limits, spaces, fragments and refusals, as values and as bytes."""
+"""The protocol between processes: ids, limits, spaces, fragments and refusals, as values and as bytes."""

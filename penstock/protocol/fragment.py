@@ -22,14 +22,14 @@ from penstock.v1 import fragment_pb2 as pb
 
 
 class Kind(IntEnum):
-    """What a fragment may be used for."""
+    """The use of a fragment."""
 
     TRAIN = 1
     SHADOW = 2
 
 
 class Slot(NamedTuple):
-    """Tells where one column comes from: environment, episode and index of its first step."""
+    """The origin of one column: environment, episode and index of its first step."""
 
     slot_id: int
     episode_id: int
@@ -47,7 +47,7 @@ class WeightSpan(NamedTuple):
 
 
 class TensorEntry(NamedTuple):
-    """Where a tensor lies in the payload and how; sizes and offset in bytes."""
+    """Place and encoding of a tensor in the payload; sizes and offset in bytes."""
 
     name: str
     dtype: str
@@ -79,12 +79,12 @@ class FragmentHeader:
 
     @property
     def charge(self) -> int:
-        """T·N, valid or not: what the fragment counts in every budget, in steps."""
+        """T·N, valid or not: the size of the fragment in every budget, in steps."""
         return self.steps * len(self.slots)
 
     @property
     def oldest_update(self) -> int:
-        """Update count of the oldest weights it was generated with: what its staleness counts from."""
+        """Update count of the oldest weights that it was generated with; its staleness counts from there."""
         return min(span.update for span in self.weights)
 
     @property
@@ -220,13 +220,13 @@ def header_from_proto(message: pb.FragmentHeader) -> FragmentHeader:
 
 @lru_cache(maxsize=1024)
 def _table(rows: tuple[bytes, ...]) -> tuple[TensorEntry, ...]:
-    """Fragments of a run have the same few tables again and again."""
+    """Cached, since fragments of a run have the same few tables again and again."""
     return tuple(map(_entry, rows))
 
 
 @lru_cache(maxsize=1024)
 def _entry(encoded: bytes) -> TensorEntry:
-    """And where tensors are compressed the same few rows of those that are not."""
+    """Cached, since where some tensors are compressed the rows of the others repeat."""
     e = pb.TensorEntry.FromString(encoded)
     return TensorEntry(e.name, e.dtype, tuple(e.shape), e.codec, e.stored_size, e.raw_size, e.offset)
 
@@ -286,7 +286,7 @@ def beginnings(fragment: Fragment) -> tuple[Beginning, ...]:
 
 MOST = float(np.finfo(np.float32).max)
 UNBOUNDED = MappingProxyType({"reward": MOST, "log_prob": MOST})
-"""Largest absolute values where a run does not say: what is finite."""
+"""Largest absolute values where a run sets no bounds: every finite number is allowed."""
 TRUTH_TENSORS = ("terminated", "truncated", "valid")
 
 

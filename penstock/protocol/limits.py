@@ -1,4 +1,4 @@
-"""Every bound on what may cross a process border, and the deadline of every call, in one place."""
+"""The bounds of all messages between processes, and the deadline of every call, in one place."""
 
 import re
 import secrets
@@ -49,9 +49,9 @@ APPEND_DEADLINE_S: Final = 10.0
 CALL_DEADLINE_S: Final = 5.0
 """Deadline of every call that neither appends nor waits."""
 WATCH_GRACE_S: Final = 5.0
-"""What a WatchLatest's deadline adds to the wait it asks for."""
+"""What the deadline of a WatchLatest adds to the wait that it requests."""
 LEAST_BYTES_PER_S: Final = 64 * KIB
-"""The thinnest line that works: a deadline is longer by what the bytes of the call need on it."""
+"""The slowest supported connection: deadlines are longer by the time that a call's bytes need on it."""
 SERVER_CALLS_S: Final = 5.0
 """Longest wait of a policy server that ends for its open calls.
 
@@ -60,7 +60,7 @@ A call takes milliseconds; what is still open after this long is a stream whose 
 SERVER_FLUSH_S: Final = 10.0
 """Longest wait of a policy server that ends for the acknowledgement of what was learned."""
 SERVER_GONE_S: Final = SERVER_CALLS_S + SERVER_FLUSH_S + 1.0
-"""By when it has ended since it was asked to, with a second for what has no bound of its own."""
+"""Longest time from the request to end until it has ended, with a second for work without a bound."""
 STAGING_EXPIRY_S: Final = 60
 """Redis forgets a payload that was staged but never appended after this long."""
 

@@ -1,4 +1,4 @@
-"""What actor and broker tell each other beside fragments, as frozen dataclasses."""
+"""Messages between actor and broker, except fragments, as frozen dataclasses."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -8,12 +8,12 @@ from penstock.v1 import experience_pb2, weights_pb2
 
 
 def _same(kind: Any, source: Any) -> dict[str, Any]:
-    """Return what a message or a record has under the names of the fields of `kind`, which has slots."""
+    """Return the values of `source` for the fields of `kind`, a class with slots, by name."""
     return {name: getattr(source, name) for name in kind.__slots__}
 
 
 class Role(Labelled):
-    """Names the kind of actor that opens a session."""
+    """The kind of actor that opens a session."""
 
     ROLLOUT = 1
     SERVER = 2
@@ -21,7 +21,7 @@ class Role(Labelled):
 
 
 class Durability(Labelled):
-    """Says how much an acknowledgement survives."""
+    """The failures that an acknowledgement survives."""
 
     MEMORY = 1
     FSYNC_1S = 2
@@ -29,7 +29,7 @@ class Durability(Labelled):
 
 
 class RunState(Labelled):
-    """Says whether the run goes on."""
+    """The state of a run that an operator wants."""
 
     RUNNING = 1
     PAUSED = 2
@@ -125,9 +125,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Upward half of WatchLatest: what the caller knows, serves and will wait for.
+    """The request of WatchLatest: what the caller knows and serves, and how long it waits.
 
-    gives_back: what it has credit for and has not begun it will not begin soon.
+    gives_back: return the credit for fragments that are not begun.
     """
 
     session: int
@@ -145,7 +145,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """Downward half of WatchLatest. `weights` is empty when unknown bytes exceed one chunk."""
+    """The reply of WatchLatest. `weights` is empty when the unknown bytes exceed one chunk."""
 
     latest: Publication
     credit: Credit

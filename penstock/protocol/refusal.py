@@ -1,4 +1,4 @@
-"""Why something was not taken: one enumeration for the wire, the logs and the metrics."""
+"""Reasons for which a call is refused: one enumeration for the wire, the logs and the metrics."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -33,9 +33,9 @@ class Reason(Labelled):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A refusal with what the caller needs to go on.
+    """A refusal, with what the caller needs to continue.
 
-    logged: what a log says of it, where the detail quotes a text of the caller's; "": the detail.
+    logged: the text for logs, where the detail quotes a text of the caller; "": the detail is logged.
     """
 
     reason: Reason
@@ -69,7 +69,7 @@ class Refusal:
 
 
 class Refused(Exception):
-    """A refusal that ends what the caller was doing."""
+    """A refusal, raised."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(str(refusal))

@@ -80,10 +80,10 @@ class FragmentSchema:
 
     @cached_property
     def optional(self) -> dict[str, "TensorRule"]:
-        """The rules of tensors that a fragment may hold beside these, by name: masks of last observations.
+        """The rules of optional tensors of a fragment, by name: masks of last observations.
 
-        `final/mask/PATH` says what the true last observation allowed, in rows as `final/PATH`. A row that
-        allows nothing says that this is not known.
+        `final/mask/PATH` holds the mask of the true last observation, in rows as `final/PATH`. A row that
+        allows nothing means that the mask is not known.
         """
         return {
             f"final/{rule.name}": TensorRule(
@@ -204,9 +204,9 @@ _OBSERVATION, _ACTION, _STATE, _FINAL = "observation", "action", "state", "final
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bounds what one tensor may hold behind its leading axes. low, high: of one value, or of each element.
+    """The allowed values of one tensor behind its leading axes. low, high: of one value, or of each element.
 
-    stated: what the space says, for messages. Its methods take arrays [..., *shape] of the tensor's dtype.
+    stated: the space as text, for messages. Its methods take arrays [..., *shape] of the tensor's dtype.
     """
 
     low: Any
@@ -284,7 +284,7 @@ class Ranges:
 
 
 UNKNOWN: Final = Ranges(of={}, parts={}, chooses=False)
-"""Of a fragment whose spaces are not known: every real number is finite."""
+"""The ranges where the spaces are not known: every finite number is allowed."""
 
 
 def observed(leaf: Leaf) -> Range | None:

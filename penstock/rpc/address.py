@@ -1,7 +1,7 @@
-"""Addresses of servers, and where plaintext may go; without gRPC, which takes 10 MB of who makes no calls.
+"""Addresses of servers, and where plaintext is allowed. Loads no gRPC, which takes 10 MB.
 
-Plaintext is allowed on loopback; anywhere else only when `insecure` is said. Unix sockets are always
-plaintext: the permissions of their folder say who may connect.
+Plaintext is allowed on loopback, and elsewhere only with `insecure`. Unix sockets are always plaintext: the
+permissions of their folder say who may connect.
 """
 
 import ipaddress
@@ -16,7 +16,7 @@ class AddressInUse(OSError):
 
 
 def check_plaintext(address: str, *, insecure: bool) -> None:
-    """Raise ValueError when plaintext would leave this machine without having been asked for."""
+    """Raise ValueError when plaintext would leave this machine without `insecure`."""
     if not insecure and not is_local(address):
         raise ValueError(
             f"address={address!r}: plaintext beyond loopback; set security.tls_certificate, "

@@ -1,4 +1,4 @@
-"""With what a process proves who it is; `penstock.rpc.address` says where it may do without.
+"""The credentials of a process; `penstock.rpc.address` says where plaintext is allowed.
 
 Certificates are rotated by replacing the files: a server reads them again before the next handshake, a
 client's channel is built anew (`channel`).
@@ -19,7 +19,7 @@ import grpc
 from penstock.rpc.address import check_plaintext
 from penstock.rpc.identity import Identity, Party, TlsFiles, Unidentified, parse, stamp_of
 
-# ---- Bearer tokens: how a server knows them, how a client shows them.
+# ---- Bearer tokens, of servers and clients.
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _DIGEST_LENGTH: Final = 64
 
 
 def digest(secret: str) -> str:
-    """Return the digest by which the file knows a token, and Redis a password."""
+    """Return the digest that stands for a token in its file, and for a password in Redis."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -38,7 +38,7 @@ def line(identity: Identity, token: str) -> str:
 
 
 class AcceptedTokens:
-    """The server's side; raises ValueError that names the line when the file cannot be used."""
+    """The tokens that a server accepts; raises ValueError that names the line of a file that is wrong."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -48,7 +48,7 @@ class AcceptedTokens:
         self._known = _read(file)
 
     def identify(self, header: str) -> Identity:
-        """Return whose token an `authorization` header shows; raises Unidentified."""
+        """Return the identity of the token in an `authorization` header; raises Unidentified."""
         if not header.startswith(BEARER) or len(header) > MAX_TOKEN_LENGTH:
             raise Unidentified("send a token: `authorization: Bearer …` (security.token_file)")
         # The time of the search tells at most something of a digest, and no token can be made from that.
@@ -58,7 +58,7 @@ class AcceptedTokens:
         return found
 
     def _current(self) -> dict[str, Identity]:
-        """Return identities by digest, by the file as it is now; a broken or missing one changes nothing."""
+        """Return identities by digest, by the file as it is now; a broken or missing file changes nothing."""
         with self._lock:
             try:
                 stamp = stamp_of(self._file)
@@ -87,7 +87,7 @@ def _read(file: Path) -> dict[str, Identity]:
 
 
 class TokenFile(grpc.AuthMetadataPlugin):
-    """The client's side: the token is read for every call, so a new one counts at once."""
+    """The token of a client, read for every call, so that a new one takes effect at once."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -102,7 +102,7 @@ class TokenFile(grpc.AuthMetadataPlugin):
 
 
 class Proof(Enum):
-    """Says what a server asks its callers for."""
+    """The proof of identity that a server requires of its callers."""
 
     NOTHING = "nothing"
     CERTIFICATE = "certificate"
@@ -175,7 +175,7 @@ class Credentials:
         return fresh if fresh.stamp == stamp == self.files.stamp() else None
 
     def proof(self, address: str) -> Proof:
-        """Return what a server with these credentials asks the callers of an address for."""
+        """Return the proof that a server with these credentials requires of callers of an address."""
         if address.startswith("unix:") or self.certificate is None:
             return Proof.NOTHING
         if self.accepted_tokens is not None:
@@ -235,7 +235,7 @@ class _ServerRotation:
         return self.configuration()
 
 
-# ---- Which party may call what: the table of the core's servers.
+# ---- The methods that each party may call, of the core's servers.
 
 ANYBODY: Final = frozenset(Party)
 ACTOR: Final = frozenset({Party.ACTOR})

@@ -1,4 +1,4 @@
-"""What every call passes on its way to its handler and back: one interceptor, the same at every server.
+"""The checks of every call before its handler, and the statuses of errors: one interceptor for all servers.
 
     bytes ─► identity (certificate or token) ─► run ─► table (`auth.ACCESS`) ─► rate limits
                UNAUTHENTICATED         PERMISSION_DENIED           RESOURCE_EXHAUSTED
@@ -36,12 +36,12 @@ from penstock.protocol.refusal import Refused, Unfit
 from penstock.rpc.auth import NO_CALLS, AcceptedTokens, Calls, Proof, may_call
 from penstock.rpc.identity import CALLER, Identity, Unidentified, from_alternative_names
 
-# ---- How much one caller may ask of a server: calls and bytes per second, as two token buckets.
+# ---- Rate limits of a caller: calls and bytes per second, as two token buckets.
 
 MAX_DELAY_S: Final = 1.0
 MAX_CALLERS: Final = 4096
 MAX_UNREAD_BYTES: Final = 4 * MIB
-"""Most bytes of replies that may be unread on a connection: the server has to keep them, more than once."""
+"""Most bytes of unread replies on a connection: the server has to keep them, more than once."""
 MAX_CALLER_UNREAD_BYTES: Final = 32 * MIB
 """The same on all connections of a caller: each of the actors of a machine waits for one chunk of weights."""
 MAX_ALL_UNREAD_BYTES: Final = 256 * MIB
@@ -51,7 +51,7 @@ SMALL_BYTES: Final = 4 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Limits what each caller may ask for in a second. settings: that say so, for refusals."""
+    """Limits of each caller per second. settings: their names, for refusals."""
 
     calls: float
     bytes: float
@@ -59,12 +59,12 @@ class Rates:
 
 
 class Exceeded(Exception):
-    """The caller has to wait longer than a call is held; the message says for what and how long."""
+    """The caller must wait longer than a call is held; the message says for what and how long."""
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """What is left; below zero when later seconds are spent already."""
+    """The remaining calls and bytes; below zero when later seconds are spent already."""
 
     calls: float
     bytes: float
@@ -161,7 +161,7 @@ class Malformed(ValueError):
 
 
 class Absent(LookupError):
-    """Reports that what was asked for is not there, or no longer."""
+    """The requested thing does not exist, or no longer."""
 
 
 class Denied(Exception):
@@ -437,7 +437,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
 
     async def _abort(self, context: Context, name: str, error: Exception, request: Any = None) -> NoReturn:
         await context.abort(*self._boundary.status(name, error, request))
-        raise AssertionError("an aborted call goes on")
+        raise AssertionError("an aborted call continues")
 
 
 def _unauthenticated(text: str) -> Denied:
@@ -476,7 +476,7 @@ def _about(request: Any) -> dict[str, int | str]:
     return ({"session": session} if session else {}) | ({"client_request_id": own} if own else {})
 
 
-# ---- What a call that failed says: whether to repeat it, and in which words to tell of it.
+# ---- Errors of calls, as a client sees them: whether to repeat the call, and the text for a message.
 
 _REPEATABLE: Final = frozenset({
     grpc.StatusCode.UNAVAILABLE,
@@ -506,5 +506,5 @@ def is_too_large(error: Exception) -> bool:
 
 
 def is_repeatable(error: Exception) -> bool:
-    """Return whether a safe call is sent again: it may not have been heard, or may be heard later."""
+    """Return whether a call that is safe to repeat is sent again after this error."""
     return code_of(error) in _REPEATABLE and not is_too_large(error)

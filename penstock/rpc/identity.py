@@ -1,4 +1,4 @@
-"""Who a caller is: party, run and name, as its certificate or its token says: `penstock://RUN/PARTY[/NAME]`.
+"""The identity of a caller, `penstock://RUN/PARTY[/NAME]`, from its certificate or its token.
 
 A certificate without a name may act under any actor id, one with a name only under that name and names that
 it begins: `gpu-3` allows the actor ids `gpu-3` and `gpu-3-…`. And the PEM files. Loads no gRPC.
@@ -18,7 +18,7 @@ SCHEME: Final = "penstock://"
 
 
 class Party(StrEnum):
-    """Says what a process is to the others; `access` says what each may call."""
+    """The role of a process towards the others; `auth.ACCESS` lists the methods that each may call."""
 
     ACTOR = "actor"
     """Generates experience: rollout worker, policy server, evaluation actor."""
@@ -33,12 +33,12 @@ class Party(StrEnum):
 
 
 class Unidentified(ValueError):
-    """Nothing that the caller showed says who it is; the message tells what was expected."""
+    """The caller showed no valid proof of identity; the message names what is expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A caller that has proved who it is. `name` is "" where several share a certificate or token."""
+    """The proved identity of a caller. `name` is "" where several share a certificate or token."""
 
     run: str
     party: Party
@@ -52,7 +52,7 @@ class Identity:
 
 
 CALLER: Final[ContextVar[Identity | None]] = ContextVar("caller", default=None)
-"""Whose call is being served; None on a server that asks for none (plaintext)."""
+"""The identity of the caller that is served; None on a server that requires none (plaintext)."""
 
 
 def parse(uri: str) -> Identity:
