@@ -13,7 +13,7 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from penstock.broker.log import keys, replies
-from penstock.broker.log.connection import connect, without_password
+from penstock.broker.log.connection import connect, grouped, without_password
 from penstock.broker.log.replies import Commit, LogEntry
 from penstock.broker.log.script import KEPT_LOST
 from penstock.protocol.fragment import Beginning, Fragment, beginnings, parse_header
@@ -22,6 +22,7 @@ from penstock.runtime.exit import Fatal
 
 _SLICE: Final = 64
 _REPLY_BYTES: Final = 4 * 2**20
+"""Payloads in one reply, so few that the calls of a live run do not wait."""
 _COUNTERS: Final = (
     "number",
     "acked",
@@ -154,24 +155,11 @@ def _entries(client: Any) -> Iterator[HeldEntry]:
         if not found:
             return
         entries = [replies.log_entry(*entry) for entry in found]
-        for group in _groups(entries):
+        for group in grouped(entries, [entry.size for entry in entries], _REPLY_BYTES, _SLICE):
             payloads = client.execute_command("MGET", *(keys.payload(entry.number) for entry in group))
             for entry, payload in zip(group, payloads, strict=True):
                 yield _held(entry, payload)
         last = entries[-1].number
-
-
-def _groups(entries: Sequence[LogEntry]) -> Iterator[list[LogEntry]]:
-    """Yield groups of entries whose payloads fit into one reply without making the run's own calls wait."""
-    group: list[LogEntry] = []
-    size = 0
-    for entry in entries:
-        if group and size + entry.size > _REPLY_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(entry)
-        size += entry.size
-    yield group
 
 
 def _held(entry: LogEntry, payload: bytes | None) -> HeldEntry:

@@ -8,10 +8,10 @@ restarted. No connection outlives the process that it leads to, so scripts need 
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import redis
@@ -137,6 +137,25 @@ def _tls_options(tls: TlsFiles) -> dict[str, Any]:
     files = {"ssl_ca_certs": tls.authority, "ssl_certfile": tls.certificate, "ssl_keyfile": tls.key}
     named = {name: str(path) for name, path in files.items() if path is not None}
     return named | {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
+
+
+Item = TypeVar("Item")
+
+
+def grouped(
+    items: Iterable[Item], sizes: Iterable[int], most_bytes: int, most_items: int
+) -> Iterator[list[Item]]:
+    """Yield the items in order, in groups whose payloads of `sizes` bytes one reply of Redis may hold."""
+    group: list[Item] = []
+    total = 0
+    for item, size in zip(items, sizes, strict=True):
+        if group and (total + size > most_bytes or len(group) == most_items):
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size
+    if group:
+        yield group
 
 
 # ---- Decide whether a Redis server may hold a run, and refuse one that could forget what was acknowledged.

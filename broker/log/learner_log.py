@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -23,6 +23,7 @@ from penstock.broker.log.connection import (
     READ_BYTES,
     REPLY_TIMEOUT_S,
     connect,
+    grouped,
     is_unavailable,
     without_password,
 )
@@ -500,7 +501,8 @@ class LearnerLog:
         sizes: bytes of the payloads; without them each may have as many as a message.
         """
         payloads: list[bytes | None] = []
-        for some in _slices(numbers, sizes or [MAX_MESSAGE_BYTES] * len(numbers)):
+        sizes = sizes or [MAX_MESSAGE_BYTES] * len(numbers)
+        for some in grouped(numbers, sizes, READ_BYTES, _FETCH_SLICE):
             names = map(keys.payload, some)
             payloads += self._calls.patient(partial(self._calls.client.execute_command, "MGET", *names))
         return payloads
@@ -556,17 +558,3 @@ class LearnerLog:
 
     def status(self) -> replies.Status:
         return replies.status(self._calls.run("status"))
-
-
-def _slices(numbers: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the numbers in order, so many at a time as one reply may hold."""
-    some: list[int] = []
-    total = 0
-    for number, size in zip(numbers, sizes, strict=True):
-        if some and (total + size > READ_BYTES or len(some) == _FETCH_SLICE):
-            yield some
-            some, total = [], 0
-        some.append(number)
-        total += size
-    if some:
-        yield some

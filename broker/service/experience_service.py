@@ -28,6 +28,7 @@ from penstock.broker.service.sessions import (
     SessionOwners,
     caller_name,
     check_number,
+    counted,
     redis_down,
 )
 from penstock.protocol import fragment as wire
@@ -271,8 +272,7 @@ class ExperienceService(ExperienceServiceServicer):
             if isinstance(opened, Refusal) and opened.reason is Reason.NOT_READY:
                 opened = replace(opened, retry_after_ms=self._retry_times.after_ms())
         if isinstance(opened, Refusal):
-            metrics.REFUSALS.labels(reason=opened.reason.label).inc()
-            return pb.OpenSessionReply(refusal=opened.to_proto())
+            return pb.OpenSessionReply(refusal=counted(opened))
         self._last_credit.note(opened.session, opened.credit.begin_through)
         failpoint("session.opened", opened.session)
         who = {"session": opened.session, "actor": actor_id, "acts_as": role.label, "by": caller_name()}
@@ -308,8 +308,6 @@ class ExperienceService(ExperienceServiceServicer):
             appended = _untaken(request, redis_down(Reason.FULL, error))
         except Refused as error:
             appended = _untaken(request, error.refusal)
-        if appended.refusal is not None:
-            metrics.REFUSALS.labels(reason=appended.refusal.reason.label).inc()
         metrics.APPEND_SECONDS.observe(time.perf_counter() - began)
         self._last_credit.note(request.session, appended.credit.begin_through)
         self._changes.note_waiting(request.session, appended.waits)
@@ -317,7 +315,7 @@ class ExperienceService(ExperienceServiceServicer):
         return pb.AppendReply(
             acked_through=appended.acked_through,
             durability=self._durability,
-            refusal=appended.refusal.to_proto() if appended.refusal else None,
+            refusal=counted(appended.refusal),
             leave=appended.credit.to_proto(),
         )
 
@@ -374,11 +372,7 @@ class ExperienceService(ExperienceServiceServicer):
             failpoint("report.stored", report.sequence)
         except StoreUnavailable as error:
             acked_through, refusal = 0, redis_down(Reason.FULL, error)
-        if refusal is not None:
-            metrics.REFUSALS.labels(reason=refusal.reason.label).inc()
-        return pb.ReportEpisodesReply(
-            acked_through=acked_through, refusal=refusal.to_proto() if refusal else None
-        )
+        return pb.ReportEpisodesReply(acked_through=acked_through, refusal=counted(refusal))
 
 
 def _untaken(request: AppendCall, refusal: Refusal) -> Appended:

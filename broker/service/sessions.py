@@ -15,12 +15,22 @@ from penstock.protocol.limits import MAX_NUMBER
 from penstock.protocol.refusal import Reason, Refusal
 from penstock.rpc.gate import Context, Malformed
 from penstock.rpc.identity import CALLER
+from penstock.runtime import metrics
+from penstock.v1 import refusal_pb2 as pb
 
 REDIS_DOWN_RETRY_MS: Final = 500
 
 
 def redis_down(reason: Reason, error: StoreUnavailable) -> Refusal:
     return Refusal(reason=reason, detail=f"redis: {error}", retry_after_ms=REDIS_DOWN_RETRY_MS)
+
+
+def counted(refusal: Refusal | None) -> pb.Refusal | None:
+    """Count a refusal by its reason, and return its message; None where nothing was refused."""
+    if refusal is None:
+        return None
+    metrics.REFUSALS.labels(reason=refusal.reason.label).inc()
+    return refusal.to_proto()
 
 
 def check_number(field: str, value: int) -> None:

@@ -14,7 +14,14 @@ from dataclasses import fields, replace
 from typing import Final
 
 from penstock.broker.log.store import Store, StoreUnavailable
-from penstock.broker.service.sessions import Changes, LastCredit, SessionOwners, check_number, redis_down
+from penstock.broker.service.sessions import (
+    Changes,
+    LastCredit,
+    SessionOwners,
+    check_number,
+    counted,
+    redis_down,
+)
 from penstock.protocol.append import write_around
 from penstock.protocol.limits import (
     MAX_NUMBER,
@@ -129,8 +136,7 @@ class WeightService(WeightServiceServicer):
             except StoreUnavailable as error:
                 watched = redis_down(Reason.NOT_READY, error)
         if isinstance(watched, Refusal):
-            metrics.REFUSALS.labels(reason=watched.reason.label).inc()
-            return pb.WatchLatestReply(refusal=watched.to_proto()).SerializeToString()
+            return pb.WatchLatestReply(refusal=counted(watched)).SerializeToString()
         # A reply that gets lost costs one wait: the next call gets the number again when its wait ends.
         self._last_evaluations.note(watch.session, watched.evaluate_version)
         failpoint("watch.answering", watched.latest.version)
@@ -154,8 +160,7 @@ class WeightService(WeightServiceServicer):
     async def _look(self, watch: Watch) -> tuple[News | Refusal, bool]:
         watched = await self._store.watch(watch)
         outcome = watched.refusal or watched.news
-        if outcome is None:
-            raise RuntimeError("the store returned neither news nor a refusal")
+        assert outcome is not None, "a reply of the store is news or a refusal"
         # Weights that the caller lacks and that are too large for the reply.
         if (
             isinstance(outcome, News)

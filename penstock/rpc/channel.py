@@ -100,12 +100,15 @@ class RotatingChannel(grpc.Channel):
         self.close()
 
 
-class _Method:
-    """A method of the stub: bound to a channel at each call, once per channel."""
+class _Stream:
+    """A method of the stub with a stream of replies: bound to a channel at each call, once per channel."""
 
     def __init__(self, owner: RotatingChannel, bind: Callable[[grpc.Channel], Any]) -> None:
         self._owner, self._bind = owner, bind
         self._bound: tuple[_Generation, Any] | None = None
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._begun(lambda bound: bound(*arguments, **options))
 
     def _on(self, generation: _Generation) -> Any:
         bound = self._bound
@@ -113,9 +116,21 @@ class _Method:
             bound = self._bound = (generation, self._bind(generation.channel))
         return bound[1]
 
+    def _begun(self, begin: Callable[[Any], Any]) -> Any:
+        """Return the call that `begin` starts, which gives its channel back when it has ended."""
+        owner, generation = self._owner, self._owner.begin()
+        try:
+            call = begin(self._on(generation))
+            if not call.add_callback(lambda: owner.end(generation)):
+                owner.end(generation)
+        except BaseException:
+            owner.end(generation)
+            raise
+        return call
 
-class _Unary(_Method):
-    """One reply, waited for or as a future."""
+
+class _Unary(_Stream):
+    """A method of the stub with one reply, waited for or as a future."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         generation = self._owner.begin()
@@ -125,28 +140,7 @@ class _Unary(_Method):
             self._owner.end(generation)
 
     def future(self, *arguments: Any, **options: Any) -> Any:
-        generation = self._owner.begin()
-        return _ending(self._owner, generation, lambda: self._on(generation).future(*arguments, **options))
-
-
-class _Stream(_Method):
-    """A call with a stream of replies."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        generation = self._owner.begin()
-        return _ending(self._owner, generation, lambda: self._on(generation)(*arguments, **options))
-
-
-def _ending(owner: RotatingChannel, generation: _Generation, begin: Callable[[], Any]) -> Any:
-    """The call that `begin` starts; gives its channel back when it has ended."""
-    try:
-        call = begin()
-        if not call.add_callback(lambda: owner.end(generation)):
-            owner.end(generation)
-    except BaseException:
-        owner.end(generation)
-        raise
-    return call
+        return self._begun(lambda bound: bound.future(*arguments, **options))
 
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
