@@ -304,19 +304,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
         deadline_s, enter = self._boundary.rule(name).deadline_s, self._boundary.in_flight
         in_flight = enter(name) if enter is not None and method.startswith(_OURS) else nullcontext()
 
-        async def answer(data: bytes, context: Context) -> Any:
-            request = None
-            try:
-                request = read(data)
-                if deadline_s is None:
-                    return await body(request, context)
-                async with asyncio.timeout(deadline_s):
-                    return await body(request, context)
-            except grpc.aio.AbortError:
-                raise
-            except Exception as error:  # noqa: BLE001 - each has a status
-                await self._abort(context, name, error, request)
-
         async def call(data: bytes, context: Context) -> Any:
             try:
                 payer, delay_s = self._admit(method, context, len(data))
@@ -324,8 +311,19 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
                 await self._deny(method, context, denied)
             if delay_s > 0:
                 await asyncio.sleep(delay_s)
+            request = None
             with in_flight:
-                reply = await answer(data, context)
+                try:
+                    request = read(data)
+                    if deadline_s is None:
+                        reply = await body(request, context)
+                    else:
+                        async with asyncio.timeout(deadline_s):
+                            reply = await body(request, context)
+                except grpc.aio.AbortError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - each has a status
+                    await self._abort(context, name, error, request)
             if payer is not None:
                 size = len(reply) if isinstance(reply, bytes) else reply.ByteSize()
                 limits.charge(payer, size)
