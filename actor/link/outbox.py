@@ -166,7 +166,7 @@ class Outbox:
         """
         session = self._session
         if session.ended is None:
-            if not self.flush(flush_s) and session.ended is None:
+            if not self.flush(flush_s):
                 log.warning("flush gave up", extra={"fragments": self.drop("drain")})
             session.check()
             return None
