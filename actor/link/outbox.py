@@ -167,7 +167,9 @@ class Outbox:
         session = self._session
         if session.ended is None:
             if not self.flush(flush_s):
-                log.warning("flush gave up", extra={"fragments": self.drop("drain")})
+                dropped = self.drop("drain")
+                if session.ended is None:
+                    log.warning("flush gave up", extra={"fragments": dropped})
             session.check()
             return None
         dropped = self.drop(session.ended.reason.label)
