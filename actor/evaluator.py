@@ -1,6 +1,6 @@
-"""Evaluation actor: measures the versions that the learner asks about, on environments of its own.
+"""Evaluation actor: plays the versions that the learner wants measured, in separate environments.
 
-A report that a lost session swallowed is sent again without playing again; an evaluator that crashed plays
+A report that was lost with its session is sent again, without playing again; an evaluator that crashed plays
 the version again. With `evaluation.base` the policy is played once before it holds any weights.
 """
 
@@ -36,8 +36,7 @@ from penstock.runtime.lifecycle import Lifecycle
 class Played:
     """An episode: undiscounted return, length in steps.
 
-    start: number of what it began with, such as a prompt, where several may begin with the same; None: with a
-    seed of its own.
+    start: number of its start, such as a prompt, where episodes may share one; None: it has a separate seed.
     """
 
     episode_return: float
@@ -99,12 +98,12 @@ MAX_ENVIRONMENTS = 100
 def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "EnvironmentRunner":
-    """episodes: None: as the run says."""
+    """episodes: how many to play; None: as many as the run is set to."""
     return EnvironmentRunner(run.read(specification, settings.actor), episodes)
 
 
 class Runner(ABC):
-    """Base of what plays evaluations, in waves of episodes, with the weights that `local` holds.
+    """Base of runners, which play evaluations in waves of episodes with the weights that `local` holds.
 
     Made once for a run, whose `evaluation` section it has. stall_timeout_s: how long a step may take.
     """
@@ -125,7 +124,7 @@ class Runner(ABC):
         """Play so many episodes, equal for equal seeds and weights; None when `stop` was set first.
 
         deterministic: take the most likely action in place of a drawn one. on_step: called after each step of
-        all environments, to show that the evaluation goes on.
+        all environments, as a sign of progress.
         """
         how = Playing(deterministic=deterministic, stop=stop, on_step=on_step)
         return in_waves(episodes, self.waves(episodes, seed, how))
@@ -139,7 +138,7 @@ class Runner(ABC):
 
 
 class EnvironmentRunner(Runner):
-    """Plays in environments of its own."""
+    """Plays in environments that it makes."""
 
     def __init__(self, of: Run, episodes: int | None = None) -> None:
         count = min(episodes or of.evaluation.episodes, MAX_ENVIRONMENTS)
@@ -250,7 +249,7 @@ class Evaluator:
         log.info("evaluated", extra={"version": BASE, "mean_return": _mean(played)})
 
     def _measure(self, session: Session) -> None:
-        """Play the version asked for; leaves the result in `_unsent`, or nothing when it cannot be had."""
+        """Play the requested version; leaves the result in `_unsent`, nothing without its weights."""
         assert self._runner is not None
         section, local = self._runner.evaluation, self._runner.local
         version, began = session.evaluate_version, time.monotonic()

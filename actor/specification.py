@@ -97,8 +97,8 @@ def _section(kind: type[S], name: str, text: str) -> S:
 
 
 # ---- The local policy copy: applies publications between fragments and answers the run's probe. The answer
-# says which weights this actor really acts with: log-probabilities of fixed actions by the same forward pass
-# that draws the actions, not a number that was passed along.
+# shows which weights this actor really acts with: log-probabilities of fixed actions, by the forward pass
+# that also draws the actions.
 
 
 class LocalPolicy:
@@ -211,10 +211,10 @@ def _check_spaces(run: Run) -> None:
 def policy_maker(
     specification: RunSpecification, local: ActorSection | None = None
 ) -> "Callable[[], Policy]":
-    """Return what makes the policy of a run that is asked for one action at a time.
+    """Return a function that makes the policy of a run for single actions.
 
     local: the settings of this process; None: it trusts no module. Raises as
-    `read`; what is returned raises ConfigurationError for a policy that
+    `read`; the function raises ConfigurationError for a policy that
     gives no single actions.
     """
     local = local or ActorSection()

@@ -8,8 +8,8 @@ Gymnasium 1.x resets an ended episode in one of three ways, named in `metadata["
               in `infos["final_obs"]`
   DISABLED    the step that ends returns the true last observation and the caller resets
 
-Whichever it is, `Stepped` says what to act on next, what was experience, where episodes begin, and the true
-last observation of every episode that ended. Action masks, where the environment gives some, lie beside the
+In every mode `Stepped` holds what to act on next, what was experience, where episodes begin, and the true
+last observation of every episode that ended. Action masks, where the environment gives some, are part of the
 observation to act on. Waits only for the environment; its errors pass through.
 """
 

@@ -418,7 +418,8 @@ def make_generator(
 class Generator(ABC):
     """Base of generators that hold their policy (see `loop.FragmentGenerator`).
 
-    A subclass makes its `local` policy, and says how a session begins, what is unrolled and how it is cut.
+    A subclass makes its `local` policy, and implements how a session begins, what is unrolled and how it is
+    cut.
     """
 
     local: LocalPolicy

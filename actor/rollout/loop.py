@@ -111,11 +111,11 @@ class Rollout:
         self._lifecycle, self._stop = lifecycle, lifecycle.draining
         self._session, self._outbox, self._generator, self._health = session, outbox, generator, health
         self._cutting = threading.RLock()
-        """Held by who cuts; and until that is handed over, where the environment stands still."""
+        """Held while a fragment is cut; and until it is handed over, where the environment stands still."""
         self._begun: tuple[int, int] | None = None
         """Sequence and lock-step round of the fragment in hand."""
         self.stood_still = False
-        """Whether the environment did, so that it is to be reset in a session of its own."""
+        """Whether the environment stood still, so that it is to be reset in another session."""
         self._ended = threading.Event()
 
     def run(self, actor_id: str) -> None:

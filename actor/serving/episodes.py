@@ -92,8 +92,8 @@ class EpisodeIds:
             raise unknown(episode_id, "it was not given to this client")
 
     def _token(self, number: int, owner: Identity | None) -> str:
-        said = f"{number} {'' if owner is None else owner}".encode()
-        return hmac.digest(self._key, said, "sha256").hex()[:_TOKEN_DIGITS]
+        text = f"{number} {'' if owner is None else owner}".encode()
+        return hmac.digest(self._key, text, "sha256").hex()[:_TOKEN_DIGITS]
 
 
 def unknown(episode_id: str, why: str) -> Refused:

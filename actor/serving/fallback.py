@@ -22,7 +22,7 @@ class Fallback:
     """The fallback of one server, as `serving.fallback` declares it."""
 
     def __init__(self, section: ServingSection, space: Space) -> None:
-        """space: of actions. Raises ConfigurationError where the declared action is none of the space's."""
+        """space: of actions. Raises ConfigurationError where the declared action is not in the space."""
         self.is_previous = section.fallback == "previous"
         """Whether the version that answered before is asked first."""
         self._name = "uniform" if self.is_previous else section.fallback
@@ -41,7 +41,7 @@ class Fallback:
 
 
 def uniform(space: Space) -> Draw:
-    """Every value of a bounded leaf as likely as any other; a normal draw where there are no bounds."""
+    """Draw uniformly from bounded leaves, and from a normal distribution where there are no bounds."""
     random = np.random.default_rng()
     every = list(leaves(space, "action"))
 
@@ -52,7 +52,7 @@ def uniform(space: Space) -> Draw:
 
 
 def fixed(space: Space, section: ServingSection) -> Draw:
-    """`serving.fallback_action`; raises ConfigurationError when it is none of the space's."""
+    """Draw `serving.fallback_action`; raises ConfigurationError when it is not in the space."""
     given = section.fallback_action
     if given is None:
         raise ConfigurationError(

@@ -25,7 +25,7 @@ from penstock.runtime import metrics
 MAX_LOADED: Final = 4
 """Versions that no arm answers with, kept because episodes or requests name them."""
 MAX_REMEMBERED: Final = 4096
-"""Versions that answered `latest` and whose place in the training is remembered, without their weights."""
+"""Versions that answered `latest` and whose update count is remembered, without their weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,7 @@ class CanaryMonitor:
     # ------------------------------------------------------------ the trial
 
     def steer(self, arms: Arms) -> None:
-        """Judge this canary against this active version; anew when either, or who follows them, changes."""
+        """Judge this canary against this active version; begin anew when they or their clients change."""
         # Withdrawn again after each look: the registry may have been away.
         self._has_canary, self._is_withdrawn = arms.canary is not None, False
         trial = Trial.of(arms)
@@ -403,9 +403,9 @@ _BY: Final = "server"
 
 
 class Traffic:
-    """Reads the registry at `url`; "": there is none, and everybody is served the learner's newest version.
+    """Reads the registry at `url`; "": there is none, and all clients get the learner's newest version.
 
-    Weights come from `live` (a run that goes on), from the run's folder, or, of another run of the same
+    Weights come from `live` (a live run), from the run's folder, or, of another run of the same
     policy, from the folder that the registry names as their place.
     """
 

@@ -221,7 +221,7 @@ class ReplyWriter:
             if answer.value is not None:
                 reply.value.extend(answer.value.tolist())
         if self._remembers and not request.episode_id:
-            # Where no policy answered nothing was seen: the caller goes on with what it has.
+            # Where no policy answered the state is unchanged: the caller keeps its own.
             kept: Parts = request.state if answer is None else self._state.write(answer.state, batch)
             reply.state.extend(kept)
         return reply
@@ -229,7 +229,7 @@ class ReplyWriter:
     def reply_taken(
         self, request: pb.ActRequest, answered: Answered, taken: Mapping[str, Array], version: int
     ) -> pb.ActReply:
-        """Return the message for a caller that took an action [1, *shape] of its own, beside this version."""
+        """Return the reply to a caller that chose the action [1, *shape] itself. version: that was served."""
         reply = self.reply(request, answered)
         del reply.action[:], reply.log_prob[:]
         reply.action.extend(self._action.write(taken, 0))
@@ -250,7 +250,7 @@ class ReplyWriter:
 
 @lru_cache(maxsize=64)
 def _answered_by(version: int, arm: Arm, fallback: str) -> bytes:
-    """The last piece of a reply: who answered."""
+    """Return the last piece of a reply: version, arm and fallback."""
     return pb.ActReply(version=version, arm=ARMS[arm], fallback=_FALLBACKS[fallback]).SerializeToString()
 
 
@@ -274,7 +274,7 @@ class RequestReader:
         self._observation, self._action = Layout("observation", observation), Layout("action", action)
         self._state, self._state_leaves = Layout("state", state), list(leaves(state, "state"))
         self.remembers = bool(self._state_leaves)
-        """Whether the policy has state, so that its answer changes what an episode goes on with."""
+        """Whether the policy has recurrent state, which each of its answers changes."""
 
     def check_call(self, policy: str, request_id: str) -> None:
         """Raise Refused unless the policy is served and the id may be remembered."""
@@ -308,7 +308,7 @@ class RequestReader:
         return self._observation.read("final_observation", parts, 0)
 
     def read_taken(self, request: pb.ActRequest) -> Mapping[str, Array] | None:
-        """Return the action that the caller takes of its own accord, by name, [1, *shape]; None: it asks.
+        """Return the action that the caller chose itself, by name, [1, *shape]; None: it asks for one.
 
         Raises Refused (INVALID), also for a log-probability that the learner could not divide by.
         """

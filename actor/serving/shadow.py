@@ -29,20 +29,20 @@ from penstock.runtime.lifecycle import give_way
 MAX_ROWS: Final = 1024
 """Most observations that wait for the shadow; with one request more there may be as many again."""
 GRACE_S: Final = 0.005
-"""After which a reply is written; within it others come and share the pass."""
+"""Wait in which the reply is written and other questions come that share the pass."""
 _LEAST_PRIORITY: Final = 19
 _MOST_BYTES: Final = 64 * 2**20
 _MOST_WAITING_ROWS: Final = 16_384
 """Of all requests together: one may have a thousand, each with an action and a distribution."""
 _LEAST_ROWS: Final = 4
-"""As so many rows a smaller request counts: it has names and an object of its own."""
+"""A smaller request counts as so many rows, for its names and its object."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """shadow: who is asked.   arm, question, given: what was answered, and to whom."""
+    """A question for `shadow`. arm, question, given: the arm, the client's question and its answer."""
 
     shadow: Loaded
     arm: Arm
@@ -54,7 +54,7 @@ class Shadow:
     """Used by one event loop."""
 
     def __init__(self, batcher: Batcher, record: "ShadowRecord | None") -> None:
-        """batcher: of the clients, who go first. record: where the shadow's answers are kept, if they are."""
+        """batcher: of the clients, whose questions go first. record: of the shadow's answers; None: none."""
         self._batcher, self._record = batcher, record
         self._loop = asyncio.get_running_loop()
         self._thread = ComputePool(1, "shadow", partial(give_way, _LEAST_PRIORITY))
@@ -74,7 +74,7 @@ class Shadow:
         self._arrange()
 
     async def finish(self) -> None:
-        """Ask what waits, clients or not, and note it."""
+        """Ask the shadow all waiting questions, also while clients wait, and note the answers."""
         while self._waiting or self._running is not None:
             if self._running is None:
                 self._begin()
@@ -100,7 +100,7 @@ class Shadow:
             self._begin()
 
     def _begin(self) -> None:
-        """One pass for those that the same version is asked, as far as they came behind one another."""
+        """Begin one pass for the oldest questions that wait for the same version."""
         shadow, group = self._waiting[0].shadow, list[_Waiting]()
         while self._waiting and self._waiting[0].shadow is shadow:
             group.append(self._waiting.popleft())
@@ -124,7 +124,7 @@ class Shadow:
             metrics.SHADOW_SECONDS.inc(time.thread_time() - began)
 
     def _own(self, shadow: Loaded) -> Loaded:
-        """The thread's copy: a version is used by one thread at a time."""
+        """Return the thread's copy, since a version is used by one thread at a time."""
         if self._copy is None or self._copy[0] is not shadow:
             self._copy = shadow, replace(shadow, policy=copy.deepcopy(shadow.policy))
         return self._copy[1]
@@ -134,20 +134,20 @@ class Shadow:
         self._arrange()
         if done.cancelled():
             return
-        for each, said in zip(group, done.result(), strict=True):
+        for each, result in zip(group, done.result(), strict=True):
             agreement = 0.0
-            if isinstance(said, Answer):
-                agreement = float(np.exp(np.minimum(said.log_prob, 0.0)).mean())
+            if isinstance(result, Answer):
+                agreement = float(np.exp(np.minimum(result.log_prob, 0.0)).mean())
             metrics.SHADOW_AGREEMENT.observe(agreement)
             if self._record is not None:
-                self._record.note(each.arm, each.question, each.given, each.shadow.version, said)
+                self._record.note(each.arm, each.question, each.given, each.shadow.version, result)
 
 
 class ShadowRecord:
-    """A file that grows by `note`; used by one event loop, and written by a thread of its own."""
+    """A file that grows by `note`; used by one event loop, written by one thread."""
 
     def __init__(self, path: Path) -> None:
-        """path: made with the first line; each server needs a file of its own."""
+        """path: made with the first line; each server needs another file."""
         self._file = _File(path, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
         self._thread = ComputePool(1, "shadow-record")
         self._lock, self._waiting_rows, self._is_closed = threading.Lock(), 0, False
@@ -155,7 +155,7 @@ class ShadowRecord:
     def note(
         self, arm: Arm, question: Question, answered: Answer, shadow: int, other: Answer | BaseException
     ) -> None:
-        """Note what was answered, and what version `shadow` says of it or why it could not."""
+        """Note an answer, and the answer of version `shadow`, or the error in its place."""
         rows = max(question.rows, _LEAST_ROWS)
         with self._lock:
             has_room = self._waiting_rows < _MOST_WAITING_ROWS and not self._is_closed

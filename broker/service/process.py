@@ -182,7 +182,7 @@ class _Serving(AbstractContextManager[None]):
 # ---- Rules of the broker's calls: how they are bounded, read and answered.
 
 LARGEST_CALL_BYTES: Final = 16 * KIB
-"""Largest request of a call without a rule of its own: a parser makes an object of two bytes."""
+"""Largest request of a call without another rule: a parser makes an object of two bytes."""
 ORDINARY: Final = CallRule(largest_bytes=LARGEST_CALL_BYTES, deadline_s=CALL_DEADLINE_S)
 
 
@@ -260,7 +260,7 @@ async def _serve(lifecycle: Lifecycle, settings: Settings, redis_url: str, liste
         await _run(parts, monitor, stop, health, settings.broker.drain_delay_s)
         await _drain(parts)
     except Interrupted:
-        log.info("asked to end while waiting for redis")
+        log.info("ended while waiting for redis")
     finally:
         await frame.close()
         await inspector.aclose()
