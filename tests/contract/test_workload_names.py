@@ -27,7 +27,7 @@ TORCH_FREE = (
     "penstock.workloads.goals.log_evaluation",
     "penstock.workloads.goals.injector",
     "penstock.workloads.prompts",
-    "penstock.workloads.prompts.optimise",
+    "penstock.workloads.prompts.embeddings",
     "penstock.workloads.prompts.features",
     "penstock.workloads.prompts.tasks",
     "penstock.workloads.rlhf",

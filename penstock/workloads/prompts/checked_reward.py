@@ -14,7 +14,6 @@ from threading import Lock
 from typing import Final, Literal
 
 from penstock.config.configuration_error import ConfigurationError, how_to_install
-from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import BadReward, CallableRewards, RewardSource, Sample
 from penstock.workloads.prompts.categories import token_cost
 
@@ -63,25 +62,25 @@ def source_reward(place: str) -> SourceReward:
     place: `module:function`, `http(s)://…`, `grpc://HOST:PORT` or `unix:/path`, of this machine's own
     configuration: a function is imported. Raises ConfigurationError for one that names no source.
     """
-    if place.startswith(("http://", "https://")):
-        try:
-            from penstock.workloads.language.reward.reward_client import HttpRewards  # noqa: PLC0415 - of an extra
-        except ImportError as error:
-            raise ConfigurationError(
-                f"environment.kwargs.reward_source={place!r}: needs httpx2; {how_to_install('rlhf')}"
-            ) from error
-        return SourceReward(HttpRewards(place))
-    if place.startswith(("grpc://", "unix:")):
-        try:
-            return SourceReward(RewardClient(place.removeprefix("grpc://")))
-        except ValueError as error:
-            raise ConfigurationError(f"environment.kwargs.reward_source={place!r}: {error}") from error
-    if ":" in place and "/" not in place:
-        return SourceReward(CallableRewards(place))
-    raise ConfigurationError(
-        f"environment.kwargs.reward_source={place!r}: name module:function, http(s)://…, grpc://HOST:PORT or "
-        "unix:/path"
-    )
+    if not place.startswith(("http://", "https://", "grpc://", "unix:")):
+        if ":" in place and "/" not in place:
+            return SourceReward(CallableRewards(place))
+        raise ConfigurationError(
+            f"environment.kwargs.reward_source={place!r}: name module:function, http(s)://…, "
+            "grpc://HOST:PORT or unix:/path"
+        )
+    try:
+        from penstock.workloads.language.reward import reward_client  # noqa: PLC0415 - of an extra
+
+        if place.startswith("http"):
+            return SourceReward(reward_client.HttpRewards(place))
+        return SourceReward(reward_client.RewardClient(place.removeprefix("grpc://")))
+    except ImportError as error:
+        raise ConfigurationError(
+            f"environment.kwargs.reward_source={place!r}: needs httpx2; {how_to_install('rlhf')}"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"environment.kwargs.reward_source={place!r}: {error}") from error
 
 
 MOST_WAITING: Final = 8

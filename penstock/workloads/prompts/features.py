@@ -193,7 +193,9 @@ _ADDED: Final = {0: FALLBACK, 2: EXAMPLES, 3: CONSTRAINTS, 4: STEPS}
 
 def mutate(prompt: str, action: int) -> str:
     """Return a prompt after mutation 0 to 4; the same where it is there or the text became too long."""
-    check_action(action)
+    if type(action) is not int or not 0 <= action < len(MUTATION_TYPES):
+        listed = ", ".join(f"{number} {name}" for number, name in enumerate(MUTATION_TYPES))
+        raise PromptError(f"action={action!r}: is no mutation; choose one of {listed}")
     original = read_prompt(prompt)
     parts = take_apart(original)
     if features_of_parts(parts)[action]:
@@ -202,13 +204,6 @@ def mutate(prompt: str, action: int) -> str:
         return Parts(without_padding(parts.body), parts.sections).text()
     longer = Parts(parts.body, parts.sections | {_ADDED[action]}).text()
     return longer if len(longer) <= MAX_CHARACTERS else original
-
-
-def check_action(action: object, field: str = "action") -> None:
-    """Raise PromptError that names `field` for what is no number of a mutation."""
-    if not isinstance(action, int) or isinstance(action, bool) or not 0 <= action < len(MUTATION_TYPES):
-        listed = ", ".join(f"{number} {name}" for number, name in enumerate(MUTATION_TYPES))
-        raise PromptError(f"{field}={action!r}: is no mutation; choose one of {listed}")
 
 
 def offered(prompt: str) -> tuple[bool, ...]:

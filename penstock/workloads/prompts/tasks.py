@@ -9,8 +9,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.workloads.prompts.embeddings import WIDTH
 from penstock.workloads.prompts.features import MUTATION_TYPES, mutate, offered
-from penstock.workloads.prompts.optimise import WIDTH
 from penstock.workloads.prompts.task_parts import parts_of
 
 gymnasium.register("Prompts-v0", f"{__name__}:PromptTask")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from penstock.workloads.prompts.task_parts import HttpEmbedder
+from penstock.workloads.prompts.embeddings import HttpEmbedder
 
 STARTS_S = 120.0
 

@@ -22,8 +22,8 @@ from penstock.policy.weights import load_into
 from penstock.workloads.plugin.acting import policy_maker
 from penstock.workloads.plugin.serving import read_final
 from penstock.workloads.prompts.categories import QualityReward
+from penstock.workloads.prompts.embeddings import Embedder
 from penstock.workloads.prompts.features import MUTATION_TYPES
-from penstock.workloads.prompts.optimise import Embedder
 from penstock.workloads.prompts.task_parts import PromptSource, parts_of
 from tests.support.prompts.text_graph import TextGraph, text_graph
 

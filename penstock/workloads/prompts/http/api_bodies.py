@@ -9,13 +9,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
 from penstock.gateway.frame.requests import Body
-from penstock.workloads.prompts.features import MAX_CHARACTERS
+from penstock.workloads.prompts.embeddings import WIDTH
+from penstock.workloads.prompts.features import MAX_CHARACTERS, MUTATION_TYPES
 
-SIZE: Final = 1536
-"""Numbers of an embedding."""
-ACTIONS: Final = 5
 MAX_STEPS: Final = 8
-_BYTES: Final = 4 * SIZE
+"""Most mutations of a path."""
+_BYTES: Final = 4 * WIDTH
 _LARGEST: Final = 1.0
 """Of a number of an embedding: those of texts are of unit length."""
 _MOST_REWARD: Final = 1e4
@@ -26,8 +25,8 @@ _EMBEDDING_SCHEMA: Final = {
         {
             "type": "array",
             "items": {"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST},
-            "minItems": SIZE,
-            "maxItems": SIZE,
+            "minItems": WIDTH,
+            "maxItems": WIDTH,
         },
         {"type": "string", "contentEncoding": "base64", "minLength": 8192, "maxLength": 8192},
     ],
@@ -57,8 +56,8 @@ def _decoded(value: str) -> NDArray[np.floating[Any]]:
 def _listed(value: Any) -> NDArray[np.floating[Any]]:
     if not isinstance(value, list):
         raise ValueError("must be an array of 1,536 numbers, or base64 of float32")  # noqa: TRY004 - pydantic's
-    if len(value) != SIZE:
-        raise ValueError(f"holds {len(value)} numbers, must be {SIZE}")
+    if len(value) != WIDTH:
+        raise ValueError(f"holds {len(value)} numbers, must be {WIDTH}")
     kinds = set(map(type, value))
     if not kinds <= {float, int}:
         place = next(number for number, one in enumerate(value) if type(one) not in {float, int})
@@ -80,7 +79,7 @@ Embedding = Annotated[Any, PlainValidator(_array), WithJsonSchema(_EMBEDDING_SCH
 RewardedBy = Literal["quality", "source", "ratings"]
 """What gives the rewards of a run: the workload's own, another source, or people."""
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
-ActionNumber = Annotated[int, Field(ge=0, lt=ACTIONS, strict=True)]
+ActionNumber = Annotated[int, Field(ge=0, lt=len(MUTATION_TYPES), strict=True)]
 CheckpointName = Annotated[
     str,
     Field(

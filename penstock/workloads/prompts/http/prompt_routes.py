@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
@@ -17,17 +18,17 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from penstock.client import Action, CommandRefusal
+from penstock.client import CommandRefusal
 from penstock.gateway.application import Service
 from penstock.gateway.frame.pages import SHARED, add_files, add_page, files_in
 from penstock.gateway.frame.requests import ApiError
 from penstock.gateway.frame.route_access import Handler, JsonRoute, caller_of, table
 from penstock.gateway.routes.console_routes import document_of, error_answer
 from penstock.gateway.upstream import Upstream, answered
-from penstock.protocol.tensor import Array
 from penstock.workloads.prompts.categories import classify
 from penstock.workloads.prompts.checked_reward import NoSuchCheck
-from penstock.workloads.prompts.features import MUTATION_TYPES, mutate
+from penstock.workloads.prompts.embeddings import WIDTH
+from penstock.workloads.prompts.features import MUTATION_TYPES, offered
 from penstock.workloads.prompts.http import api_bodies as bodies
 from penstock.workloads.prompts.http.prompts_api import (
     PromptsApi,
@@ -37,7 +38,6 @@ from penstock.workloads.prompts.http.prompts_api import (
     numbers,
 )
 from penstock.workloads.prompts.http.run_learning import GivenAnswer, Step, state_key
-from penstock.workloads.prompts.optimise import Optimised, optimise
 
 
 class DirectRoute(JsonRoute):
@@ -75,57 +75,31 @@ def _of_body(error: ValidationError) -> list[dict[str, Any]]:
     return [{**one, "loc": ("body", *one["loc"])} for one in found]
 
 
-# ---- Paths of several mutations from a prompt: the best one, and one that is drawn.
+# ---- Paths of several mutations from a prompt.
 
 
-async def best_path(
-    api: PromptsApi, work: PromptWork, caller: str, start: str, steps: int
+async def mutation_path(
+    api: PromptsApi, work: PromptWork, caller: str, start: str, *, steps: int, explore: bool
 ) -> bodies.OptimizeAnswer:
-    """Return the best text on the way of the likeliest mutations; raises ApiError."""
-    reward = work.parts.reward
-    if reward is None:
+    """Return the best text on the way of the likeliest mutations; raises ApiError.
+
+    explore: mutations are drawn instead, as they are while learning, and none of them is left out.
+    """
+    if work.parts.reward is None and not explore:
         raise ApiError(
             409,
             "explore: people's ratings are the reward, and nothing else says which text is best: say true",
             field="explore",
         )
-    loop, asked = asyncio.get_running_loop(), list[Action]()
-
-    def choose(embedding: Sequence[float], mask: Sequence[bool]) -> int:
-        state = np.asarray(embedding, np.float32)
-        call = api.act(state, deterministic=True, distribution=True, mask=np.asarray(mask, np.bool_))
-        asked.append(asyncio.run_coroutine_threadsafe(call, loop).result())
-        return int(asked[-1].action)
-
-    def follow() -> Optimised:
-        return optimise(start, steps=steps, choose=choose, embedder=work.parts.embedder, reward=reward)
-
-    found = await work.do_beside(follow)
-    version = asked[-1].version
-    return bodies.OptimizeAnswer(
-        id=api.shown.keep(ShownPath(caller=caller, start=start, prompt=found.prompt, version=version)),
-        prompt=found.prompt,
-        category=classify(start),
-        reward=found.reward,
-        path=[
-            bodies.PathStep(**asdict(one), probabilities=numbers(answer.distribution["probability"]))
-            for one, answer in zip(found.path, asked, strict=False)
-        ],
-        version=version,
-    )
-
-
-async def drawn_path(
-    api: PromptsApi, work: PromptWork, caller: str, start: str, steps: int
-) -> bodies.OptimizeAnswer:
-    """Return a path whose mutations are drawn, as they are while learning; raises ApiError."""
-    text, state = start, await _state(work, start)
-    path, taken = list[bodies.PathStep](), list[Step]()
+    text, state = start, await work.do(start, partial(work.row, start))
+    path, transitions = list[bodies.PathStep](), list[Step]()
     for number in range(steps):
-        answer = await api.act(state, distribution=True)
-        before, text = text, mutate(text, answer.action)
-        earned = await work.do(text, partial(work.earned, start, before, text))
-        following = await _state(work, text)
+        mask = None if explore else np.array(offered(text), np.bool_)
+        answer = await api.act(state, deterministic=not explore, distribution=True, mask=mask)
+        step = partial(work.step, start, text, answer.action)
+        before, (text, earned, following) = text, await work.do(text, step)
+        if text == before and not explore:
+            break
         path.append(
             bodies.PathStep(
                 action=answer.action,
@@ -135,7 +109,7 @@ async def drawn_path(
                 probabilities=numbers(answer.distribution["probability"]),
             )
         )
-        taken.append(
+        transitions.append(
             Step(
                 state=state,
                 action=answer.action,
@@ -147,21 +121,28 @@ async def drawn_path(
             )
         )
         state = following
-    version = taken[-1].version
-    shown = ShownPath(caller=caller, start=start, prompt=text, version=version, steps=tuple(taken))
-    rewards = [one.reward for one in path if one.reward is not None]
+    path = path if explore else best_part(path)
+    shown = ShownPath(
+        caller=caller,
+        start=start,
+        prompt=path[-1].prompt if path else start,
+        version=answer.version,
+        steps=tuple(transitions) if explore else (),
+    )
     return bodies.OptimizeAnswer(
         id=api.shown.keep(shown),
-        prompt=text,
+        prompt=shown.prompt,
         category=classify(start),
-        reward=sum(rewards) if rewards else None,
+        reward=None if work.parts.reward is None else sum(one.reward or 0.0 for one in path),
         path=path,
-        version=version,
+        version=answer.version,
     )
 
 
-async def _state(work: PromptWork, text: str) -> Array:
-    return await work.do(text, lambda: work.row(text))
+def best_part(path: Sequence[bodies.PathStep]) -> list[bodies.PathStep]:
+    """Return the steps to the text with the largest sum of rewards; no step where no sum is above 0."""
+    sums = [0.0, *accumulate(one.reward or 0.0 for one in path)]
+    return list(path[: sums.index(max(sums))])
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -208,7 +189,7 @@ def _at_each_step(path: str) -> Callable[[F], F]:
 @router.get("/health")
 async def health(api: Api) -> bodies.HealthAnswer:
     """Tell that an action would be given."""
-    await api.act(np.zeros(bodies.SIZE, np.float32))
+    await api.act(np.zeros(WIDTH, np.float32))
     return bodies.HealthAnswer(status="ok")
 
 
@@ -339,9 +320,7 @@ async def mutated(api: Api, body: bodies.MutateRequest) -> bodies.MutateAnswer:
 async def optimize(request: Request, api: Api, body: bodies.OptimizeRequest) -> bodies.OptimizeAnswer:
     """Return the best prompt within so many mutations, and the path to it."""
     start, work = checked_prompt(body.prompt), await api.work()
-    if body.explore:
-        return await drawn_path(api, work, caller_of(request), start, body.steps)
-    return await best_path(api, work, caller_of(request), start, body.steps)
+    return await mutation_path(api, work, caller_of(request), start, steps=body.steps, explore=body.explore)
 
 
 @router.post("/rate")

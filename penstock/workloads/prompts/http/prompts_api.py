@@ -28,6 +28,7 @@ from penstock.registry.registry import Registry
 from penstock.workloads.language.reward.reward_source import RewardError
 from penstock.workloads.prompts.categories import QualityReward, classify
 from penstock.workloads.prompts.checked_reward import Better, Check, CheckedReward, NeedsPerson
+from penstock.workloads.prompts.embeddings import EmbeddingError, HashingEmbedder, Rows
 from penstock.workloads.prompts.features import MUTATION_TYPES, PromptError, mutate, offered, read_prompt
 from penstock.workloads.prompts.http import api_bodies as bodies
 from penstock.workloads.prompts.http.run_learning import (
@@ -38,7 +39,6 @@ from penstock.workloads.prompts.http.run_learning import (
     Step,
     state_key,
 )
-from penstock.workloads.prompts.optimise import EmbeddingError, HashingEmbedder, Rows
 from penstock.workloads.prompts.task_parts import TaskParts, parts_of
 
 # ---- Work on the text of a prompt: its numbers, what mutations make of it, and paths of several.
@@ -84,9 +84,6 @@ class PromptWork:
         """Do work on a text, a long one in a thread; raises ApiError for what a source does not give."""
         if self._is_quick and len(text) <= _LONG:
             return work()
-        return await self.do_beside(work)
-
-    async def do_beside(self, work: Callable[[], T]) -> T:
         if self._waiting >= MOST_WORK_WAITING:
             raise ApiError(503, f"{self._waiting} texts are being worked on: try again", retry_s=1)
         self._waiting += 1
@@ -113,6 +110,11 @@ class PromptWork:
 
     def earned(self, start: str, before: str, after: str) -> float | None:
         return None if self.parts.reward is None else self.parts.reward.of(start, before, after)
+
+    def step(self, start: str, before: str, action: int) -> tuple[str, float | None, Rows]:
+        """Return the text after a mutation, the reward of the step, and the text's embedding."""
+        after = mutate(before, action)
+        return after, self.earned(start, before, after), self.row(after)
 
     def mutated(self, start: str, prompt: str, body: bodies.MutateRequest) -> bodies.MutateAnswer:
         text = mutate(prompt, body.action)

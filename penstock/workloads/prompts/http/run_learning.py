@@ -202,20 +202,31 @@ class GivenAnswer:
 
 
 class GivenAnswers:
-    """Remembers the answers of each caller; used by one event loop."""
+    """Remembers the answers of each caller, by their tickets, oldest first; used by one event loop."""
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[str, _OfCaller] = OrderedDict()
+        self._callers: OrderedDict[str, OrderedDict[str, GivenAnswer]] = OrderedDict()
 
     def give(self, caller: str, given: GivenAnswer) -> None:
-        self._of(caller).add(given)
+        """Remember an answer, and forget the oldest beyond those that are kept."""
+        own = self._of(caller)
+        own[given.ticket] = given
+        if len(own) > KEPT:
+            own.popitem(last=False)
 
     def by_ticket(self, caller: str, ticket: str) -> GivenAnswer | None:
-        return self._of(caller).by_ticket.get(ticket)
+        return self._of(caller).get(ticket)
 
     def unused(self, caller: str, state: StateKey, action: int) -> GivenAnswer | None:
-        found = self._of(caller).by_place.get((state, action), ())
-        return next((one for one in reversed(found) if not one.is_used), None)
+        """Return the newest answer with this action in this state that no transition belongs to."""
+        return next(
+            (
+                one
+                for one in reversed(self._of(caller).values())
+                if one.state == state and one.action == action and not one.is_used
+            ),
+            None,
+        )
 
     def leave_to(self, caller: str, given: GivenAnswer, transition: bytes) -> None:
         """Free an answer that was found for a transition without ticket, for the one that names it.
@@ -231,32 +242,12 @@ class GivenAnswers:
         given.is_used = other is None and given.found_for == transition
         given.found_for = b""
 
-    def _of(self, caller: str) -> "_OfCaller":
-        found = self._callers.get(caller)
-        if found is None:
-            found = self._callers[caller] = _OfCaller()
-            if len(self._callers) > CALLERS:
-                self._callers.popitem(last=False)
+    def _of(self, caller: str) -> OrderedDict[str, GivenAnswer]:
+        own = self._callers.setdefault(caller, OrderedDict())
         self._callers.move_to_end(caller)
-        return found
-
-
-class _OfCaller:
-    def __init__(self) -> None:
-        self.by_ticket: OrderedDict[str, GivenAnswer] = OrderedDict()
-        self.by_place: dict[tuple[StateKey, int], deque[GivenAnswer]] = {}
-
-    def add(self, given: GivenAnswer) -> None:
-        """Remember an answer, and forget the oldest beyond those that are kept."""
-        self.by_ticket[given.ticket] = given
-        self.by_place.setdefault((given.state, given.action), deque()).append(given)
-        if len(self.by_ticket) > KEPT:
-            _, oldest = self.by_ticket.popitem(last=False)
-            place = (oldest.state, oldest.action)
-            same = self.by_place[place]
-            same.popleft()  # of one place they stand in the order in which they were given
-            if not same:
-                del self.by_place[place]
+        if len(self._callers) > CALLERS:
+            self._callers.popitem(last=False)
+        return own
 
 
 # ---- Transitions that follow one another, as episodes of the policy server.

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from penstock.workloads.prompts.optimise import WIDTH, HashingEmbedder
+from penstock.workloads.prompts.embeddings import WIDTH, HashingEmbedder
 
 
 def test_rows_are_of_unit_length_and_equal_on_every_machine() -> None:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.workloads.prompts.optimise import WIDTH, EmbeddingError
-from penstock.workloads.prompts.task_parts import HttpEmbedder, orthonormal, read_reply
+from penstock.workloads.prompts.embeddings import WIDTH, EmbeddingError, HttpEmbedder, orthonormal, read_reply
 
 
 class Server(ThreadingHTTPServer):

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.prompts.checked_reward import CheckedReward, SourceReward
-from penstock.workloads.prompts.task_parts import HttpEmbedder, parts_of
+from penstock.workloads.prompts.embeddings import HttpEmbedder
+from penstock.workloads.prompts.task_parts import parts_of
 
 
 def length(prompts: list[Any], responses: list[str]) -> list[float]:
