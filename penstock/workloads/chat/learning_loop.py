@@ -236,7 +236,7 @@ class LearningLoop:
         new, wanted = self._new_behind(self._state.taken), self._order.labels
         count = new.look(registry)
         if count > self._seen and self._state.labels + count - self._seen >= wanted:
-            kept = loop_state.believed(registry, self._run.policy, self._order.rules, new.newest)
+            kept = loop_state.believed(registry, self._run.policy, new.newest)
             self._seen = count
             self._to(labels=loop_state.new_among(kept, self._state.taken))
         if self._state.labels < wanted:
@@ -252,7 +252,7 @@ class LearningLoop:
         return True
 
     def _leave_out(self, registry: Registry) -> bool:
-        rows = loop_state.believed(registry, self._run.policy, self._order.rules, self._state.through)
+        rows = loop_state.believed(registry, self._run.policy, self._state.through)
         given = str(self._run.settings.environment.kwargs.get("prompts", ""))
         loop_state.write_rows(self._round / steps.PROMPTS, loop_state.replayed_prompts(rows, given))
         loop_state.write_rows(self._round / steps.BELIEVED, loop_state.with_members(rows))
@@ -263,20 +263,11 @@ class LearningLoop:
         del registry
         judge = self._round / steps.JUDGE
         if not (judge / steps.CARD).exists():
-            words = [
-                "rlhf",
-                "reward",
-                "train",
-                steps.BELIEVED,
-                "--model",
-                self._run.model,
-                "--out",
-                steps.JUDGE,
-            ]
-            words.append("--json")
             heads = self._order.heads or steps.rated_heads(self._round / steps.BELIEVED)
             changed = loop_state.read_weighed(self._folder).standing
-            steps.run_step([*words, *self._order.reward_words(heads, changed)], self._round, self._is_over)
+            words = ("rlhf", "reward", "train", steps.BELIEVED, "--model", self._run.model)
+            options = ("--out", steps.JUDGE, "--json", *self._order.reward_words(heads, changed))
+            steps.run_step((*words, *options), self._round, self._is_over)
         self._to(judge={"round": self._state.number, **steps.facts_of(judge / steps.CARD)})
         auc, tells = steps.told_apart(judge / steps.CARD)
         least = self._order.least_auc

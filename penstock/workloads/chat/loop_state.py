@@ -279,8 +279,6 @@ NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 class LoopOrder(LoopOptions):
     """How the loop goes; raises ConfigurationError that names a number which does not fit."""
 
-    rules: RatingRules = field(default_factory=RatingRules)
-
     def __post_init__(self) -> None:
         for name in ("labels", "patience"):
             if getattr(self, name) < 1:
@@ -430,10 +428,10 @@ class NewRatings:
         return self.count
 
 
-def believed(registry: Registry, policy: str, rules: RatingRules, through: int) -> list[Row]:
+def believed(registry: Registry, policy: str, through: int) -> list[Row]:
     """Return the rows that count among the ratings up to a number, each with its `number`."""
     rows = [rating_row(one) for one in _through(registry, policy, through)]
-    return filter_ratings(rows, rules).kept
+    return filter_ratings(rows, RatingRules()).kept
 
 
 def new_among(rows: Iterable[Row], after: int) -> int:

@@ -82,7 +82,10 @@ def read_profile(prompt: str, response: str) -> Profile:
 
 
 def draw_prompt(rng: np.random.Generator) -> str:
-    words = list(TOPICS.values())[rng.integers(len(TOPICS))]
+    return _question(rng, list(TOPICS.values())[rng.integers(len(TOPICS))])
+
+
+def _question(rng: np.random.Generator, words: Sequence[str]) -> str:
     first, second = rng.choice(len(words), 2, replace=False)
     return f"{_one(rng, ASKED)} {words[first]} {words[second]}"
 
@@ -218,5 +221,4 @@ def draw_next_prompt(rng: np.random.Generator, last: str) -> str:
     topic = topic_of(last)
     if not topic or rng.random() >= _STAYS:
         return draw_prompt(rng)
-    first, second = rng.choice(len(TOPICS[topic]), 2, replace=False)
-    return f"{_one(rng, ASKED)} {TOPICS[topic][first]} {TOPICS[topic][second]}"
+    return _question(rng, TOPICS[topic])

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.workloads.chat.people import THUMB
-from penstock.workloads.language.feedback import BadRows, rows_of
+from penstock.workloads.language.feedback import BadRows, made_of, rows_of
 from penstock.workloads.language.prompt import identity, parse_prompt
 
 # ---- How much of one person counts, and why a row does not.
@@ -285,30 +285,24 @@ def write_believed(
 
 
 def _read(place: str, part: str | None) -> tuple[list[dict[str, Any]], BadRows]:
-    rows, bad = [], BadRows()
-    for where, row in rows_of(place, part):
-        if isinstance(row, ValueError):
-            bad.add(where, str(row))
-        elif why := _why_no_rating(row):
-            bad.add(where, why)
-        else:
-            rows.append(dict(row))
+    bad = BadRows()
+    rows = list(made_of(rows_of(place, part), bad, _rating))
     if not rows:
         raise ConfigurationError("\n".join([f"feedback={place}: no row can be used", *bad.lines()]))
     return rows, bad
 
 
-def _why_no_rating(row: Mapping[str, Any]) -> str:
-    """Return what a row lacks to be a rating, "" where it is one."""
+def _rating(_where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row that is a rating; raises ValueError that names what it lacks."""
     if row.get("prompt") is None:
-        return "prompt: is missing"
-    wanted = ("chosen", "rejected") if row.get("chosen") is not None else ("response",)
-    for name in wanted:
+        raise ValueError("prompt: is missing")
+    names = ("chosen", "rejected") if row.get("chosen") is not None else ("response",)
+    for name in names:
         if not isinstance(row.get(name), str):
-            return f"{name}={row.get(name)!r:.80}: must be a text"
-    if wanted == ("response",) and not isinstance(row.get("score"), bool | int | float):
-        return f"score={row.get('score')!r:.80}: must be a number, true or false"
-    return ""
+            raise ValueError(f"{name}={row.get(name)!r:.80}: must be a text")  # noqa: TRY004 - a bad row
+    if names == ("response",) and not isinstance(row.get("score"), bool | int | float):
+        raise ValueError(f"score={row.get('score')!r:.80}: must be a number, true or false")
+    return dict(row)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

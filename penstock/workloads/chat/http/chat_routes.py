@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
@@ -17,13 +18,7 @@ from penstock.gateway.frame.event_stream import ANSWER_S, EventStream, event
 from penstock.gateway.frame.pages import SHARED, add_files, add_page, files_in
 from penstock.gateway.frame.requests import ApiError, Body
 from penstock.gateway.frame.route_access import JsonRoute, caller_of, is_editor, table
-from penstock.gateway.routes.satisfaction_routes import (
-    LEAST,
-    THUMB,
-    VersionSatisfaction,
-    satisfaction,
-    share_of,
-)
+from penstock.gateway.routes.satisfaction_routes import LEAST, THUMB, satisfaction, share_of
 from penstock.gateway.upstream import Loop, RunSettings, Upstream, answered
 from penstock.registry.ratings import RatedConversation, Tally
 from penstock.registry.records import Event, PolicyVersion, RegistryError, Unavailable, UnknownVersion
@@ -145,29 +140,15 @@ def versions_of(
     served = described.versions if described else ()
     arms = {one.version: [arm.name.lower() for arm in one.arms] for one in served}
     by_version = {one.version: one for one in counts}
-    told = dict.fromkeys(arms, 0) | {one.version: one.conversations for one in counts}
+    conversations = dict.fromkeys(arms, 0) | {one.version: one.conversations for one in counts}
     return [
-        _row(one, by_version.get(one.version, VersionCounts(one.version)), arms.get(one.version, []))
-        for one in satisfaction(told, tallies)
+        {
+            **asdict(by_version.get(one.version, VersionCounts(one.version))),
+            **one.model_dump(exclude={"verdict"}),
+            "arms": arms.get(one.version, []),
+        }
+        for one in satisfaction(conversations, tallies)
     ]
-
-
-def _row(said: VersionSatisfaction, counted: VersionCounts, arms: list[str]) -> dict[str, Any]:
-    return {
-        "version": said.version,
-        "arms": arms,
-        "conversations": said.conversations,
-        "rated": said.rated,
-        "ratingRate": said.ratingRate,
-        "thumbsUp": said.thumbsUp,
-        "satisfaction": said.satisfaction,
-        "low": said.low,
-        "high": said.high,
-        "answers": counted.answers,
-        "fallbacks": counted.fallbacks,
-        "blocked": counted.blocked,
-        "asked": counted.asked,
-    }
 
 
 def _read(run: RunSettings, policy: str) -> tuple[Sequence[Tally], dict[str, Any]]:
@@ -186,25 +167,19 @@ def _read(run: RunSettings, policy: str) -> tuple[Sequence[Tally], dict[str, Any
 
 
 def _decisions(events: Sequence[Event], changes: Sequence[Change]) -> list[dict[str, Any]]:
-    of_versions = [
-        _decision(one, one.time, version=one.version, action=str(one.action), weights=None) for one in events
+    """Return the newest decisions about versions and weights, newest first."""
+    decisions: list[dict[str, Any]] = [
+        {"time": one.time, "version": one.version, "action": str(one.action), "weights": None}
+        | {"by": one.by, "reason": one.reason}
+        for one in events
     ]
-    of_weights = [
-        _decision(
-            one,
-            datetime.fromtimestamp(one.at_s, UTC),
-            version=None,
-            action="weighed",
-            weights=dict(one.weights),
-        )
+    decisions += [
+        {"time": datetime.fromtimestamp(one.at_s, UTC), "version": None, "action": "weighed"}
+        | {"weights": dict(one.weights), "by": one.by, "reason": one.reason}
         for one in changes
     ]
-    newest = sorted((*of_versions, *of_weights), key=itemgetter(0), reverse=True)[:_EVENTS]
-    return [{**told, "time": time.isoformat()} for time, told in newest]
-
-
-def _decision(one: Event | Change, time: datetime, **told: Any) -> tuple[datetime, dict[str, Any]]:
-    return time, {**told, "by": one.by, "reason": one.reason}
+    newest = sorted(decisions, key=itemgetter("time"), reverse=True)[:_EVENTS]
+    return [{**one, "time": one["time"].isoformat()} for one in newest]
 
 
 @router.get("/health")
@@ -230,7 +205,7 @@ async def begin(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
 @router.post("/api/chat/say", response_class=EventStream)
 async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
     """Say something, or have the last message answered once more; the answer comes as events."""
-    talk = api.find(_person(request, body), body.conversation)
+    talk = _talk(request, api, body)
     events = api.say(talk, body.text, looks_after=is_editor(request))
     first = await anext(events)  # what is refused before it is an error of the call
     cut_off = event("refused", {"detail": "the gateway has ended before this answer was whole: say it again"})
@@ -240,35 +215,33 @@ async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
 @router.post("/api/chat/thumb")
 async def thumb(request: Request, api: Api, body: bodies.Thumb) -> dict[str, Any]:
     """Keep whether somebody likes an answer."""
-    talk = api.find(_person(request, body), body.conversation)
-    return {"stored": True, "rewarded": await api.thumb(talk, body)}
+    return {"stored": True, "rewarded": await api.thumb(_talk(request, api, body), body)}
 
 
 @router.post("/api/chat/stars")
 async def stars(request: Request, api: Api, body: bodies.Stars) -> dict[str, Any]:
     """Keep what somebody thinks of one side of an answer."""
-    await api.stars(api.find(_person(request, body), body.conversation), body)
+    await api.stars(_talk(request, api, body), body)
     return {"stored": True}
 
 
 @router.post("/api/chat/prefer")
 async def prefer(request: Request, api: Api, body: bodies.Prefer) -> dict[str, Any]:
     """Keep which of two answers is better; the conversation goes on with it."""
-    text = await api.prefer(api.find(_person(request, body), body.conversation), body)
-    return {"stored": True, "text": text}
+    return {"stored": True, "text": await api.prefer(_talk(request, api, body), body)}
 
 
 @router.post("/api/chat/correct")
 async def correct(request: Request, api: Api, body: bodies.Correction) -> dict[str, Any]:
     """Keep what an answer should have been."""
-    await api.correct(api.find(_person(request, body), body.conversation), body)
+    await api.correct(_talk(request, api, body), body)
     return {"stored": True}
 
 
 @router.post("/api/chat/end")
 async def end(request: Request, api: Api, body: bodies.OfTalk) -> dict[str, Any]:
     """End a conversation."""
-    await api.end(api.find(_person(request, body), body.conversation))
+    await api.end(_talk(request, api, body))
     return {"ended": True}
 
 
@@ -380,6 +353,10 @@ def _loop_of(run: RunSettings) -> Path:
 
 def _person(request: Request, body: bodies.Me) -> str:
     return person_of(caller_of(request), body.me)
+
+
+def _talk(request: Request, api: ChatApi, body: bodies.OfTalk) -> bodies.TalkRecord:
+    return api.find(_person(request, body), body.conversation)
 
 
 async def _keeping(request: Request) -> list[ChatApi]:

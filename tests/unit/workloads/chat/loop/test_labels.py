@@ -10,7 +10,6 @@ from penstock.workloads.chat.loop_state import (
     replayed_prompts,
     write_rows,
 )
-from penstock.workloads.chat.ratings import RatingRules
 from tests.support.chat.loop_stand import POLICY, loop_stand
 
 
@@ -21,11 +20,11 @@ def test_each_rating_is_counted_once_and_a_round_reads_none_that_came_later(tmp_
         assert (new.look(stand.registry), new.look(stand.registry), new.newest) == (3, 3, 5)
         stand.rate(2, begin=5)
         assert (new.look(stand.registry), new.newest) == (5, 7)
-        rows = believed(stand.registry, POLICY, RatingRules(), 5)
+        rows = believed(stand.registry, POLICY, 5)
         assert [row["number"] for row in rows] == [1, 2, 3, 4, 5]
         assert new_among(rows, 3) == 2
         stand.registry.delete_ratings("", "person-4")
-        assert [row["number"] for row in believed(stand.registry, POLICY, RatingRules(), 7)][3:] == [4, 6, 7]
+        assert [row["number"] for row in believed(stand.registry, POLICY, 7)][3:] == [4, 6, 7]
 
 
 def test_prompts_are_what_people_said_and_those_of_the_run_each_once(tmp_path: Path) -> None:

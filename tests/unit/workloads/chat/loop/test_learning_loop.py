@@ -13,7 +13,6 @@ from penstock.registry.records import Status
 from penstock.runtime.exit import Fatal
 from penstock.workloads.chat import loop_state
 from penstock.workloads.chat.loop_state import LoopOrder, LoopState, Outcome, Step, round_folder, weigh
-from penstock.workloads.chat.ratings import RatingRules
 from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand, soon
 
 ORDER = LoopOrder(labels=10, patience=20)
@@ -96,15 +95,14 @@ def test_what_is_paused_neither_promotes_nor_begins(stand: LoopStand) -> None:
 
 @pytest.mark.promise("loop-chat-makes-round")
 def test_a_flood_of_one_person_begins_no_round(stand: LoopStand) -> None:
-    order = LoopOrder(labels=10, rules=RatingRules(daily_cap=5))
-    with stand.going(order):
+    with stand.going(LoopOrder(labels=205)):
         stand.rate(500, rater="flooder")
-        assert soon(lambda: stand.state().labels == 5)
+        assert soon(lambda: stand.state().labels == 200)
         assert not soon(lambda: stand.state().number > 0, within_s=2.5)
         stand.rate(5, begin=1000)
         assert soon(lambda: stand.state().number == 1)
     state = stand.state()
-    assert (state.through, state.labels) == (505, 10)
+    assert (state.through, state.labels) == (505, 205)
 
 
 def test_a_step_that_fails_has_the_loop_wait_with_its_cause(stand: LoopStand) -> None:
