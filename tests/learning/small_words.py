@@ -24,7 +24,6 @@ from penstock.workloads.language.conversation import ColumnFragments
 from penstock.workloads.rlhf.environment import for_environment
 from penstock.workloads.rlhf.responses import (
     Equipment,
-    Scored,
     columns_of,
     in_random_order,
 )
@@ -90,7 +89,7 @@ def learned(settings: Settings, updates: int) -> Learned:
         assert rewards is not None
         weights = Publication(version=update + 1, update=update)
         fields = HeaderFields(run=settings.run, session=1, sequence=update + 1, weights=weights, round=0)
-        columns, attributes = columns_of(Scored(asked, generated, rewards.values, rewards.by), weights)
+        columns, attributes = columns_of(asked, generated, rewards.values, rewards.by, weights)
         fragment, episodes = fragments.cut(columns, fields, attributes)
         check(fragment, model.specification.schema, settings.run)
         check_meaning(fragment.header, fragment.arrays())

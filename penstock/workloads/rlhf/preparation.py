@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -27,10 +27,6 @@ from penstock.workloads.language.pretraining.conversation_files import (
 )
 from penstock.workloads.language.settings import quieten, training_settings, whole_folder
 from penstock.workloads.rlhf.environment import Language, language
-
-if TYPE_CHECKING:
-    from penstock.workloads.language.reward.training import Order
-
 
 log = logging.getLogger(__name__)
 
@@ -270,23 +266,19 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
     made, section = made_first(settings, folder, progress)
     if section.reward:
         return Rehearsal(settings=with_places(settings, made))
+    from penstock.workloads.language.reward.training import StepWatch, train  # noqa: PLC0415 - loads torch
+
     order = order_of(section, (folder / REWARD_MODEL).absolute(), settings.seed)
     progress.say(f"rehearsing: up to {STEPS} steps of the reward model's training on {section.feedback}")
-    more_s = _train(order, progress)
+    watch = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S)
+    train(order, progress.stop, [watch])
+    release_device()
+    more_s = missing_seconds([later - earlier for earlier, later in pairwise(watch.at_s)], watch.steps)
     made["reward"] = str(order.out)
     scores = [example.score for example in read(order.source).examples if isinstance(example, Scored)]
     return Rehearsal(
         settings=with_places(settings, made), more_seconds=more_s, scores={"feedback": Scores.of(scores)}
     )
-
-
-def _train(order: "Order", progress: Progress) -> float:
-    from penstock.workloads.language.reward.training import StepWatch, train  # noqa: PLC0415 - loads torch
-
-    watch = StepWatch(STEPS, least=LEAST_STEPS, within_s=WITHIN_S)
-    train(order, progress.stop, [watch])
-    release_device()
-    return missing_seconds([later - earlier for earlier, later in pairwise(watch.at_s)], watch.steps)
 
 
 def missing_seconds(made: list[float], steps: int) -> float:

@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt. index: its place among all distinct prompts, on whichever side."""
+class PromptTokens:
+    """A prompt and its token ids. index: its place among all distinct prompts of both sides."""
 
     index: int
     prompt: Prompt
@@ -68,8 +68,8 @@ class Asked:
 class Prompts:
     """Distinct prompts in the order of the source."""
 
-    train: tuple[Asked, ...]
-    held_out: tuple[Asked, ...]
+    train: tuple[PromptTokens, ...]
+    held_out: tuple[PromptTokens, ...]
     bad: BadRows
 
 
@@ -91,9 +91,9 @@ def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) ->
             )
         return prompt, ids
 
-    bad, found = BadRows(), dict[str, Asked]()
+    bad, found = BadRows(), dict[str, PromptTokens]()
     for prompt, ids in made_of(rows_of(place), bad, make):
-        found.setdefault(identity(prompt), Asked(len(found), prompt, ids))
+        found.setdefault(identity(prompt), PromptTokens(len(found), prompt, ids))
     for line in bad.lines():
         log.warning("bad row: %s", line)
     order = sorted(found, key=lambda name: place_of(name, seed))
@@ -110,7 +110,7 @@ def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) ->
     return Prompts(train, asked_later, bad)
 
 
-def in_random_order(prompts: Sequence[Asked], seed: int) -> Iterator[Asked]:
+def in_random_order(prompts: Sequence[PromptTokens], seed: int) -> Iterator[PromptTokens]:
     """Without end: all of them in one order, all again in another, and so on; equal for equal seeds."""
     random = np.random.default_rng(seed)
     while True:
@@ -121,24 +121,29 @@ def in_random_order(prompts: Sequence[Asked], seed: int) -> Iterator[Asked]:
 # ---- A batch of responses as one fragment: a response is an episode, a column its tokens.
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Responses with their rewards: one prompt, response and reward (or None) per column."""
+def columns_of(
+    asked: Sequence[PromptTokens],
+    generated: Generated,
+    rewards: Sequence[float | None],
+    by: ScoredBy | None,
+    weights: Publication,
+) -> tuple[list[Column], bytes]:
+    """Return a column for each response, and the attributes of their fragment.
 
-    asked: Sequence[Asked]
-    generated: Generated
-    rewards: Sequence[float | None]
-    by: ScoredBy | None
+    asked: the prompt of each response. rewards: of each; None where it has none. by: the model that gave
+    them; None where there are none. weights: that generated the responses.
+    """
+    columns = [
+        _column(one.ids, generated, row, reward, weights)
+        for row, (one, reward) in enumerate(zip(asked, rewards, strict=True))
+    ]
+    return columns, _attributes(asked, generated, rewards, by)
 
 
-def columns_of(scored: Scored, weights: Publication) -> tuple[list[Column], bytes]:
-    """Return a column for each response that these weights gave, and the attributes of their fragment."""
-    return [_column(scored, row, weights) for row in range(len(scored.asked))], _attributes(scored)
-
-
-def _column(scored: Scored, row: int, weights: Publication) -> Column:
-    """A response behind its prompt; without a reward nothing of it counts as sampled."""
-    generated, prompt, reward = scored.generated, scored.asked[row].ids, scored.rewards[row]
+def _column(
+    prompt: tuple[int, ...], generated: Generated, row: int, reward: float | None, weights: Publication
+) -> Column:
+    """Return a prompt with its response; without a reward no token of it counts as sampled."""
     ids = (*prompt, *generated.response(row))
     if reward is None or len(ids) == len(prompt):
         return Column(ids=ids)
@@ -152,17 +157,18 @@ def _column(scored: Scored, row: int, weights: Publication) -> Column:
     return Column(ids=ids, turns=(turn,), terminated=bool(generated.ended[row]))
 
 
-def _attributes(scored: Scored) -> bytes:
-    """Of which prompts, how the responses ended, whose rewards: JSON; the prompts only where they fit."""
-    generated = scored.generated
+def _attributes(
+    asked: Sequence[PromptTokens], generated: Generated, rewards: Sequence[float | None], by: ScoredBy | None
+) -> bytes:
+    """Return JSON: how the responses ended, the reward model, and the prompts' indices where they fit."""
     ways = Counter(
         "stopped" if not whole else "eos" if ended else "length"
         for whole, ended in zip(generated.whole.tolist(), generated.ended.tolist(), strict=True)
     )
-    said: dict[str, Any] = {"finish": dict(ways), "unrewarded": sum(one is None for one in scored.rewards)}
-    if scored.by is not None:
-        said["reward"] = {"name": scored.by.name[-200:], "sha256": scored.by.sha256}
-    full = {**said, "prompts": [one.index for one in scored.asked]}
+    said: dict[str, Any] = {"finish": dict(ways), "unrewarded": sum(one is None for one in rewards)}
+    if by is not None:
+        said["reward"] = {"name": by.name[-200:], "sha256": by.sha256}
+    full = {**said, "prompts": [one.index for one in asked]}
     encoded = json.dumps(full, separators=(",", ":")).encode()
     return encoded if len(encoded) <= MAX_ATTRIBUTES_BYTES else json.dumps(said).encode()
 
@@ -187,7 +193,7 @@ class RewardScorer:
         self._reads_tokens, self._standardise = reads_tokens, standardise
 
     def score(
-        self, asked: Sequence[Asked], responses: Sequence[tuple[int, ...]], is_over: Callable[[], bool]
+        self, asked: Sequence[PromptTokens], responses: Sequence[tuple[int, ...]], is_over: Callable[[], bool]
     ) -> Rewards | None:
         """Return rewards of responses that came to their end; raises Fatal.
 
@@ -216,7 +222,7 @@ class RewardScorer:
         self._source.close()
         self._caller.shutdown()
 
-    def _sample(self, asked: Asked, ids: tuple[int, ...]) -> Sample:
+    def _sample(self, asked: PromptTokens, ids: tuple[int, ...]) -> Sample:
         return Sample(
             prompt=asked.prompt,
             response=self._tokenizer.decode(ids, skip_special_tokens=True),
@@ -292,7 +298,7 @@ class LanguageGenerator(ColumnGenerator):
                 "multiple of it"
             )
         self._scorer = equipment.scorer(section.reward, settings, standardise=section.standardise)
-        self._order: Iterator[Asked] = iter(())
+        self._order: Iterator[PromptTokens] = iter(())
 
     def draw_from(self, seed: int, asked: int) -> None:
         self._equipment.backend.seed(seed)
@@ -308,10 +314,10 @@ class LanguageGenerator(ColumnGenerator):
             on_token=partial(self.health.progress, GENERATING),
         )
         rewards, by = self._rewards(asked, generated, is_over)
-        return columns_of(Scored(asked, generated, rewards, by), self.local.publication)
+        return columns_of(asked, generated, rewards, by, self.local.publication)
 
     def _rewards(
-        self, asked: list[Asked], generated: Generated, is_over: Callable[[], bool]
+        self, asked: list[PromptTokens], generated: Generated, is_over: Callable[[], bool]
     ) -> tuple[list[float | None], ScoredBy | None]:
         """A reward for each response that came to its end, None for the others."""
         given: list[float | None] = [None] * len(asked)
@@ -370,7 +376,9 @@ class LanguageRunner(acting.Runner):
             )
             yield None if how.stop.is_set() else self._judged(asked, generated, how.stop)
 
-    def _judged(self, asked: list[Asked], generated: Generated, stop: threading.Event) -> list[Played] | None:
+    def _judged(
+        self, asked: list[PromptTokens], generated: Generated, stop: threading.Event
+    ) -> list[Played] | None:
         responses = [generated.response(row) for row in range(len(asked))]
         rewards = self._scorer.score(asked, responses, stop.is_set)
         if rewards is None:

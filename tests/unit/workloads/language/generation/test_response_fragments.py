@@ -16,11 +16,16 @@ from penstock.protocol.spaces import Discrete
 from penstock.workloads.language.cached_generation import Generated
 from penstock.workloads.language.conversation import ColumnFragments
 from penstock.workloads.language.reward.reward_source import ScoredBy
-from penstock.workloads.rlhf.responses import Asked, Scored, columns_of
+from penstock.workloads.rlhf.responses import PromptTokens, columns_of
 
 PAD, EOS = 0, 2
 VOCABULARY = Discrete(20)
-ASKED = (Asked(7, "a", (1, 10)), Asked(7, "a", (1, 10)), Asked(3, "b", (1, 11, 12, 13)), Asked(4, "c", (1,)))
+ASKED = (
+    PromptTokens(7, "a", (1, 10)),
+    PromptTokens(7, "a", (1, 10)),
+    PromptTokens(3, "b", (1, 11, 12, 13)),
+    PromptTokens(4, "c", (1,)),
+)
 GENERATED = Generated(
     tokens=np.array([[14, 15, EOS], [16, 17, 18], [EOS, PAD, PAD], [14, 14, 14]]),
     log_prob=np.array([[-1, -2, -3], [-4, -5, -6], [-7, 0, 0], [-8, -9, -10]], np.float32),
@@ -43,9 +48,12 @@ def fields(sequence: int = 1) -> HeaderFields:
 
 
 def cut_scored(
-    fragments: ColumnFragments, scored: Scored, header: HeaderFields
+    fragments: ColumnFragments,
+    rewards: tuple[float | None, ...],
+    header: HeaderFields,
+    generated: Generated = GENERATED,
 ) -> tuple[Fragment, list[Episode]]:
-    columns, attributes = columns_of(scored, header.weights)
+    columns, attributes = columns_of(ASKED, generated, rewards, BY, header.weights)
     return fragments.cut(columns, header, attributes)
 
 
@@ -53,9 +61,7 @@ def cut(
     rewards: tuple[float | None, ...], generated: Generated = GENERATED
 ) -> tuple[Fragment, list[Episode]]:
     """One fragment, which the broker would take."""
-    fragment, episodes = cut_scored(
-        ColumnFragments(schema(), 4, PAD), Scored(ASKED, generated, rewards, BY), fields()
-    )
+    fragment, episodes = cut_scored(ColumnFragments(schema(), 4, PAD), rewards, fields(), generated)
     check(fragment, schema(), "r")
     return fragment, episodes
 
@@ -92,8 +98,8 @@ def test_rewards_of_zero_and_of_minus_one_are_rewards() -> None:
 
 def test_every_response_is_an_episode_of_its_own() -> None:
     fragments = ColumnFragments(schema(), 4, PAD)
-    first, _ = cut_scored(fragments, Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, None), BY), fields())
-    second, episodes = cut_scored(fragments, Scored(ASKED, GENERATED, (1.0, 1.0, 1.0, 1.0), BY), fields(2))
+    first, _ = cut_scored(fragments, (1.0, 1.0, 1.0, None), fields())
+    second, episodes = cut_scored(fragments, (1.0, 1.0, 1.0, 1.0), fields(2))
     assert [slot.episode_id for slot in first.header.slots] == [0, 0, 0, 0]
     assert [slot.episode_id for slot in second.header.slots] == [1, 1, 1, 0]
     assert {slot.first_step for slot in second.header.slots} == {0}
@@ -123,7 +129,7 @@ def test_the_header_says_whose_rewards_they_are() -> None:
 def test_wrappers_change_what_the_learner_is_given_and_no_return() -> None:
     section = EnvironmentSection.model_validate({"reward": [{"scale": 2.0}]})
     fragments = ColumnFragments(schema(), 4, PAD, learner_reward(section))
-    fragment, episodes = cut_scored(fragments, Scored(ASKED, GENERATED, (0.5, -0.5, 1.0, None), BY), fields())
+    fragment, episodes = cut_scored(fragments, (0.5, -0.5, 1.0, None), fields())
     np.testing.assert_array_equal(fragment.arrays()["reward"].T[:, 3], [1.0, -1.0, 2.0, 0.0])
     assert [one.episode_return for one in episodes] == [0.5, -0.5, 1.0]
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.runtime.exit import Fatal
 from penstock.workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, Unavailable
 from penstock.workloads.language.tokenizer import load_tokenizer
-from penstock.workloads.rlhf.responses import Asked, RewardScorer
+from penstock.workloads.rlhf.responses import PromptTokens, RewardScorer
 
 
 class Recorder:
@@ -36,11 +36,11 @@ def rewards(*values: float | None, mean: float | None = None, std: float | None 
     return Rewards(values, ScoredBy(name="model", mean=mean, std=std))
 
 
-def responses(base: Path) -> tuple[list[Asked], list[tuple[int, ...]]]:
+def responses(base: Path) -> tuple[list[PromptTokens], list[tuple[int, ...]]]:
     """One that ended with <eos> and one that did not."""
     ids = load_tokenizer(str(base))
     good, bad = (ids.convert_tokens_to_ids(word) for word in ("good", "bad"))
-    return [Asked(0, "apple", (1, 9))] * 2, [(good, bad, ids.eos_token_id), (bad, bad)]
+    return [PromptTokens(0, "apple", (1, 9))] * 2, [(good, bad, ids.eos_token_id), (bad, bad)]
 
 
 def scorer(
