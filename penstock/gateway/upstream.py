@@ -132,6 +132,12 @@ def of_run(error: PolicyError) -> ApiError:
             return ApiError(502, detail, error="bad_gateway")
 
 
+def no_registry() -> ApiError:
+    """Return the answer of a site that knows no registry in which to keep ratings."""
+    detail = "the run's registry, which keeps ratings, is not known: serve the run by --run, or name its "
+    return ApiError(409, f"{detail}registry.url with --set")
+
+
 def not_yet(why: str) -> ApiError:
     """Return the error of a site whose run is not ready. why: what is missing."""
     return ApiError(503, f"the run behind it is not ready: {why}; try again", retry_s=1)

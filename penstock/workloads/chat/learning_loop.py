@@ -41,6 +41,7 @@ from penstock.workloads.chat import loop_state
 from penstock.workloads.chat import step_process as steps
 from penstock.workloads.chat.loop_state import Abandonment, LoopOrder, LoopState, Outcome, Step
 from penstock.workloads.chat.step_process import ServedJudge, ServedRun, StepFailed, StepInterrupted
+from penstock.workloads.language.feedback import write_rows
 
 # ---- The training of a round, as a recipe for `penstock train`.
 
@@ -254,8 +255,8 @@ class LearningLoop:
     def _leave_out(self, registry: Registry) -> bool:
         rows = loop_state.believed(registry, self._run.policy, self._state.through)
         given = str(self._run.settings.environment.kwargs.get("prompts", ""))
-        loop_state.write_rows(self._round / steps.PROMPTS, loop_state.replayed_prompts(rows, given))
-        loop_state.write_rows(self._round / steps.BELIEVED, loop_state.with_members(rows))
+        write_rows(self._round / steps.PROMPTS, loop_state.replayed_prompts(rows, given))
+        write_rows(self._round / steps.BELIEVED, loop_state.with_members(rows))
         self._to(step=Step.REWARD, labels=loop_state.new_among(rows, self._state.taken))
         return True
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
@@ -272,7 +271,6 @@ _OWN: Final = (
     "serving.policy",
 )
 """Settings that are the loop's: with another one a round would learn from something else, or for nobody."""
-NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +315,7 @@ class LoopOrder(LoopOptions):
             *(f"--set={one}" for one in self.reward),
         ]
 
-    def weights_of(self, heads: Sequence[str], changed: Mapping[str, float] = NOTHING) -> list[str]:
+    def weights_of(self, heads: Sequence[str], changed: Mapping[str, float]) -> list[str]:
         """Return the weights for a model that has these heads, NAME=SCALE: of others there is none yet."""
         there = {one.partition("=")[0] for one in heads} | {PREFERRED}
         said = (*self.weights, *(f"{name}={one!r}" for name, one in changed.items()))
@@ -436,11 +434,6 @@ def believed(registry: Registry, policy: str, through: int) -> list[Row]:
 
 def new_among(rows: Iterable[Row], after: int) -> int:
     return sum(row["number"] > after for row in rows)
-
-
-def write_rows(file: Path, rows: Iterable[Row]) -> None:
-    """Write rows as JSON lines, whole and on the disk when this returns; raises OSError."""
-    replace_file(file, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
 def replayed_prompts(rows: Iterable[Row], prompts: str) -> list[dict[str, Any]]:

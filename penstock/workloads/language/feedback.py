@@ -20,6 +20,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.registry.ratings import KeptRating
 from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
+from penstock.runtime.output_file import replace_file
 from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
 from penstock.workloads.language.settings import as_configuration_error
 
@@ -332,6 +333,11 @@ def _ratings(url: str, policy: str | None) -> Iterator[Row]:
             after = page[-1].number
             for kept in page:
                 yield f"rating {kept.number}", rating_row(kept)
+
+
+def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as JSON lines, whole and on the disk when this returns; raises OSError."""
+    replace_file(file, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
 def rating_row(kept: KeptRating) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,8 +18,7 @@ import numpy as np
 
 from penstock.config.settings import ConfigurationError, Progress, Rehearsal, Scores, Settings
 from penstock.config.workload import Services
-from penstock.runtime.output_file import replace_file
-from penstock.workloads.language.feedback import Scored, Source, read, rows_of, scale_of
+from penstock.workloads.language.feedback import Scored, Source, read, rows_of, scale_of, write_rows
 from penstock.workloads.language.guard import read_guard_files
 from penstock.workloads.language.pretraining.conversation_files import (
     packaged_conversations,
@@ -108,7 +107,7 @@ def _sentiment(section: Language, run_dir: Path, seed: int, progress: Progress) 
     file, folder, task = run_dir / FEEDBACK, run_dir / BASE_MODEL, Sentiment()
     if not section.feedback and not file.exists():
         progress.say(f"preparing: {_OPINIONS:,} noisy opinions in {file}")
-        _write_lines(file, task.scored(np.random.default_rng(seed), _OPINIONS))
+        write_rows(file, task.scored(np.random.default_rng(seed), _OPINIONS))
     if not section.model and not folder.is_dir():
         # It writes as the reference policy of the task does.
         progress.say(f"preparing: a tiny language model, pre-trained for {_STEPS} steps, in {folder}")
@@ -121,10 +120,6 @@ def _sentiment(section: Language, run_dir: Path, seed: int, progress: Progress) 
         "feedback_scale": section.feedback_scale if section.feedback else "percent",
         "true_reward": section.true_reward or "penstock.workloads.rlhf.sentiment:true_rewards",
     }
-
-
-def _write_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    replace_file(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def _model_of_words(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
@@ -302,7 +297,7 @@ def _chat(section: Language, run_dir: Path, seed: int, progress: Progress) -> di
         conversations = read_conversations(files)[0] if files else packaged_conversations()
         first = [one.messages[0] for one in conversations]
         begun = dict.fromkeys(one.content for one in first if one.role == "user")
-        _write_lines(file, ({"prompt": [{"role": "user", "content": text}]} for text in begun))
+        write_rows(file, ({"prompt": [{"role": "user", "content": text}]} for text in begun))
     return {
         "model": section.model or str(folder.absolute()),
         "prompts": section.prompts or str(file.absolute()),

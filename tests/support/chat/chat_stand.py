@@ -26,11 +26,10 @@ from penstock.workloads.chat.loop_state import (
     member_heads,
     member_weights,
     with_members,
-    write_rows,
 )
 from penstock.workloads.chat.people import population
 from penstock.workloads.chat.step_process import ServedJudge, judge_address, keep_judge
-from penstock.workloads.language.feedback import Source, parse_scale
+from penstock.workloads.language.feedback import Source, parse_scale, write_rows
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.heads import parse_heads, parse_weights

@@ -25,7 +25,15 @@ from penstock.client.asynchronous import AsyncAnswerStream
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.event_stream import event
 from penstock.gateway.frame.requests import ApiError
-from penstock.gateway.upstream import RunSettings, ServedText, Upstream, answered, not_yet, of_run
+from penstock.gateway.upstream import (
+    RunSettings,
+    ServedText,
+    Upstream,
+    answered,
+    no_registry,
+    not_yet,
+    of_run,
+)
 from penstock.registry.ratings import RatedConversation, Rating
 from penstock.registry.records import RegistryError
 from penstock.workloads.chat.http import chat_bodies as bodies
@@ -206,8 +214,7 @@ REMEMBERED: Final = 200
 class Asking:
     """For one event loop."""
 
-    def __init__(self, share: float = SHARE) -> None:
-        self._share = share
+    def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=REMEMBERED)
 
     def asks(self, disagreement: float | None) -> bool:
@@ -215,7 +222,7 @@ class Asking:
         if disagreement is None:
             return False
         lower = sum(one < disagreement for one in self._recent)
-        is_asked = len(self._recent) >= LEAST and lower >= (1.0 - self._share) * len(self._recent)
+        is_asked = len(self._recent) >= LEAST and lower >= (1.0 - SHARE) * len(self._recent)
         self._recent.append(disagreement)
         return is_asked
 
@@ -326,11 +333,7 @@ class ChatApi:
             except ConfigurationError as error:
                 raise ApiError(409, str(error)) from error
         if self._run is None or not self._run.registry:
-            raise ApiError(
-                409,
-                "the run's registry, which keeps what people say, is not known: serve the run by --run, or "
-                "name its registry.url with --set",
-            )
+            raise no_registry()
         return self._run
 
     async def keeps_nothing(self) -> bool:

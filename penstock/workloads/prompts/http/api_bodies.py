@@ -39,7 +39,7 @@ def _array(value: Any) -> NDArray[np.float32]:
     made = _decoded(value) if isinstance(value, str) else _listed(value)
     beyond = np.flatnonzero(~(np.abs(made) <= _LARGEST))
     if beyond.size:
-        raise ValueError(f"number {beyond[0]} is {made[beyond[0]]}, must be from -1 to 1")
+        raise ValueError(f"number {beyond[0]} is {made[beyond[0]]:.15g}, must be from -1 to 1")
     return made.astype(np.float32)
 
 
@@ -62,16 +62,10 @@ def _listed(value: Any) -> NDArray[np.floating[Any]]:
     if not kinds <= {float, int}:
         place = next(number for number, one in enumerate(value) if type(one) not in {float, int})
         raise ValueError(f"number {place} is no number: send numbers alone")
-    if int in kinds:  # it may be too large for float64
-        for place, one in enumerate(value):
-            if type(one) is int and abs(one) > _LARGEST:
-                raise ValueError(f"number {place} is {_told(one)}, must be from -1 to 1")
-    return np.array(value, np.float64)
-
-
-def _told(number: int) -> str:
-    """Return a number for an error; one of many digits by how many it has."""
-    return str(number) if abs(number) < 10**15 else "of more than 15 digits"
+    try:
+        return np.array(value, np.float64)
+    except OverflowError as error:
+        raise ValueError("holds a number of more than 15 digits, must be from -1 to 1") from error
 
 
 Embedding = Annotated[Any, PlainValidator(_array), WithJsonSchema(_EMBEDDING_SCHEMA)]

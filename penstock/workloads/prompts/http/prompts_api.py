@@ -21,7 +21,7 @@ import numpy as np
 from penstock.client import Action, Arm, AsyncControlClient, AsyncPolicyClient, PolicyError
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.requests import ApiError
-from penstock.gateway.upstream import RunAddresses, Upstream, answered, not_yet
+from penstock.gateway.upstream import RunAddresses, Upstream, answered, no_registry, not_yet
 from penstock.protocol.tensor import Array
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
@@ -415,11 +415,7 @@ class PromptsApi:
     async def _keep(self, **said: Any) -> None:
         """Keep a rating, once by its request key; raises ApiError, RegistryError."""
         if not self._registry:
-            raise ApiError(
-                409,
-                "the run's registry, which keeps what people say, is not known: serve the run by --run, or "
-                "name its registry.url with --set",
-            )
+            raise no_registry()
 
         def store() -> None:
             with Registry.open(self._registry, migrate=True) as opened:

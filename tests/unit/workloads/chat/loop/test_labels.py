@@ -8,8 +8,8 @@ from penstock.workloads.chat.loop_state import (
     believed,
     new_among,
     replayed_prompts,
-    write_rows,
 )
+from penstock.workloads.language.feedback import write_rows
 from tests.support.chat.loop_stand import POLICY, loop_stand
 
 

@@ -282,5 +282,5 @@ def test_what_does_not_fit_is_named(wrong: dict[str, Any], message: str) -> None
 
 def test_weights_are_of_what_was_rated() -> None:
     order = LoopOrder(weights=("thumb=2", "safety=1", "preferred=0.5"))
-    assert order.weights_of(["thumb=thumbs"]) == ["thumb=2", "preferred=0.5"]
-    assert order.weights_of(["thumb=thumbs", "safety=stars"]) == list(order.weights)
+    assert order.weights_of(["thumb=thumbs"], {}) == ["thumb=2", "preferred=0.5"]
+    assert order.weights_of(["thumb=thumbs", "safety=stars"], {}) == list(order.weights)
