@@ -142,7 +142,7 @@ class LearningLoop:
             ended = len(self._state.past)
             while not self._draining.is_set():
                 judge.look()
-                if not self._advanced(registry):
+                if not self._advance(registry):
                     self._draining.wait(LOOK_S)
                 if self._once and len(self._state.past) > ended:
                     return
@@ -159,14 +159,14 @@ class LearningLoop:
                 ) from None
             yield
 
-    def _advanced(self, registry: Registry) -> bool:
+    def _advance(self, registry: Registry) -> bool:
         """Do what is to be done now; returns False where there is nothing but to wait."""
         asked = loop_state.read_abandonment(self._folder)
         if asked is None and loop_state.read_pause(self._folder) is not None:
             return False
         steps: Mapping[Step, Callable[[Registry], bool]] = {
             Step.WAITING: self._await_labels,
-            Step.RATINGS: self._leave_out,
+            Step.RATINGS: self._select_ratings,
             Step.REWARD: self._train_reward,
             Step.TRAINING: self._train_policy,
             Step.TRIAL: self._try_canary,
@@ -252,7 +252,7 @@ class LearningLoop:
         self._new = None
         return True
 
-    def _leave_out(self, registry: Registry) -> bool:
+    def _select_ratings(self, registry: Registry) -> bool:
         rows = loop_state.believed(registry, self._run.policy, self._state.through)
         given = str(self._run.settings.environment.kwargs.get("prompts", ""))
         write_rows(self._round / steps.PROMPTS, loop_state.replayed_prompts(rows, given))
@@ -265,10 +265,10 @@ class LearningLoop:
         judge = self._round / steps.JUDGE
         if not (judge / steps.CARD).exists():
             heads = self._order.heads or steps.rated_heads(self._round / steps.BELIEVED)
-            changed = loop_state.read_weighed(self._folder).standing
+            changed = loop_state.read_head_weights(self._folder).standing
             words = ("rlhf", "reward", "train", steps.BELIEVED, "--model", self._run.model)
             options = ("--out", steps.JUDGE, "--json", *self._order.reward_words(heads, changed))
-            steps.run_step((*words, *options), self._round, self._is_over)
+            steps.run_step((*words, *options), self._round, self._must_stop)
         self._to(judge={"round": self._state.number, **steps.facts_of(judge / steps.CARD)})
         auc, tells = steps.told_apart(judge / steps.CARD)
         least = self._order.least_auc
@@ -293,7 +293,7 @@ class LearningLoop:
             replace_file(self._round / steps.BEGIN, blob)
         run = self._round / steps.RUN
         if steps.summary_of(run) is None:
-            steps.run_step(self._training(run), self._round, self._is_over)
+            steps.run_step(self._training(run), self._round, self._must_stop)
         made = self._made(registry)
         if made is None:
             raise StepFailed(f"{run}: the training registered no version; its logs say why")
@@ -386,7 +386,7 @@ class LearningLoop:
         steps.forget_texts(self._round)
         log.info("round over", extra={"round": self._state.number, "outcome": outcome.value, "why": why})
 
-    def _is_over(self, seconds: float) -> bool:
+    def _must_stop(self, seconds: float) -> bool:
         return (
             self._draining.wait(seconds)
             or loop_state.read_pause(self._folder) is not None

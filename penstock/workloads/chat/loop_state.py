@@ -242,7 +242,7 @@ def disagreement(shares: Mapping[str, float]) -> float | None:
     return statistics.pstdev(found) if len(found) == len(MEMBERS) else None
 
 
-def told(shares: Mapping[str, float]) -> dict[str, float]:
+def without_members(shares: Mapping[str, float]) -> dict[str, float]:
     return {name: share for name, share in shares.items() if name not in MEMBERS}
 
 
@@ -333,7 +333,7 @@ MOST_CHANGES: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class WeightChange:
     """That somebody has changed weights. by: who. at_s: when, in Unix seconds."""
 
     weights: Mapping[str, float]
@@ -343,22 +343,22 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
+class HeadWeights:
     """What people have changed. standing: the weight of each head that anybody changed."""
 
     standing: Mapping[str, float] = field(default_factory=dict)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[WeightChange, ...] = ()
 
 
-def read_weighed(folder: Path) -> Weighed:
+def read_head_weights(folder: Path) -> HeadWeights:
     """Return what people have changed of a loop's weights; ConfigurationError: it cannot be read."""
     file = folder / _WEIGHTS
     try:
         found = json.loads(file.read_bytes())
         standing = {str(name): float(one) for name, one in found["standing"].items()}
-        return Weighed(standing=standing, changes=tuple(Change(**one) for one in found["changes"]))
+        return HeadWeights(standing=standing, changes=tuple(WeightChange(**one) for one in found["changes"]))
     except FileNotFoundError:
-        return Weighed()
+        return HeadWeights()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigurationError(
             f"{file}: cannot be read ({error}); move it away, and the weights are those of --weight again"
@@ -371,18 +371,18 @@ def weigh(folder: Path, weights: Mapping[str, float], reason: str, by: str) -> d
     make_private(folder)
     with (folder / "weights.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        before = read_weighed(folder)
+        before = read_head_weights(folder)
         heads, known = _known(order, before.standing)
         every = reward_weights(heads, {**known, **weights})
-        change = Change(weights=dict(weights), reason=reason, by=by, at_s=time.time())
-        after = Weighed(
+        change = WeightChange(weights=dict(weights), reason=reason, by=by, at_s=time.time())
+        after = HeadWeights(
             standing={**before.standing, **weights}, changes=(*before.changes, change)[-MOST_CHANGES:]
         )
         replace_file(folder / _WEIGHTS, json.dumps(asdict(after), allow_nan=False, indent=1).encode())
     return every
 
 
-def standing_weights(order: Mapping[str, Any], weighed: Weighed) -> dict[str, float]:
+def standing_weights(order: Mapping[str, Any], weighed: HeadWeights) -> dict[str, float]:
     """Return what every head counts by now; all 0 where those that count are of an earlier start."""
     heads, known = _known(order, weighed.standing)
     return {**{one.name: 1.0 for one in heads}, PREFERRED: 0.0, **known}
@@ -479,7 +479,7 @@ def look_at_loop(run: Path, registry: Registry, policy: str) -> dict[str, Any] |
         "newRatings": new.look(registry),
         "labels": state.labels,
         "labelsWanted": state.order["labels"],
-        "weights": standing_weights(state.order, read_weighed(folder)),
+        "weights": standing_weights(state.order, read_head_weights(folder)),
         "judge": _judge(state.judge) if state.judge else None,
         "base": state.base,
         "version": state.version,

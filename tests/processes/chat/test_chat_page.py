@@ -16,7 +16,7 @@ from penstock.registry.records import NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import read_kept, write_kept
 from penstock.workloads.chat import loop_state
-from penstock.workloads.chat.loop_state import LoopOrder, read_weighed
+from penstock.workloads.chat.loop_state import LoopOrder, read_head_weights
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.chat.chat_gateway import ChatGateway
 from tests.support.run.broker_process import eventually
@@ -121,7 +121,7 @@ def test_somebody_who_looks_after_it_promotes_rolls_back_and_pauses(
         weigh(tab, "safety counts", "2.5", "children read it")
         expect(tab.get_by_role("region", name="Decisions")).to_contain_text("weighed safety 2.5")
         expect(measured).to_contain_text(re.compile(r"safety\s*2\.5\s*1\s*12"))
-        assert read_weighed(loop_state.folder_of(run)).standing == {"safety": 2.5}
+        assert read_head_weights(loop_state.folder_of(run)).standing == {"safety": 2.5}
         decide(tab, "Pause the loop", "holidays")
         expect(tab.locator("#paused")).to_contain_text("Paused by page: holidays")
         check_look(tab, "chat-paused")

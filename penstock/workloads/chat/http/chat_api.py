@@ -1,10 +1,10 @@
-"""Conversations of people with the run behind the page, and what they say of its answers.
+"""Conversations of people with the served run, and their ratings of its answers.
 
-    begin ─► say … ─► rate ─► end          the text server answers; the registry keeps ratings
+    begin ─► say … ─► rate ─► end          the text server answers; the registry stores ratings
 
-A thumb is a rating and, while its turn is still open at the text server, the reward of that turn: so the
-learner gets it with the tokens that earned it, and drops it where they are stale. Conversations live in
-memory and end with the gateway; ratings and counts are on the disk before a call is answered.
+A thumb is a rating and, while its turn is still open at the text server, the reward of that turn: the learner
+gets it with the tokens that earned it, and drops it when they are stale. Conversations are held in memory and
+end with the gateway. Ratings and counts are on disk before a call returns.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ from penstock.gateway.upstream import (
 from penstock.registry.ratings import RatedConversation, Rating
 from penstock.registry.records import RegistryError
 from penstock.workloads.chat.http import chat_bodies as bodies
-from penstock.workloads.chat.loop_state import disagreement, folder_of, told
+from penstock.workloads.chat.loop_state import disagreement, folder_of, without_members
 from penstock.workloads.chat.step_process import judge_address
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import RewardError, Sample
 
-# ---- Which answers there were, in a file of SQLite: of which version, whether by the fallback or blocked.
+# ---- A SQLite file of all answers: their version, whether the fallback gave them, whether they were blocked.
 
 FILE: Final = "chat.sqlite"
 INPUT: Final = "input "
-"""Before what blocked a message, which was answered by nothing."""
+"""Prefix of the rule that blocked a message; such a message has no answer."""
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS answers (
     conversation TEXT NOT NULL, turn INTEGER NOT NULL, version INTEGER NOT NULL, fallback INTEGER NOT NULL,
@@ -94,10 +94,10 @@ _WAIT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class VersionCounts:
-    """Counts what came of a version, in the order of `_COUNTED`. version 0: the model without an adapter.
+    """Counts the answers of a version, in the order of `_COUNTED`. version 0: the model without an adapter.
 
-    conversations: with an answer that nobody was asked about. blocked: answers, and messages to it, that did
-    not pass the guard. asked: answers that somebody was asked about.
+    conversations: those with an answer whose rating was not requested. blocked: answers, and messages to the
+    version, that the guard blocked. asked: answers whose rating was requested.
     """
 
     version: int
@@ -112,7 +112,8 @@ class VersionCounts:
 class TalkCounts:
     """Counts conversations, rated or not, of a day or of a person, in the order of `_BY_DAY_AND_PERSON`.
 
-    name: of the day, as 2026-11-27 in UTC, or of the person, as they rated. well: rated so.
+    name: the day in UTC, as 2026-11-27, or the rater's name. rated: conversations with a rating. well: with a
+    thumb up.
     """
 
     by: Literal["day", "person"]
@@ -127,7 +128,7 @@ def hashed(person: str) -> str:
 
 
 class AnswerBook:
-    """The file; any thread may use it. Making it raises OSError or sqlite3.Error where it cannot be made."""
+    """Stores all answers in the file; safe for threads. The constructor raises OSError or sqlite3.Error."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -146,10 +147,10 @@ class AnswerBook:
         person: str = "",
         at_s: float | None = None,
     ) -> None:
-        """Note an answer.
+        """Record an answer.
 
-        blocked: by what it was blocked, or behind `INPUT` the message to it; "": it passed. person: who was
-        answered; "": not known. at_s: Unix seconds; None: now.
+        blocked: the rule that blocked it; with the prefix `INPUT`, the rule that blocked the message; "":
+        none. person: who was answered; "": unknown. at_s: Unix seconds; None: now.
         """
         row = (conversation, turn, version, fallback, blocked, time.time() if at_s is None else at_s)
         with closing(self._open()) as opened, opened:
@@ -159,7 +160,7 @@ class AnswerBook:
                 opened.execute("INSERT OR IGNORE INTO people VALUES (?, ?)", whose)
 
     def forget(self, person: str) -> None:
-        """Forget all conversations of somebody."""
+        """Delete all conversations of a person."""
         with closing(self._open()) as opened, opened:
             for table in ("asked", "answers", "people"):
                 opened.execute(
@@ -173,27 +174,27 @@ class AnswerBook:
             opened.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", (conversation, turn))
 
     def counts(self) -> list[VersionCounts]:
-        """Return what came of each version, newest first."""
+        """Return the counts of each version, newest first."""
         with closing(self._open()) as opened:
             return [VersionCounts(*row) for row in opened.execute(_COUNTED)]
 
     def by_day_and_person(
         self, rated: Iterable[RatedConversation], *, most_days: int, most_people: int
     ) -> list[TalkCounts]:
-        """Return the conversations by day, newest first, then by person who has rated, most talkative first.
+        """Return counts by day, newest first, then by rater, most conversations first.
 
-        rated: those that somebody rated. A conversation is of the day on which it was answered first.
+        rated: the rated conversations. A conversation counts on the day of its first answer.
         """
         rows = [(one.conversation, one.rater, one.is_well) for one in rated]
         with closing(self._open()) as opened:
             opened.execute(_RATED)
             opened.executemany("INSERT INTO rated VALUES (?, ?, ?)", rows)
-            opened.commit()  # so that answers are noted meanwhile
+            opened.commit()  # other threads can record answers meanwhile
             found = opened.execute(_BY_DAY_AND_PERSON, (most_days, most_people))
             return [TalkCounts(*row) for row in found]
 
     def blocked(self) -> dict[str, int]:
-        """Return how often each rule, or the classifier, has blocked."""
+        """Return how often each rule, or the classifier, blocked a message or an answer."""
         wanted = "SELECT blocked, COUNT(*) FROM answers WHERE blocked != '' GROUP BY blocked ORDER BY blocked"
         with closing(self._open()) as opened:
             return dict(opened.execute(wanted).fetchall())
@@ -202,23 +203,24 @@ class AnswerBook:
         return sqlite3.connect(self._file, timeout=_WAIT_S)
 
 
-# ---- Which answers somebody is asked to rate: those of which an ensemble of heads is least sure.
+# ---- Requests for ratings: for the answers on which an ensemble of heads disagrees most.
 
 SHARE: Final = 0.2
-"""Of the answers."""
+"""Share of the answers for which a rating is requested."""
 LEAST: Final = 20
-"""Answers that are looked at before somebody is asked."""
+"""Answers that are compared before the first request."""
 REMEMBERED: Final = 200
+"""Newest answers with which an answer is compared."""
 
 
-class Asking:
-    """For one event loop."""
+class RatingRequests:
+    """Decides which answers need a rating; for one event loop."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=REMEMBERED)
 
-    def asks(self, disagreement: float | None) -> bool:
-        """Return whether to ask about an answer; None: nothing is known of it."""
+    def is_wanted(self, disagreement: float | None) -> bool:
+        """Return whether an answer needs a rating. disagreement: of the ensemble; None: unknown."""
         if disagreement is None:
             return False
         lower = sum(one < disagreement for one in self._recent)
@@ -227,24 +229,24 @@ class Asking:
         return is_asked
 
 
-# ---- What the newest reward model of the loop expects people to say of an answer, where there is one.
+# ---- The rating that the newest reward model of the loop expects for an answer, where there is such a model.
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 1.0
-"""So long an answer waits for what is expected of it."""
+"""Longest wait of an answer for its expected rating, in seconds."""
 
 
 class Judge:
-    """Used by one event loop. address: returns where the model answers; "" where it does not."""
+    """A client of the served reward model, for one event loop. address: returns its address; "": none."""
 
     def __init__(self, address: Callable[[], str]) -> None:
         self._address = address
         self._clients: dict[str, RewardClient] = {}
-        """The one of the newest address."""
+        """At most one: the client of the newest address."""
 
     async def shares(self, before: Sequence[dict[str, Any]], answer: str) -> dict[str, float]:
-        """Return what is expected, 0 to 1 by head; nothing where no model answers in time."""
+        """Return the expected ratings, 0 to 1, by head; empty where no model answers in time."""
         client = self._client(await asyncio.to_thread(self._address))
         if client is None:
             return {}
@@ -267,22 +269,23 @@ class Judge:
         return self._clients.get(address)
 
 
-# ---- How many messages of one person are answered in a minute; beyond it the answer is 429.
+# ---- The limit of messages per person and minute; a message beyond it gets status 429.
 
 MOST_A_MINUTE: Final = 30
 MOST_PEOPLE: Final = 4096
-"""Of whom is remembered when they asked."""
+"""People whose message times are remembered."""
 _WINDOW_S: Final = 60.0
 
 
 class MessageLimit:
-    """For one event loop. now: seconds, monotonic."""
+    """Counts messages, for one event loop. most: per person and minute. now: returns monotonic seconds."""
 
     def __init__(self, most: int = MOST_A_MINUTE, now: Callable[[], float] = time.monotonic) -> None:
         self._most, self._now = most, now
         self._asked: OrderedDict[str, deque[float]] = OrderedDict()
 
     def count(self, person: str) -> None:
+        """Count a message; raises ApiError 429 beyond the limit."""
         now_s, asked = self._now(), self._asked.setdefault(person, deque())
         self._asked.move_to_end(person)
         while asked and now_s - asked[0] >= _WINDOW_S:
@@ -297,24 +300,25 @@ class MessageLimit:
 
 MOST_TALKS: Final = 1024
 MOST_OF_ONE: Final = 32
-"""Conversations of a person that are remembered at once."""
+"""Most open conversations of a person."""
 BLOCKED: Final = "blocked by "
-"""In the text of a refusal, before the name of what has blocked."""
+"""Stands before the name of the blocking rule in the text of a refusal."""
 _TOO_LONG: Final = "do not fit"
 ACCOUNT: Final = "user"
-"""Before the number of somebody who has an account."""
+"""Prefix of the number of a person with an account."""
 
 
 class ChatApi:
-    """What the routes work with; used by one event loop. Raises ConfigurationError without a state folder."""
+    """Holds conversations for the routes, in one event loop; ConfigurationError without a state folder."""
 
     def __init__(self, upstream: Upstream, most_talks: int = MOST_TALKS) -> None:
         if upstream.state is None:
-            raise ConfigurationError("state: a chat counts what each version answered; name a folder for it")
+            raise ConfigurationError("state: a chat stores counts of its answers; name a folder for them")
         self.upstream, self.most_talks = upstream, most_talks
         self.book = AnswerBook(upstream.state)
         self._talks = OrderedDict[str, bodies.TalkRecord]()
-        self._asked, self._asking, self._judge = MessageLimit(), Asking(), Judge(self._judge_address)
+        self._limit, self._rating_requests = MessageLimit(), RatingRequests()
+        self._judge = Judge(self._judge_address)
         self._served = ServedText(upstream, moved=self._talks.clear)
         self._run: RunSettings | None = None
 
@@ -337,7 +341,7 @@ class ChatApi:
         return self._run
 
     async def keeps_nothing(self) -> bool:
-        """Return whether what people say of its answers is refused: its registry was not named."""
+        """Return whether ratings are refused because the run names no registry."""
         found = await asyncio.to_thread(self.upstream.settings)
         return found is not None and not found.registry
 
@@ -353,7 +357,7 @@ class ChatApi:
         try:
             run = self._run = self._run or self.upstream.settings()
         except ConfigurationError:
-            return ""  # which is told where something is to be kept
+            return ""  # the error is reported when a rating is to be stored
         return "" if run is None or run.folder is None else judge_address(folder_of(run.folder))
 
     async def close(self) -> None:
@@ -363,16 +367,16 @@ class ChatApi:
     # ------------------------------------------------------------ conversations
 
     async def begin(self, person: str) -> bodies.TalkRecord:
-        """Begin a conversation; the same person gets the same arm. Raises ApiError."""
+        """Begin a conversation; a person always gets the same arm. Raises ApiError."""
         client = await self.client()
         started = await answered(client.start_conversation(person[:128], opinions=True))
         talk = bodies.TalkRecord(conversation=started, person=person)
         self._talks[talk.id] = talk
         own = [one for one in self._talks.values() if one.person == person]
-        gone = [self._talks.pop(one.id) for one in own[:-MOST_OF_ONE]]  # nobody pushes out what others say
+        gone = [self._talks.pop(one.id) for one in own[:-MOST_OF_ONE]]  # never those of others
         while len(self._talks) > self.most_talks:
             gone.append(self._talks.popitem(last=False)[1])
-        for one in gone:  # the text server has room for so many, of all people
+        for one in gone:  # the text server holds a limited number of conversations
             try:
                 await self.end(one)
             except ApiError as error:
@@ -382,26 +386,26 @@ class ChatApi:
     def find(self, person: str, conversation: str) -> bodies.TalkRecord:
         talk = self._talks.get(conversation)
         if talk is None or talk.person != person:
-            raise ApiError(404, "conversation: is not remembered here: begin a new one", field="conversation")
+            raise ApiError(404, "conversation: is unknown here: begin a new one", field="conversation")
         self._talks.move_to_end(conversation)
         return talk
 
     async def say(
         self, talk: bodies.TalkRecord, text: str | None, *, looks_after: bool = False
     ) -> AsyncIterator[str]:
-        """Say something, and yield the answer as events: `part` …, then `answer` or `refused`.
+        """Send a message, and yield the answer as events: `part` …, then `answer` or `refused`.
 
-        text: None: answer the last message once more. looks_after: tell what is expected of the answer, too.
-        Raises ApiError before the first event.
+        text: of the message; None: answer the last one again. looks_after: the caller is an operator, who
+        also gets the answer's expected ratings. Raises ApiError before the first event.
         """
         if talk.busy.locked():
             raise ApiError(409, "an answer of this conversation is still coming: wait, or stop it")
         newest = talk.newest
         if text is None and newest is None:
             raise ApiError(409, "text: nothing was answered yet: say something", field="text")
-        self._asked.count(talk.person)
-        said = {"role": "user", "content": text or ""}
-        before = list(newest.before) if text is None and newest else [*talk.messages, said]
+        self._limit.count(talk.person)
+        message = {"role": "user", "content": text or ""}
+        before = list(newest.before) if text is None and newest else [*talk.messages, message]
         if text is not None:
             talk.settle()
         async with talk.busy:
@@ -444,10 +448,10 @@ class ChatApi:
     ) -> str:
         given = stream.result
         assert given is not None
-        first = talk.newest if again else None  # its turn is another one where it was rated before
+        first = talk.newest if again else None  # after a rating of the first answer, the turn is a new one
         one = given.answers[0]
         shares = await self._judge.shares(before, str(one.message["content"]))
-        answer = bodies.Answered(
+        answer = bodies.AnswerRecord(
             turn=given.turn,
             version=given.version,
             before=before,
@@ -473,21 +477,21 @@ class ChatApi:
                 "finish": one.finish,
                 "again": first is not None,
                 "asked": answer.asked,
-                "expected": told(shares) if looks_after else None,
+                "expected": without_members(shares) if looks_after else None,
             },
         )
 
     async def _asks(
-        self, talk: bodies.TalkRecord, answer: bodies.Answered, shares: Mapping[str, float]
+        self, talk: bodies.TalkRecord, answer: bodies.AnswerRecord, shares: Mapping[str, float]
     ) -> bool:
-        """Return whether to ask about an answer; its turn counts for no arm then, here and at the server."""
-        if not self._asking.asks(disagreement(shares)):
+        """Return whether a rating is requested; the turn then counts for no arm, here and at the server."""
+        if not self._rating_requests.is_wanted(disagreement(shares)):
             return False
         name = f"asked-{answer.turn}"
         try:
             await talk.conversation.rewards([(answer.turn, 0.0)], request_id=name, asked=True)
         except PolicyError:
-            return False  # the conversation is over, or its server has gone
+            return False  # the conversation or its server has ended
         await asyncio.to_thread(self.book.note_asked, talk.name, answer.turn)
         return True
 
@@ -505,28 +509,28 @@ class ChatApi:
             else:
                 await answered(talk.conversation.abandon())
 
-    # ------------------------------------------------------------ what people say
+    # ------------------------------------------------------------ ratings
 
     async def thumb(self, talk: bodies.TalkRecord, body: bodies.Thumb) -> bool:
-        """Keep a thumb; returns whether the turn may be learned from with it. Raises ApiError."""
+        """Store a thumb; returns whether it becomes a reward that is trained on. Raises ApiError."""
         answer = _answer_of(talk, body)
         amount = 1.0 if body.up else -1.0
         number = await self._keep(bodies.rating_of(talk, answer, body, key=bodies.THUMB, score=amount))
         if talk.turns[answer.turn] is not answer:
-            return False  # the rating is kept; the turn is another answer to the same messages
+            return False  # it is stored; the turn holds another answer to the same messages
         if number <= answer.rated:
-            return answer.learned  # a request that came before, or later than the one after it
+            return answer.learned  # a repeated request, or one that a later request overtook
         answer.rated, more = number, amount - answer.thumb
         if not more:
             return answer.learned
-        answer.thumb = amount  # before the call, so that a thumb that comes meanwhile is no second reward
+        answer.thumb = amount  # before the call: a concurrent thumb is no second reward
         try:
             late = await talk.conversation.rewards(
                 [(answer.turn, more)], request_id=f"thumb-{number}", asked=answer.asked
             )
         except PolicyError:
             answer.thumb -= more
-            return False  # the rating is kept; the turn is over, or its server has gone
+            return False  # it is stored; the turn or its server has ended
         return answer.learned and not late
 
     async def stars(self, talk: bodies.TalkRecord, body: bodies.Stars) -> None:
@@ -534,15 +538,15 @@ class ChatApi:
         await self._keep(bodies.rating_of(talk, answer, body, key=body.key, score=float(body.stars)))
 
     async def prefer(self, talk: bodies.TalkRecord, body: bodies.Prefer) -> str:
-        """Keep which of two answers is better, go on with it, and return it. Raises ApiError.
+        """Store which of two answers is better, continue with it, and return it. Raises ApiError.
 
-        The same choice once more changes nothing, also under another id.
+        Repeating a choice, also under another id, changes nothing.
         """
         second = _answer_of(talk, body)
         first = second.other
         if first is None:
             raise ApiError(409, "turn: there is one answer: ask for another one first", field="turn")
-        chosen = second.chosen = second.chosen or body  # at once, so that of two requests one chooses
+        chosen = second.chosen = second.chosen or body  # before any await: of two requests one chooses
         if chosen.better != body.better:
             detail = f"better={body.better!r}: the {chosen.better} one was chosen before, and that stays"
             raise ApiError(409, detail, field="better")
@@ -569,10 +573,7 @@ class ChatApi:
         return await asyncio.to_thread(bodies.ratings_by, *await self.kept(), person)
 
     async def forget(self, person: str) -> int:
-        """Delete everything that somebody has said of answers; returns how many ratings it was.
-
-        What they said of other policies in the same registry goes, too.
-        """
+        """Delete all ratings of a person, of every policy in the run's registry, and return their number."""
         return await asyncio.to_thread(bodies.delete, (await self.run()).registry, person)
 
     async def _keep(self, rating: Rating) -> int:
@@ -580,16 +581,17 @@ class ChatApi:
 
 
 def person_of(caller: str, me: str) -> str:
-    """Return the opaque name of who talks: the same one gets the same arm, and ratings are kept under it.
+    """Return the opaque name of a person, which selects their arm and identifies their ratings.
 
-    A person who signed in is one, whatever their browsers say; who has no account is what theirs says.
+    caller: the authenticated subject; with an account it alone is the name. me: the name that a browser made
+    for a person without an account.
     """
     if caller.startswith(f"{ACCOUNT}/"):
         return caller
     return f"{caller}/{me}" if caller else me
 
 
-def _answer_of(talk: bodies.TalkRecord, body: bodies.OfTurn) -> bodies.Answered:
+def _answer_of(talk: bodies.TalkRecord, body: bodies.OfTurn) -> bodies.AnswerRecord:
     answer = talk.answers.get(body.turn)
     if answer is None:
         raise ApiError(404, f"turn={body.turn}: has no answer", field="turn")

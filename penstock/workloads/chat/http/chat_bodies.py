@@ -1,4 +1,4 @@
-"""What requests of the page hold. `me` is a secret name that a browser makes for itself."""
+"""Bodies of requests of the page. `me` is a secret name that a browser makes for itself."""
 
 import asyncio
 import re
@@ -26,63 +26,63 @@ Key = Literal["relevance", "helpfulness", "safety"]
 
 
 class Me(Body):
-    """Somebody."""
+    """A person."""
 
     me: Name
 
 
 class OfTalk(Me):
-    """Somebody's conversation."""
+    """A person's conversation."""
 
     conversation: Name
 
 
 class Say(OfTalk):
-    """Something said; `text` absent: the last answer once more."""
+    """A message; without `text` the last message is answered again."""
 
     text: Said | None = None
 
 
 class OfTurn(OfTalk):
-    """An answer. id: of this request; the same one counts once."""
+    """A rating of an answer. id: of this request; requests with the same id count once."""
 
     id: Name
     turn: Annotated[int, Field(ge=0, le=10**6), NUMERIC]
 
 
 class Thumb(OfTurn):
-    """Whether somebody likes an answer."""
+    """Whether a person likes an answer."""
 
     up: StrictBool
 
 
 class Stars(OfTurn):
-    """What somebody thinks of one side of an answer."""
+    """A rating of one aspect of an answer."""
 
     key: Key
     stars: Annotated[int, Field(ge=1, le=5), NUMERIC]
 
 
 class Correction(OfTurn):
-    """What an answer should have been."""
+    """A better text for an answer."""
 
     text: Said
 
 
 class Prefer(OfTurn):
-    """Which of the two answers to the same message somebody prefers."""
+    """Which of two answers to the same message a person prefers."""
 
     better: Literal["first", "second"]
 
 
 class Reasoned(Body):
-    """Why somebody who looks after the chat does something, for the audit."""
+    """The reason of an operator's action, for the audit."""
 
     reason: Why
 
 
 class Weigh(Reasoned):
-    """What criteria count in the reward of the loop; those that are not named stay as they are."""
+    """Weights of criteria in the loop's reward; the others stay unchanged."""
 
     weights: Annotated[
         dict[
@@ -99,18 +99,18 @@ class OfVersion(Reasoned):
     version: Annotated[int, Field(ge=1, lt=2**53), NUMERIC]
 
 
-# ---- One conversation as the page has it: what was said, which answers may be rated, who talks.
+# ---- A conversation on the page: its messages, the answers that can be rated, its person.
 
 Message = dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
-class Answered:
-    """An answer to the messages before it. thumb: the reward that it has by a thumb; 0: none.
+class AnswerRecord:
+    """An answer to the messages before it.
 
-    rated: the number of the rating that this thumb is. learned: whether it may go to the learner. asked:
-    whether somebody was asked about it. other: what was answered to the same messages first, where it was
-    asked for once more. chosen: which of the two somebody said is better; None: nobody has yet.
+    learned: whether the learner may train on it. thumb: its reward from a thumb; 0: none. rated: the number
+    of that thumb's rating. asked: whether its rating was requested. other: the first answer to the same
+    messages, where this is the second. chosen: which of the two a person prefers; None: not yet known.
     """
 
     turn: int
@@ -121,7 +121,7 @@ class Answered:
     thumb: float = 0.0
     rated: int = 0
     asked: bool = False
-    other: "Answered | None" = None
+    other: "AnswerRecord | None" = None
     chosen: Prefer | None = None
 
     @property
@@ -131,35 +131,35 @@ class Answered:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TalkRecord:
-    """Used by one event loop.
+    """A conversation; used by one event loop.
 
-    person: who talks. answers: by the number that the page has for each. newest: the one that it goes on
-    with; None: there is none yet. turns: by turn, the answer that the text server has for it.
+    answers: by their numbers on the page. newest: the answer with which the conversation continues; None: no
+    answer yet. turns: the text server's answer of each turn.
     """
 
     conversation: AsyncConversation
     person: str
     messages: list[Message] = field(default_factory=list)
-    answers: dict[int, Answered] = field(default_factory=dict)
-    newest: Answered | None = None
-    turns: dict[int, Answered] = field(default_factory=dict)
+    answers: dict[int, AnswerRecord] = field(default_factory=dict)
+    newest: AnswerRecord | None = None
+    turns: dict[int, AnswerRecord] = field(default_factory=dict)
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def id(self) -> str:
-        """Return what the page calls it, which cannot be guessed."""
+        """Return its id on the page, which cannot be guessed."""
         return self.conversation.conversation_id
 
     @property
     def name(self) -> str:
-        """Return what books call it: the id without the part that cannot be guessed."""
+        """Return its stored name: the id without its secret part."""
         return self.id.rpartition("-")[0]
 
-    def add(self, answer: Answered) -> int:
-        """Go on with a new answer; returns its number.
+    def add(self, answer: AnswerRecord) -> int:
+        """Continue with a new answer; returns its number.
 
-        Several to the same messages may be of one turn, of which the text server has the first until the
-        conversation goes on with another one.
+        Several answers to the same messages may share a turn. The text server holds the first of them until
+        the conversation continues with another one.
         """
         number = len(self.answers)
         self.answers[number] = answer
@@ -167,12 +167,12 @@ class TalkRecord:
         self.take(answer)
         return number
 
-    def take(self, answer: Answered) -> None:
+    def take(self, answer: AnswerRecord) -> None:
         self.messages = [*answer.before, answer.message]
         self.newest = answer
 
     def settle(self) -> None:
-        """Something else is said: the newest answer is that of its turn, unless the first has a reward."""
+        """Make the newest answer that of its turn, unless the turn's first answer has a reward."""
         if self.newest is None:
             return
         first = self.turns[self.newest.turn]
@@ -180,13 +180,13 @@ class TalkRecord:
             self.turns[self.newest.turn] = self.newest
 
 
-# ---- What people have said of answers, in the registry of the run: kept, shown to its person, deleted.
+# ---- Ratings of answers in the run's registry: stored, shown to their rater, deleted.
 
 THUMB: Final = "thumb"
 CORRECTED: Final = "corrected"
 SOURCE: Final = "chat"
 ASKED_SOURCE: Final = "chat-asked"
-"""Of ratings that somebody was asked for."""
+"""Source of ratings that were requested."""
 _SHOWN: Final = ("prompt", "response", "key", "score", "rejected", "version")
 _PAGE: Final = 1000
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
@@ -195,7 +195,7 @@ _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 
 def rating_of(
     talk: TalkRecord,
-    answer: Answered,
+    answer: AnswerRecord,
     body: OfTurn,
     *,
     key: str,
@@ -203,9 +203,9 @@ def rating_of(
     rejected: str | None = None,
     response: str | None = None,
 ) -> Rating:
-    """Return what is kept of somebody's opinion of an answer. response: in place of what was answered.
+    """Return the stored form of a rating. response: instead of the answer's text.
 
-    A model may say characters that no PostgreSQL holds; they are kept as U+FFFD, and its answer is not lost.
+    Characters of an answer that PostgreSQL cannot store become U+FFFD.
     """
     return Rating(
         prompt=[{"role": str(one["role"]), "content": _kept(str(one["content"]))} for one in answer.before],
@@ -226,7 +226,7 @@ def _kept(text: str) -> str:
 
 
 def store(url: str, policy: str, rating: Rating) -> int:
-    """Keep a rating, once by its request key, and return its number; raises RegistryError."""
+    """Store a rating, once per request key, and return its number; raises RegistryError."""
     with Registry.open(url, migrate=True) as opened:
         (kept,) = opened.add_ratings(policy, (rating,))
     return kept.number
@@ -238,7 +238,7 @@ def delete(url: str, rater: str) -> int:
 
 
 def ratings_by(url: str, policy: str, rater: str) -> list[dict[str, Any]]:
-    """Return all that somebody has said of a policy's answers, oldest first, as JSON values."""
+    """Return all ratings of a policy by a rater, oldest first, as JSON values."""
     found, after = list[dict[str, Any]](), 0
     with Registry.open(url, migrate=True) as opened:
         while page := opened.ratings(policy, after, _PAGE):

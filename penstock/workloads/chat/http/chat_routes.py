@@ -1,4 +1,4 @@
-"""The calls of the page, their application, and what the gateway is told of it."""
+"""Routes of the chat page and of its operators, and the site that the gateway serves."""
 
 import asyncio
 import contextlib
@@ -27,13 +27,13 @@ from penstock.workloads.chat import loop_state
 from penstock.workloads.chat.commands import check_options
 from penstock.workloads.chat.http import chat_bodies as bodies
 from penstock.workloads.chat.http.chat_api import ACCOUNT, ChatApi, TalkCounts, VersionCounts, person_of
-from penstock.workloads.chat.loop_state import Change, folder_of, look_at_canaries, look_at_loop
+from penstock.workloads.chat.loop_state import WeightChange, folder_of, look_at_canaries, look_at_loop
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
 
 async def api_of(request: Request, agent: Annotated[str, Query(max_length=64)] = "") -> ChatApi:
-    """Return what the routes work with. agent: whom it is about; "": the first. Raises ApiError 404."""
+    """Return the chat of an agent. agent: its name; "": the first one. Raises ApiError 404."""
     found = _apis(request).get(agent)
     if found is None:
         raise ApiError(404, f"agent={agent!r}: there is none of that name", field="agent")
@@ -48,23 +48,23 @@ def _apis(request: Request) -> dict[str, ChatApi]:
 Api = Annotated[ChatApi, Depends(api_of)]
 
 
-# ---- What those who look after a chat see: satisfaction by version, arms, fallbacks, decisions, the loop.
+# ---- The operators' view: satisfaction by version, arms, fallbacks, decisions, the loop.
 
 DESCRIBE_S: Final = 5.0
 _EVENTS: Final = 10
 MOST_DAYS: Final = 30
 """Days with conversations that are shown."""
 MOST_PEOPLE: Final = 20
-"""People who are shown: those who talked most, of those who have rated."""
+"""Raters that are shown: those with most conversations."""
 _SHOWN: Final = 6
-"""Characters of a name that a browser made for itself: whoever has all of it reads what its person said."""
+"""Shown characters of a browser's name; the whole name gives access to its person's ratings."""
 
 
 @router.get("/api/chat/overview")
 async def overview(api: Api) -> dict[str, Any]:
-    """Return satisfaction by version, arms, fallbacks, what was blocked, decisions, and the loop.
+    """Return satisfaction by version, arms, fallbacks, blocked answers, decisions, and the loop.
 
-    Where the run does not answer, it is what is known without it.
+    When the run does not answer, the fields that need it are null or empty.
     """
     run = await api.run()
     counts = await asyncio.to_thread(api.book.counts)
@@ -86,7 +86,7 @@ async def overview(api: Api) -> dict[str, Any]:
 
 @router.get("/api/chat/satisfaction")
 async def satisfaction_by_day_and_person(api: Api) -> dict[str, Any]:
-    """Return satisfaction by day, then by person of those who have rated."""
+    """Return satisfaction by day, then by rater."""
     rated = await asyncio.to_thread(_rated, *await api.kept())
     found = await asyncio.to_thread(
         api.book.by_day_and_person, rated, most_days=MOST_DAYS, most_people=MOST_PEOPLE
@@ -114,23 +114,23 @@ def _counted(one: TalkCounts) -> dict[str, Any]:
 
 
 def shown_name(rater: str) -> str:
-    """Return somebody's name as `penstock chat ratings` has it, of a browser's own name the beginning.
+    """Return a rater's name as `penstock chat ratings` shows it, with a browser's own name cut short.
 
-    A browser's own name is shown in part behind a token, too: several people may share that.
+    That name is also cut short behind a token, which several people may share.
     """
     caller, slash, own = rater.rpartition("/")
     return rater if caller == ACCOUNT else f"{caller}{slash}{own[:_SHOWN]}…"
 
 
 async def _described(api: ChatApi) -> tuple[TextDescription | None, str]:
-    """Return what the text server says, or why it says nothing; a halted one takes calls all the same."""
+    """Return the text server's description, or why there is none; a halted server accepts calls, too."""
     try:
         async with asyncio.timeout(DESCRIBE_S):
             return await answered((await api.client()).describe()), ""
     except ApiError as error:
         return None, str(error.detail)
     except TimeoutError:
-        return None, f"its server has not said in {DESCRIBE_S:g} s what it serves"
+        return None, f"its server did not describe itself within {DESCRIBE_S:g} s"
 
 
 def versions_of(
@@ -152,8 +152,8 @@ def versions_of(
 
 
 def _read(run: RunSettings, policy: str) -> tuple[Sequence[Tally], dict[str, Any]]:
-    """Return what the registry, and the folder of the loop, say: tallies, and parts of the answer."""
-    changes = () if run.folder is None else loop_state.read_weighed(folder_of(run.folder)).changes
+    """Read the registry and the loop's folder; returns tallies, and fields of the overview."""
+    changes = () if run.folder is None else loop_state.read_head_weights(folder_of(run.folder)).changes
     with Registry.open(run.registry, migrate=True) as opened:
         arms = opened.arms(policy)
         return opened.tally(policy, bodies.THUMB, above=THUMB, without=bodies.ASKED_SOURCE), {
@@ -166,7 +166,7 @@ def _read(run: RunSettings, policy: str) -> tuple[Sequence[Tally], dict[str, Any
         }
 
 
-def _decisions(events: Sequence[Event], changes: Sequence[Change]) -> list[dict[str, Any]]:
+def _decisions(events: Sequence[Event], changes: Sequence[WeightChange]) -> list[dict[str, Any]]:
     """Return the newest decisions about versions and weights, newest first."""
     decisions: list[dict[str, Any]] = [
         {"time": one.time, "version": one.version, "action": str(one.action), "weights": None}
@@ -184,14 +184,14 @@ def _decisions(events: Sequence[Event], changes: Sequence[Change]) -> list[dict[
 
 @router.get("/health")
 async def health(api: Api) -> dict[str, Any]:
-    """Tell that something would be answered."""
+    """Check that the text server answers."""
     found = await answered((await api.client()).describe())
     return {"status": "ok", "versions": [one.version for one in found.versions]}
 
 
 @router.get("/api/chat/agents")
 async def agents(request: Request) -> dict[str, Any]:
-    """Return whom one may talk to; "" is the first, whose name is that of its policy."""
+    """Return the names of the agents; "" is the first, whose name is that of its policy."""
     return {"agents": list(_apis(request))}
 
 
@@ -204,36 +204,36 @@ async def begin(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
 
 @router.post("/api/chat/say", response_class=EventStream)
 async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
-    """Say something, or have the last message answered once more; the answer comes as events."""
+    """Send a message, or have the last one answered again; the answer comes as events."""
     talk = _talk(request, api, body)
     events = api.say(talk, body.text, looks_after=is_editor(request))
-    first = await anext(events)  # what is refused before it is an error of the call
-    cut_off = event("refused", {"detail": "the gateway has ended before this answer was whole: say it again"})
+    first = await anext(events)  # a refusal before it is an error of the call
+    cut_off = event("refused", {"detail": "the gateway ended before the answer was complete: send it again"})
     return EventStream(_behind(first, events), grace_s=ANSWER_S, cut_off=cut_off)
 
 
 @router.post("/api/chat/thumb")
 async def thumb(request: Request, api: Api, body: bodies.Thumb) -> dict[str, Any]:
-    """Keep whether somebody likes an answer."""
+    """Store whether a person likes an answer."""
     return {"stored": True, "rewarded": await api.thumb(_talk(request, api, body), body)}
 
 
 @router.post("/api/chat/stars")
 async def stars(request: Request, api: Api, body: bodies.Stars) -> dict[str, Any]:
-    """Keep what somebody thinks of one side of an answer."""
+    """Store a rating of one aspect of an answer."""
     await api.stars(_talk(request, api, body), body)
     return {"stored": True}
 
 
 @router.post("/api/chat/prefer")
 async def prefer(request: Request, api: Api, body: bodies.Prefer) -> dict[str, Any]:
-    """Keep which of two answers is better; the conversation goes on with it."""
+    """Store which of two answers is better; the conversation continues with it."""
     return {"stored": True, "text": await api.prefer(_talk(request, api, body), body)}
 
 
 @router.post("/api/chat/correct")
 async def correct(request: Request, api: Api, body: bodies.Correction) -> dict[str, Any]:
-    """Keep what an answer should have been."""
+    """Store a better text for an answer."""
     await api.correct(_talk(request, api, body), body)
     return {"stored": True}
 
@@ -247,18 +247,18 @@ async def end(request: Request, api: Api, body: bodies.OfTalk) -> dict[str, Any]
 
 @router.post("/api/chat/mine")
 async def mine(request: Request, body: bodies.Me) -> dict[str, Any]:
-    """Return everything that somebody has said of answers, of any agent."""
-    said = list[dict[str, Any]]()
+    """Return all ratings of a person, of any agent."""
+    ratings = list[dict[str, Any]]()
     for api in {await api.kept(): api for api in await _keeping(request)}.values():
-        said += await api.export(_person(request, body))
-    return {"ratings": said}
+        ratings += await api.export(_person(request, body))
+    return {"ratings": ratings}
 
 
 @router.post("/api/chat/forget")
 async def forget(request: Request, body: bodies.Me) -> dict[str, Any]:
-    """Delete everything that somebody has said of answers, of any agent; what they asked counts no more."""
+    """Delete all ratings of a person, of any agent, and the counts of their conversations."""
     person = _person(request, body)
-    # Of every policy in a registry at once, so that no server has to say which one is its own.
+    # A deletion covers every policy in a registry, so that no server has to name its own.
     found = {(await api.run()).registry: api for api in await _keeping(request)}
     deleted = sum([await api.forget(person) for api in found.values()])
     for api in _apis(request).values():
@@ -268,7 +268,7 @@ async def forget(request: Request, body: bodies.Me) -> dict[str, Any]:
 
 @router.post("/api/chat/promote")
 async def promote(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
-    """Let a version answer everybody."""
+    """Make a version active."""
     by = _name_of(request)
     return await _decided(
         api, lambda registry, policy: registry.promote(policy, body.version, body.reason, by=by)
@@ -277,7 +277,7 @@ async def promote(request: Request, api: Api, body: bodies.OfVersion) -> dict[st
 
 @router.post("/api/chat/rollback")
 async def roll_back(request: Request, api: Api, body: bodies.OfVersion) -> dict[str, Any]:
-    """Withdraw the canary, or the version that answers for the one before it."""
+    """Withdraw the canary, or return from the active version to the one before it."""
     by = _name_of(request)
     return await _decided(
         api,
@@ -289,7 +289,7 @@ async def roll_back(request: Request, api: Api, body: bodies.OfVersion) -> dict[
 
 @router.post("/api/chat/weigh")
 async def weigh(request: Request, api: Api, body: bodies.Weigh) -> dict[str, Any]:
-    """Change what criteria count in the reward of the loop, from its next reward model on."""
+    """Change weights of criteria in the loop's reward, from its next reward model on."""
     folder = _loop_of(await api.run())
     try:
         weights = await asyncio.to_thread(
@@ -302,7 +302,7 @@ async def weigh(request: Request, api: Api, body: bodies.Weigh) -> dict[str, Any
 
 @router.post("/api/chat/pause")
 async def pause(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, Any]:
-    """Have the loop wait."""
+    """Pause the loop."""
     folder = _loop_of(await api.run())
     await asyncio.to_thread(loop_state.pause, folder, body.reason, _name_of(request))
     return {"paused": True}
@@ -310,14 +310,14 @@ async def pause(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, 
 
 @router.post("/api/chat/resume")
 async def resume(api: Api, _body: Body) -> dict[str, Any]:
-    """Let the loop go on; a step that failed is tried again."""
+    """Resume the loop; a failed step is tried again."""
     await asyncio.to_thread(loop_state.resume, _loop_of(await api.run()))
     return {"paused": False}
 
 
 @router.post("/api/chat/abandon")
 async def abandon(request: Request, api: Api, body: bodies.Reasoned) -> dict[str, Any]:
-    """Give up the round of the loop that goes on."""
+    """Abandon the loop's current round."""
     folder = _loop_of(await api.run())
     try:
         given_up = await asyncio.to_thread(loop_state.abandon, folder, body.reason, _name_of(request))
@@ -360,7 +360,7 @@ def _talk(request: Request, api: ChatApi, body: bodies.OfTalk) -> bodies.TalkRec
 
 
 async def _keeping(request: Request) -> list[ChatApi]:
-    """Return those by which something is kept; the first always is one, which says so itself."""
+    """Return the chats that store ratings, and always the first, which reports it where it does not."""
     first, *others = _apis(request).values()
     return [first, *[one for one in others if not await one.keeps_nothing()]]
 
@@ -375,7 +375,7 @@ async def _behind(first: str, events: AsyncIterator[str]) -> AsyncIterator[str]:
         yield one
 
 
-# ---- What the gateway serves of it.
+# ---- The site.
 
 _FILES: Final = files_in(Path(__file__).parent / "static") | SHARED
 add_page(router, "/chat", _FILES["chat.html"], include_in_schema=False)
@@ -384,7 +384,7 @@ add_files(router, "/chat", _FILES, include_in_schema=False)
 
 @contextlib.asynccontextmanager
 async def life(upstream: Upstream, app: FastAPI) -> AsyncIterator[None]:
-    """Hold what the routes work with while the application serves."""
+    """Hold the chats of all agents while the application serves."""
     apis = app.state.apis = {"": ChatApi(upstream)}
     apis |= {name: ChatApi(one) for name, one in upstream.agents.items()}
     yield
@@ -393,9 +393,9 @@ async def life(upstream: Upstream, app: FastAPI) -> AsyncIterator[None]:
 
 
 def site() -> Service:
-    """Return what the workload answers with under an address of its own.
+    """Return the site that `penstock gateway chat` serves.
 
-    Beyond loopback a viewer's token suffices to talk and to rate; the overview needs an editor's.
+    Beyond loopback a viewer's token suffices to chat and to rate; the overview needs an editor's.
     """
     talking = ("begin", "say", "thumb", "stars", "prefer", "correct", "end", "mine", "forget")
     deciding = ("promote", "rollback", "weigh", "pause", "resume", "abandon")
@@ -417,7 +417,7 @@ def site() -> Service:
         page="/chat",
         loop=Loop(
             words=("chat", "loop", "run"),
-            # So that there is a version, the one that it begins with, against which canaries are judged.
+            # A first version, with which canaries are compared.
             settings=("learner.keep_every_updates=1000",),
             options=("--reward=learning_rate=3e-3",),  # of the small model that the recipe makes
             check=check_options,

@@ -113,4 +113,4 @@ def test_what_is_known_without_the_server_is_shown_while_it_is_halted(
         made = TestClient(chat_app(run, {}, None), base_url="http://127.0.0.1", raise_server_exceptions=False)
         seen = stack.enter_context(made).get("/api/chat/overview")
     assert seen.status_code == 200
-    assert seen.json()["unreachable"] == "its server has not said in 1 s what it serves"
+    assert seen.json()["unreachable"] == "its server did not describe itself within 1 s"

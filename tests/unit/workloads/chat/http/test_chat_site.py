@@ -24,7 +24,7 @@ from penstock.workloads.chat.loop_state import (
     LoopState,
     Step,
     folder_of,
-    read_weighed,
+    read_head_weights,
     write_state,
 )
 from tests.support.chat.chat_stand import beside, chat_app, served_judge, upstream_at, upstream_of
@@ -211,7 +211,7 @@ def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(
     decided = [(one["action"], one["weights"], one["by"], one["reason"]) for one in seen["decisions"]]
     assert decided[0] == ("weighed", {"safety": 2.5}, "page", "children read it")
     assert [one[0] for one in decided] == ["weighed", "registered"]
-    assert read_weighed(folder_of(tmp_path)).standing == {"safety": 2.5}
+    assert read_head_weights(folder_of(tmp_path)).standing == {"safety": 2.5}
 
 
 def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(client: TestClient) -> None:

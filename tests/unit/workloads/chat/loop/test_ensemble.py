@@ -9,8 +9,8 @@ from penstock.workloads.chat.loop_state import (
     disagreement,
     member_heads,
     member_weights,
-    told,
     with_members,
+    without_members,
 )
 
 
@@ -49,4 +49,4 @@ def test_disagreement_is_that_of_the_members_alone() -> None:
     assert disagreement({**shares, "thumb": 0.9}) == 0.0
     assert disagreement({**shares, MEMBERS[0]: 1.0, MEMBERS[1]: 0.0}) == pytest.approx(0.125**0.5)
     assert disagreement({"thumb": 0.9}) is None
-    assert told({**shares, "thumb": 0.9}) == {"thumb": 0.9}
+    assert without_members({**shares, "thumb": 0.9}) == {"thumb": 0.9}

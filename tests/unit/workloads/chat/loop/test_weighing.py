@@ -14,8 +14,8 @@ from penstock.workloads.chat.loop_state import (
     LoopOrder,
     LoopState,
     folder_of,
+    read_head_weights,
     read_pause,
-    read_weighed,
     standing_weights,
     weigh,
     write_state,
@@ -34,10 +34,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_change_counts_above_the_start_and_stands(folder: Path) -> None:
-    assert standing_weights(ORDER.shown(), read_weighed(folder)) == EVERY
+    assert standing_weights(ORDER.shown(), read_head_weights(folder)) == EVERY
     assert weigh(folder, {"safety": 0.5}, "it is safe by now", "ann") == {**EVERY, "safety": 0.5}
     assert weigh(folder, {"thumb": 0}, "stars alone", "bob") == {**EVERY, "safety": 0.5, "thumb": 0.0}
-    found = read_weighed(folder)
+    found = read_head_weights(folder)
     assert found.standing == {"safety": 0.5, "thumb": 0.0}
     assert [(one.weights, one.reason, one.by) for one in found.changes] == [
         ({"safety": 0.5}, "it is safe by now", "ann"),
@@ -50,7 +50,7 @@ def test_a_change_counts_above_the_start_and_stands(folder: Path) -> None:
 
 def test_a_reward_model_has_the_weights_of_the_heads_that_it_has(folder: Path) -> None:
     weigh(folder, {"safety": 2.0}, "why not", "ann")
-    words = ORDER.reward_words(["thumb=thumbs"], read_weighed(folder).standing)
+    words = ORDER.reward_words(["thumb=thumbs"], read_head_weights(folder).standing)
     assert [one for one in words if one.startswith("--weight=") and "thumb-" not in one] == [
         "--weight=thumb=2"
     ]
@@ -74,19 +74,19 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     folder: Path, weights: Mapping[str, float], message: str
 ) -> None:
     weigh(folder, {"safety": 0.5}, "before", "ann")
-    before = read_weighed(folder)
+    before = read_head_weights(folder)
     with pytest.raises(ConfigurationError, match=message):
         weigh(folder, weights, "why not", "ann")
-    assert read_weighed(folder) == before
+    assert read_head_weights(folder) == before
 
 
 def test_a_head_that_the_loop_has_no_more_is_left_out(folder: Path) -> None:
     weigh(folder, {"safety": 0.5}, "it is safe by now", "ann")
     other = LoopOrder(heads=("charm=0:10",)).shown()
-    assert standing_weights(other, read_weighed(folder)) == {"charm": 1.0, "preferred": 0.0}
+    assert standing_weights(other, read_head_weights(folder)) == {"charm": 1.0, "preferred": 0.0}
     weigh(folder, {"thumb": 0.0}, "stars alone", "ann")
     thumbs = LoopOrder(heads=("thumb=thumbs",)).shown()  # which is told, and the training refuses it
-    assert standing_weights(thumbs, read_weighed(folder)) == {"thumb": 0.0, "preferred": 0.0}
+    assert standing_weights(thumbs, read_head_weights(folder)) == {"thumb": 0.0, "preferred": 0.0}
 
 
 def test_changes_at_the_same_time_are_all_there(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_changes_at_the_same_time_are_all_there(folder: Path) -> None:
         one.start()
     for one in threads:
         one.join()
-    found = read_weighed(folder)
+    found = read_head_weights(folder)
     assert found.standing == {name: 7.0 if name == "relevance" else each - 1.0 for name in EVERY}
     assert len(found.changes) == MOST_CHANGES
     assert {one.reason for one in found.changes} == {"again"}
@@ -112,7 +112,7 @@ def test_changes_at_the_same_time_are_all_there(folder: Path) -> None:
 def test_a_damaged_file_is_refused_with_a_remedy(folder: Path, text: str) -> None:
     (folder / "weights.json").write_text(text)
     with pytest.raises(ConfigurationError, match=r"weights\.json: cannot be read .* move it away"):
-        read_weighed(folder)
+        read_head_weights(folder)
 
 
 def test_the_command_changes_weights_and_says_what_they_are(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_command_changes_weights_and_says_what_they_are(tmp_path: Path) -> N
         assert (done.exit_code, done.stderr) == (0, "")
         every = "thumb 0.5, relevance 1, helpfulness 1, safety 2, preferred 0"
         assert done.stdout == f"weights from the next reward model on: {every}\n"
-        (change,) = read_weighed(folder_of(stand.run.folder)).changes
+        (change,) = read_head_weights(folder_of(stand.run.folder)).changes
         assert (change.reason, change.weights) == ("children read it", {"safety": 2.0, "thumb": 0.5})
         bad = CliRunner().invoke(loop_commands, [*words[:2], "--weight", "charm=1", "--reason", "x"])
         assert bad.exit_code == 2
@@ -132,5 +132,5 @@ def test_the_command_changes_weights_and_says_what_they_are(tmp_path: Path) -> N
                 bad = CliRunner().invoke(loop_commands, [*command, "--reason", reason])
                 assert (bad.exit_code, bad.stdout) == (2, ""), reason
                 assert "say in 1 to 1024 characters what the audit shall show" in bad.stderr
-        assert len(read_weighed(folder_of(stand.run.folder)).changes) == 1
+        assert len(read_head_weights(folder_of(stand.run.folder)).changes) == 1
         assert read_pause(folder_of(stand.run.folder)) is None
