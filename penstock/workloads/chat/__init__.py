@@ -1,4 +1,4 @@
-"""Chat: a model that gets better by what people say of it, and falls back when it gets worse.
+"""Chat: a model that is trained from people's ratings, and rolled back when they rate it worse.
 
 Importing this package imports nothing heavy.
 """

@@ -23,27 +23,27 @@ Observation = NDArray[np.int64]
 class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
     """An episode is a conversation with a simulated person; an action is one token of the answer.
 
-    An answer ends at the end token or after `turn_tokens` tokens. Then its reward comes, and the next message
-    of the person is in the observation; before that rewards are 0. After `turns` answers the episode has
-    terminated; it is truncated where the next message finds no room.
+    An answer ends at the end token or after `turn_tokens` tokens. Its last step has the reward, and the next
+    observation holds the person's next message; other steps have reward 0. After `turns` answers the episode
+    terminates; it is truncated where the next message does not fit.
 
     Observation: the token ids of the conversation so far, int64 [max_length], with the pad token behind them.
     `info` has the `messages`, and after an answer its text as `response`.
 
     Args:
-        model: folder or hub name of a model, whose tokenizer is used; none: one of the people's words.
+        model: folder or hub name of a model, whose tokenizer is used; None: a tokenizer of the people's words.
         tokenizer: of transformers, with a chat template, an end and a pad token; instead of the model's.
         max_length: most tokens of a conversation.
         turns: answers of an episode.
         turn_tokens: most tokens of an answer.
-        taste: what people like, `usual` or `changed`.
-        reward: `chance`: how likely it is that somebody likes the answer; `thumb`: whether this person does;
-            or a source of rewards: a reward model's folder, `grpc://HOST:PORT`, `http(s)://…`,
+        taste: of the people, `usual` or `changed`.
+        reward: `chance`: the chance that a random person likes the answer; `thumb`: whether this person likes
+            it; or a source of rewards: a reward model's folder, `grpc://HOST:PORT`, `http(s)://…`,
             `module:function`.
         render_mode: `ansi`: `render` returns the conversation as text.
 
     Raises:
-        ConfigurationError: an argument that does not fit; it names the argument.
+        ConfigurationError: an invalid argument, which it names.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - Gymnasium declares it so
@@ -104,14 +104,14 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
         is_full = len(self._ids) == self._max_length
         if not (is_end or is_full or len(self._answer) == self._turn_tokens):
             return self._observe(), 0.0, False, False, self._info()
-        asked = tuple(self._messages)
+        before = tuple(self._messages)
         words = self._answer[:-1] if is_end else self._answer
         response = self._tokenizer.decode(words, skip_special_tokens=True).strip()
         self._messages.append(Message("assistant", response))
         self._answer = []
-        reward = self._value(asked, response)
+        reward = self._value(before, response)
         terminated = sum(one.role == "assistant" for one in self._messages) == self._turns
-        truncated = not terminated and (is_full or not self._ask(asked, token))
+        truncated = not terminated and (is_full or not self._ask(before, token))
         return self._observe(), reward, terminated, truncated, {**self._info(), "response": response}
 
     def render(self) -> str | None:
@@ -127,7 +127,7 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
             self._source.close()
 
     def _ask(self, before: tuple[Message, ...], last: int) -> bool:
-        """Put the person's next message behind the answer; False where it finds no room."""
+        """Append the person's next message; False where it does not fit."""
         new = Message("user", draw_next_prompt(self.np_random, before[-1].content))
         follow = self._encoder.follow(before, last, [new])
         if len(self._ids) + len(follow) >= self._max_length:
@@ -136,12 +136,12 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
         self._messages.append(new)
         return True
 
-    def _value(self, asked: tuple[Message, ...], response: str) -> float:
+    def _value(self, before: tuple[Message, ...], response: str) -> float:
         if self._source is not None:
-            prompt = asked if len(asked) > 1 else asked[0].content
+            prompt = before if len(before) > 1 else before[0].content
             [value] = self._source.score([Sample(prompt=prompt, response=response)]).values
             return 0.0 if value is None else value
-        message = asked[-1].content
+        message = before[-1].content
         if self._reward == "thumb":
             return float(self._people.thumb(self.np_random, self._person, message, response))
         features = np.array([read_profile(message, response)], np.float64)

@@ -1,4 +1,4 @@
-"""`penstock chat`: the base of a chat, ratings that can be believed, guardrails, and the loop."""
+"""`penstock chat`: the base model of a chat, filtered ratings, guardrails, and the loop."""
 
 import getpass
 import json
@@ -211,7 +211,7 @@ def check(
     from penstock.workloads.language.guard import BUILT_IN, Direction, Guard, load_classifier, read_rules
 
     try:
-        whose = Direction(direction)
+        checked = Direction(direction)
     except ValueError as error:
         raise ConfigurationError(f"--direction {direction!r}: use input or output") from error
     own = () if rules is None else read_rules(rules, "--rules")
@@ -220,7 +220,7 @@ def check(
     )
     is_any_blocked = False
     for text in _texts(file):
-        verdict = guard.check(text, whose)
+        verdict = guard.check(text, checked)
         is_any_blocked |= verdict.is_blocked
         line = {"text": text, "blocked": verdict.is_blocked, "by": verdict.by}
         _print(json.dumps(line, ensure_ascii=False))
@@ -236,7 +236,7 @@ def _texts(file: str) -> Iterator[str]:
         raise ConfigurationError(f"{file}: cannot be read: {error}") from error
 
 
-# ---- The loop: have a chat learn from its ratings, see how far that is, and have it wait.
+# ---- The loop: train a chat from its ratings, show its state, pause it.
 
 _MISUSED: Any = typer.BadParameter.__mro__[1]
 """UsageError, of click or of the copy that typer has."""
@@ -250,7 +250,7 @@ _WEIGHTS: Any = typer.Option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """Options of `penstock chat loop run`, which say how the loop goes."""
+    """Options of `penstock chat loop run`."""
 
     labels: Annotated[int, typer.Option(help="New ratings that count, by which a round begins.")] = 200
     share: Annotated[float, typer.Option(help="Share of the people who get a canary.")] = 0.5
@@ -284,7 +284,7 @@ class LoopOptions:
 @unfolded
 def run(
     run: Run,
-    asked: LoopOptions,
+    options: LoopOptions,
     once: Annotated[bool, typer.Option("--once", help="End after one round.")] = False,
 ) -> None:
     """Train from new ratings, try what comes of it as a canary, promote or withdraw it, and begin again."""
@@ -296,7 +296,7 @@ def run(
         from penstock.workloads.chat.step_process import read_run
 
         keep_private()
-        order = LoopOrder(**asdict(asked))
+        order = LoopOrder(**asdict(options))
         LearningLoop(read_run(run), order, lifecycle.draining, once=once).go()
         return EXIT_OK
 
@@ -306,11 +306,11 @@ def run(
 
 
 def check_options(words: Sequence[str]) -> None:
-    """Raise ConfigurationError for options that `run` would refuse when it begins."""
+    """Raise ConfigurationError for options that `run` refuses."""
     started = typer.main.get_group(loop_commands).commands["run"]
     try:
         with started.make_context("run", ["RUN", *words]) as context:
-            said: dict[str, Any] = {
+            options: dict[str, Any] = {
                 one.name: () if (value := context.params[one.name]) is None else value
                 for one in fields(LoopOptions)
             }
@@ -319,7 +319,7 @@ def check_options(words: Sequence[str]) -> None:
     from penstock.workloads.chat.loop_state import LoopOrder
 
     try:
-        LoopOrder(**said)
+        LoopOrder(**options)
     except ConfigurationError as error:
         raise ConfigurationError(f"--loop: {error}") from error
 
@@ -339,8 +339,8 @@ def status(run: Run, as_json: AsJson = False) -> int:
             canaries = look_at_canaries(registry, served.policy, served.settings.canary.false_alarm)
     except RegistryError as error:
         raise ConfigurationError(f"{run}: {error}") from error
-    told = {"loop": found, "canaries": canaries}
-    for line in [json.dumps(told)] if as_json else map(_one_line, _status_lines(told)):
+    report = {"loop": found, "canaries": canaries}
+    for line in [json.dumps(report)] if as_json else map(_one_line, _status_lines(report)):
         _print(line)
     return EXIT_OK
 
@@ -401,11 +401,11 @@ def _why(reason: str) -> str:
         raise ConfigurationError(str(error)) from error
 
 
-def _status_lines(told: dict[str, Any]) -> list[str]:
+def _status_lines(report: dict[str, Any]) -> list[str]:
     from penstock.registry.canary import Verdict
     from penstock.workloads.chat.loop_state import shown_weights
 
-    found, canaries = told["loop"], told["canaries"]
+    found, canaries = report["loop"], report["canaries"]
     trial = canaries["trial"]
     lines = [
         f"canaries so far: {canaries['tried']}, each with a false alarm rate of {canaries['falseAlarm']:g}"
@@ -432,7 +432,7 @@ def _status_lines(told: dict[str, Any]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Return a line in which nothing that people or a step wrote looks like a further one, or colours it."""
+    """Return a line with escapes for characters that could break it into several, or colour it."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 

@@ -1,13 +1,13 @@
-"""The loop, one step after the other, until it is asked to end.
+"""The loop: it runs the steps of a round in order, round after round, until it is asked to end.
 
-    waiting   so many new labels that count; the newest of them is noted
-    ratings   believed.jsonl and prompts.jsonl of the round
-    reward    `penstock rlhf reward train`; a model that tells no better than chance ends the round
-    training  `penstock train`, from the version that answers; its last version is registered
-    trial     it is the canary; servers withdraw one that is worse, and the loop promotes one that is better
+    waiting   for enough new ratings that count; the newest of them is recorded
+    ratings   writes believed.jsonl and prompts.jsonl of the round
+    reward    `penstock rlhf reward train`; a model no better than chance ends the round
+    training  `penstock train`, from the version that answers; it registers its last version
+    trial     that version is the canary: servers withdraw a worse one, the loop promotes a better one
 
-Each step begins by looking at what is there of it, so that a step which is taken up again does what is left.
-What people wrote lies in the folder of a round as long as the round lasts, and no longer.
+Each step first reads what exists of its results, so that a repeated step does only what is left. Texts that
+people wrote stay in the folder of a round only while the round lasts.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from penstock.workloads.language.feedback import write_rows
 # ---- The training of a round, as a recipe for `penstock train`.
 
 TOKENS: Final = 20_000
-"""Tokens of answers that a round trains on, where the order does not say."""
+"""Tokens of answers that a round trains on by default."""
 _RESPONSES: Final = 16
 _BATCH_TOKENS: Final = 1024
 _KEPT: Final = ("model", "response_tokens", "held_out", "device", "true_reward")
@@ -92,7 +92,7 @@ def recipe_of(run: ServedRun, folder: Path, number: int) -> str:
 
 
 def _batch_tokens(given: Settings) -> int:
-    """Return the tokens of an update, so many that what may be outstanding holds a whole fragment."""
+    """Return the tokens of an update, enough that outstanding experience holds a whole fragment."""
     charge = given.actor.unroll_length * _RESPONSES
     return max(_BATCH_TOKENS, given.algorithm.update_steps, -(-charge // 2))
 
@@ -102,12 +102,12 @@ log = logging.getLogger(__name__)
 BY: Final = "loop"
 LOOK_S: Final = 1.0
 WAITS_S: Final = (60.0, 600.0)
-"""Between the tries of a step that fails; after the last one the loop waits for somebody."""
+"""Seconds between tries of a failed step; after the last try an operator has to resume the loop."""
 _UNPROVED: Final = "nothing was proved"
 
 
 class LearningLoop:
-    """The loop of a run, which one process at a time has. waits_s: between the tries of a step."""
+    """The loop of a run; one process at a time runs it. waits_s: seconds between tries of a step."""
 
     def __init__(
         self,
@@ -123,12 +123,12 @@ class LearningLoop:
         self._folder = loop_state.folder_of(run.folder)
         self._state = LoopState()
         self._new: loop_state.NewRatings | None = None
-        """Ratings behind the last round, or, while a canary is on trial, since that began."""
+        """Ratings after the last round or, during a trial, since its beginning."""
         self._seen = 0
-        """How many of them there were when they were last looked through."""
+        """Their number when they were last filtered."""
 
     def go(self) -> None:
-        """Go on until draining, or until one round is over with `once`; raises Fatal where that fails."""
+        """Run until draining or, with `once`, until one round is over; raises Fatal where that fails."""
         with (
             self._held(),
             Registry.open(self._run.url, migrate=True) as registry,
@@ -136,8 +136,8 @@ class LearningLoop:
         ):
             self._state = replace(loop_state.read_state(self._folder), order=self._order.shown())
             if self._state.step is Step.WAITING:
-                self._state = replace(self._state, labels=0)  # they are counted anew
-                steps.forget_texts(self._round)  # of a loop that was killed as it did so
+                self._state = replace(self._state, labels=0)  # they are counted again
+                steps.forget_texts(self._round)  # left by a loop that was killed at this point
             loop_state.write_state(self._folder, self._state)
             ended = len(self._state.past)
             while not self._draining.is_set():
@@ -155,12 +155,12 @@ class LearningLoop:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigurationError(
-                    f"{self._folder}: another loop has this run in hand; stop it first"
+                    f"{self._folder}: another loop runs on this run; stop it first"
                 ) from None
             yield
 
     def _advance(self, registry: Registry) -> bool:
-        """Do what is to be done now; returns False where there is nothing but to wait."""
+        """Take the next action; returns False where the loop can only wait."""
         asked = loop_state.read_abandonment(self._folder)
         if asked is None and loop_state.read_pause(self._folder) is not None:
             return False
@@ -189,7 +189,7 @@ class LearningLoop:
         return False
 
     def _await_next_try(self, why: str) -> None:
-        """Wait before the step is tried again, longer each time; after the last try somebody decides."""
+        """Pause before the next try, longer each time; after the last try until an operator resumes."""
         step, tries = self._state.step, self._state.tries
         log.warning("a step failed", extra={"step": step.value, "why": why, "tries": tries})
         wait_s = self._waits_s[tries - 1] if tries <= len(self._waits_s) else None
@@ -197,10 +197,9 @@ class LearningLoop:
         loop_state.pause(self._folder, f"{step} failed: {why}"[:1000], BY, until_s)
 
     def _try_again(self, registry: Registry) -> None:
-        """It is time to try a step that failed again, or somebody has let it go on.
+        """Prepare another try of a failed step, after its pause or when an operator resumed the loop.
 
-        A reward model has what was said since, too: of too few ratings none is trained however often it is
-        tried, and the round would last for ever.
+        A reward model also takes the ratings since then: too few ratings would make every try fail.
         """
         if self._state.tries > len(self._waits_s):
             self._to(tries=0)
@@ -212,19 +211,19 @@ class LearningLoop:
         self._to(failure="", step=Step.RATINGS, through=new.newest)
 
     def _abandon(self, registry: Registry, asked: Abandonment) -> bool:
-        """Give up the round that somebody named; another one, or one that is over, is let be."""
+        """Abandon the requested round if it is the current one."""
         if asked.number == self._state.number and self._state.step is not Step.WAITING:
             if self._state.version is not None:
                 self._withdraw(registry, self._state.version, asked)
             pause = loop_state.read_pause(self._folder)
             if pause is not None and pause.by == BY:
-                loop_state.resume(self._folder)  # what it waited for is given up
+                loop_state.resume(self._folder)  # the pause was for a step of this round
             self._end(Outcome.ABANDONED, f"by {asked.by}: {asked.reason}")
         loop_state.forget_abandonment(self._folder)
         return True
 
     def _withdraw(self, registry: Registry, version: int, asked: Abandonment) -> None:
-        """Have nobody answered by the version of a round; one that was decided of already stays so."""
+        """Withdraw the version of a round unless it was decided on already."""
         match registry.get(self._run.policy, version).status:
             case Status.CANARY:
                 registry.rollback(self._run.policy, asked.reason, by=asked.by, version=version)
@@ -273,8 +272,9 @@ class LearningLoop:
         auc, tells = steps.told_apart(judge / steps.CARD)
         least = self._order.least_auc
         if least and (tells is None or tells < least):
-            told = "nothing, for the ratings held out say all the same" if tells is None else f"{tells:.2f}"
-            self._end(Outcome.UNLEARNED, f"the reward model tells apart {told}; at least {least:g} is wanted")
+            found = "nothing, for these are all equal" if tells is None else f"{tells:.2f}"
+            why = f"on held-out ratings the reward model reaches {found}; at least {least:g} is wanted"
+            self._end(Outcome.UNLEARNED, why)
         else:
             steps.keep_judge(self._folder, judge)
             self._to(step=Step.TRAINING, auc=auc, tries=0)
@@ -284,7 +284,7 @@ class LearningLoop:
         if not (self._round / steps.BEGIN).exists():
             base = steps.serving_version(registry, self._run.policy, by=BY)
             if base is None:
-                raise StepFailed("no version answers people any more: promote one")
+                raise StepFailed("no version is active: promote one")
             try:
                 blob = self._run.weights(base)
             except ValueError as error:
@@ -306,7 +306,7 @@ class LearningLoop:
         said = ["--json", *(f"--set={one}" for one in self._order.train)]
         if steps.has_checkpoint(run):
             return ["train", steps.RUN, "--resume", *said]
-        shutil.rmtree(run, ignore_errors=True)  # it has learned nothing yet, or could not
+        shutil.rmtree(run, ignore_errors=True)  # it has no checkpoint
         replace_file(
             self._round / steps.RECIPE, recipe_of(self._run, self._round, self._state.number).encode()
         )
@@ -323,7 +323,7 @@ class LearningLoop:
             case Status.ACTIVE:
                 self._end(Outcome.PROMOTED, version.reason)
             case Status.RETIRED if version.standby:
-                self._end(Outcome.PROMOTED, version.reason)  # and another one since
+                self._end(Outcome.PROMOTED, version.reason)  # and later replaced
             case Status.ROLLED_BACK | Status.RETIRED:
                 unproved = version.reason.startswith(_UNPROVED)
                 self._end(Outcome.UNPROVED if unproved else Outcome.WITHDRAWN, version.reason)
@@ -351,7 +351,7 @@ class LearningLoop:
         if state is not None and state.verdict is Verdict.BETTER:
             registry.promote(self._run.policy, version.version, state.explain(), by=BY)
             return True
-        self._note("" if trial is not None else "nobody follows the active version, so nothing is compared")
+        self._note("" if trial is not None else "nobody has the active version, so nothing is compared")
         since = self._new_behind(self._state.trial_from).look(registry)
         if since < self._order.patience:
             return False
@@ -361,7 +361,7 @@ class LearningLoop:
         registry.rollback(self._run.policy, reason[:1000], by=BY, version=version.version)
         return True
 
-    # ------------------------------------------------------------ what they share
+    # ------------------------------------------------------------ shared parts of the steps
 
     @property
     def _round(self) -> Path:

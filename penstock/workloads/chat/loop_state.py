@@ -1,7 +1,7 @@
-"""Where the loop stands and what is asked of it: `loop.json`, `paused.json` and others below RUN/loop.
+"""The loop's state, options and operator commands: `loop.json`, `paused.json` and others below RUN/loop.
 
-A step is noted before it begins, with the newest rating that its round learns from: a loop that is killed
-goes on with that step, and no two rounds learn from the same new labels.
+A step is written before it begins, with the newest rating that its round trains on. So a killed loop resumes
+at that step, and no two rounds train on the same new ratings.
 """
 
 import fcntl
@@ -42,32 +42,32 @@ _PAUSED: Final = "paused.json"
 _ABANDON: Final = "abandon.json"
 _ROUNDS: Final = "rounds"
 MOST_PAST: Final = 1000
-"""Rounds that are remembered."""
+"""Past rounds that are stored."""
 
 
 class Step(StrEnum):
-    """What the loop does."""
+    """A step of a round."""
 
     WAITING = "waiting"  # for labels
-    RATINGS = "ratings"  # leaves out what cannot be believed
+    RATINGS = "ratings"  # filters them
     REWARD = "reward"  # trains the reward model
-    TRAINING = "training"  # trains the policy on what the reward model says of new answers
+    TRAINING = "training"  # trains the policy on the reward model's scores
     TRIAL = "trial"  # the new version is the canary
 
 
 class Outcome(StrEnum):
-    """What became of a round."""
+    """The result of a round."""
 
     PROMOTED = "promoted"
     WITHDRAWN = "withdrawn"
-    UNPROVED = "unproved"  # nothing was proved of the canary in time, so it was withdrawn
-    UNLEARNED = "unlearned"  # the reward model is no better than chance, so nothing was trained on it
-    ABANDONED = "abandoned"  # an operator gave it up
+    UNPROVED = "unproved"  # withdrawn: its trial gave no verdict in time
+    UNLEARNED = "unlearned"  # the reward model was no better than chance
+    ABANDONED = "abandoned"  # by an operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRound:
-    """A round that has ended. labels: new ones in it. version: of the canary, None where there was none."""
+    """A round that has ended. labels: its new ratings. version: of its canary; None: there was none."""
 
     number: int
     outcome: Outcome
@@ -80,15 +80,15 @@ class PastRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopState:
-    """Where the loop stands.
+    """The state of the loop.
 
-    number: of the round that goes on, or of the last one. taken: newest rating that rounds which have ended
-    learned from. through: newest one that this round learns from. labels: new ones that count, of this round
-    or so far. base: version that the round began with. version: that it made. trial_from: newest rating when
-    the trial began. auc: of the reward model's thumb on ratings that were held out. note: what it waits for
-    beside labels. failure: why a step failed; "" while none has. tries: how often it has failed, one after
-    the other. order: how the loop was started. judge: of the newest reward model, its round, weights and
-    measures on held-out ratings; empty before the first.
+    number: of the current round, or of the last one. taken: the newest rating that past rounds trained on.
+    through: the newest one that this round trains on. labels: new ratings that count, of this round or so
+    far. base: the version from which the round trains. version: the one that it made. trial_from: the newest
+    rating when the trial began. auc: of the reward model's thumb on held-out ratings. note: what the loop
+    waits for, other than ratings. failure: why the step failed; "": it did not. tries: its failures in a row.
+    order: the loop's options. judge: round, weights and held-out measures of the newest reward model; empty
+    before the first.
     """
 
     number: int = 0
@@ -123,7 +123,7 @@ class LoopState:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """That the loop is to wait. by: who wants it. until_s: Unix seconds; None: until somebody says so."""
+    """A pause of the loop. by: who paused it. until_s: Unix seconds; None: until it is resumed."""
 
     reason: str
     by: str
@@ -132,7 +132,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Abandonment:
-    """That a round is to be given up. by: who wants it."""
+    """A request to abandon a round. by: who made it."""
 
     number: int
     reason: str
@@ -162,7 +162,7 @@ def read_state(folder: Path) -> LoopState:
 
 
 def write_state(folder: Path, state: LoopState) -> None:
-    """Write where the loop stands, whole and on the disk when this returns; raises OSError."""
+    """Write the state, whole and on disk when this returns; raises OSError."""
     replace_file(folder / _STATE, json.dumps(asdict(state), allow_nan=False, indent=1).encode())
 
 
@@ -174,12 +174,12 @@ def read_pause(folder: Path) -> Pause | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return Pause("", "")  # somebody wanted it: what cannot be read is no leave to go on
+        return Pause("", "")  # a file that cannot be read still means a pause
     return None if pause.until_s is not None and time.time() >= pause.until_s else pause
 
 
 def pause(folder: Path, reason: str, by: str, until_s: float | None = None) -> None:
-    """Have the loop wait; raises OSError. until_s: Unix seconds; None: until somebody lets it go on."""
+    """Pause the loop; raises OSError. until_s: Unix seconds; None: until it is resumed."""
     replace_file(folder / _PAUSED, json.dumps(asdict(Pause(reason, by, until_s))).encode())
 
 
@@ -188,7 +188,7 @@ def resume(folder: Path) -> None:
 
 
 def abandon(folder: Path, reason: str, by: str) -> int:
-    """Have the loop give up its round, and return the number; raises ConfigurationError without one."""
+    """Ask the loop to abandon its round, and return the number; raises ConfigurationError without one."""
     state = read_state(folder)
     if state.step is Step.WAITING:
         raise ConfigurationError(f"round {state.number + 1} has not begun: there is nothing to abandon")
@@ -197,7 +197,7 @@ def abandon(folder: Path, reason: str, by: str) -> int:
 
 
 def read_abandonment(folder: Path) -> Abandonment | None:
-    """Return which round is to be given up; None: none, or nobody can tell which."""
+    """Return the request to abandon a round; None: there is none, or it cannot be read."""
     try:
         found = json.loads((folder / _ABANDON).read_bytes())
         return Abandonment(int(found["number"]), str(found["reason"]), str(found["by"]))
@@ -209,7 +209,7 @@ def forget_abandonment(folder: Path) -> None:
     (folder / _ABANDON).unlink(missing_ok=True)
 
 
-# ---- An ensemble of heads for the thumb, each of which learns from half of the prompts.
+# ---- An ensemble of heads for the thumb, each trained on half of the prompts.
 
 OF: Final = "thumb"
 MEMBERS: Final = tuple(f"{OF}-{number}" for number in range(1, 5))
@@ -217,7 +217,7 @@ _SCALE: Final = "thumbs"
 
 
 def with_members(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield rows, and behind each thumb one for each member that learns from it."""
+    """Yield rows, and after each thumb a copy for each member that trains on it."""
     for row in rows:
         yield row
         if row.get("key") == OF and row.get("score") is not None:
@@ -228,7 +228,7 @@ def with_members(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def member_heads(heads: Sequence[str]) -> list[str]:
-    """Return NAME=SCALE of the members where thumbs are among these heads; else none."""
+    """Return NAME=SCALE of the members; empty where these heads include no thumb."""
     return [f"{name}={_SCALE}" for name in MEMBERS] if f"{OF}={_SCALE}" in heads else []
 
 
@@ -237,7 +237,7 @@ def member_weights(heads: Sequence[str]) -> list[str]:
 
 
 def disagreement(shares: Mapping[str, float]) -> float | None:
-    """Return the deviation of what the members expect, 0 to 0.5; None of a model without them."""
+    """Return the standard deviation of the members' expectations, 0 to 0.5; None without members."""
     found = [shares[name] for name in MEMBERS if name in shares]
     return statistics.pstdev(found) if len(found) == len(MEMBERS) else None
 
@@ -247,17 +247,17 @@ def without_members(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def _prompt_of(row: Row) -> str | None:
-    """Return the name of a row's prompt; None where it has none, which its training tells."""
+    """Return the identity of a row's prompt; None where it has no valid one, which the training reports."""
     try:
         return identity(parse_prompt(row.get("prompt")))
     except ValueError:
         return None
 
 
-# ---- How the loop goes: how many labels, which rewards, how a canary is tried.
+# ---- Options of the loop: ratings per round, rewards, the canary's trial.
 
 _ROUND: Final = {"workload": "rlhf", "environment": {"id": "chat"}, "algorithm": {"name": "token_ppo"}}
-"""What the training of every round is, as far as settings are checked by it."""
+"""Settings of every round against which further settings are checked."""
 _OWN: Final = (
     "workload",
     "run",
@@ -270,12 +270,12 @@ _OWN: Final = (
     "registry",
     "serving.policy",
 )
-"""Settings that are the loop's: with another one a round would learn from something else, or for nobody."""
+"""Settings that the loop itself makes for every round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOrder(LoopOptions):
-    """How the loop goes; raises ConfigurationError that names a number which does not fit."""
+    """Checked options of the loop; raises ConfigurationError that names an invalid option."""
 
     def __post_init__(self) -> None:
         for name in ("labels", "patience"):
@@ -283,7 +283,7 @@ class LoopOrder(LoopOptions):
                 raise ConfigurationError(f"--{name} {getattr(self, name)}: must be at least 1")
         if not 0 < self.share <= 0.8:
             raise ConfigurationError(
-                f"--share {self.share:g}: must be above 0 and at most 0.8: a canary is judged beside others"
+                f"--share {self.share:g}: must be above 0 and at most 0.8: the rest gets the active version"
             )
         if not 0 <= self.least_auc <= 1:
             raise ConfigurationError(f"--least-auc {self.least_auc:g}: must lie between 0 and 1")
@@ -306,7 +306,7 @@ class LoopOrder(LoopOptions):
                 raise ConfigurationError(f"--train {key}: the loop sets it in every round; leave it out")
 
     def reward_words(self, heads: Sequence[str], changed: Mapping[str, float]) -> list[str]:
-        """Return options of `penstock rlhf reward train`. changed: weights that people have changed since."""
+        """Return options of `penstock rlhf reward train`. changed: weights that operators changed since."""
         members = member_heads(heads)
         weights = (*self.weights_of(heads, changed), *member_weights(members))
         return [
@@ -316,7 +316,7 @@ class LoopOrder(LoopOptions):
         ]
 
     def weights_of(self, heads: Sequence[str], changed: Mapping[str, float]) -> list[str]:
-        """Return the weights for a model that has these heads, NAME=SCALE: of others there is none yet."""
+        """Return the weights, NAME=NUMBER, of a model with these heads, NAME=SCALE."""
         there = {one.partition("=")[0] for one in heads} | {PREFERRED}
         said = (*self.weights, *(f"{name}={one!r}" for name, one in changed.items()))
         return [one for one in said if one.partition("=")[0] in there]
@@ -325,16 +325,16 @@ class LoopOrder(LoopOptions):
         return dict(json.loads(json.dumps(asdict(self))))
 
 
-# ---- What each criterion counts in the reward of a loop, as people change it while the loop goes on.
+# ---- The weight of each criterion in the loop's reward, which operators change while the loop runs.
 
 _WEIGHTS: Final = "weights.json"
 MOST_CHANGES: Final = 100
-"""Changes that are remembered; what they came to stands all the same."""
+"""Changes that are stored; the weights that older ones set stay in force."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChange:
-    """That somebody has changed weights. by: who. at_s: when, in Unix seconds."""
+    """A change of weights. by: who made it. at_s: Unix seconds."""
 
     weights: Mapping[str, float]
     reason: str
@@ -344,14 +344,14 @@ class WeightChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadWeights:
-    """What people have changed. standing: the weight of each head that anybody changed."""
+    """Changed weights of heads. standing: the current weight of each changed head."""
 
     standing: Mapping[str, float] = field(default_factory=dict)
     changes: tuple[WeightChange, ...] = ()
 
 
 def read_head_weights(folder: Path) -> HeadWeights:
-    """Return what people have changed of a loop's weights; ConfigurationError: it cannot be read."""
+    """Return the changed weights of a loop; raises ConfigurationError for an unreadable file."""
     file = folder / _WEIGHTS
     try:
         found = json.loads(file.read_bytes())
@@ -366,7 +366,7 @@ def read_head_weights(folder: Path) -> HeadWeights:
 
 
 def weigh(folder: Path, weights: Mapping[str, float], reason: str, by: str) -> dict[str, float]:
-    """Change weights of heads from the next reward model on; returns those of all heads by now."""
+    """Change weights of heads from the next reward model on; returns the weights of all heads."""
     order = read_state(folder).order
     make_private(folder)
     with (folder / "weights.lock").open("a") as lock:
@@ -383,7 +383,7 @@ def weigh(folder: Path, weights: Mapping[str, float], reason: str, by: str) -> d
 
 
 def standing_weights(order: Mapping[str, Any], weighed: HeadWeights) -> dict[str, float]:
-    """Return what every head counts by now; all 0 where those that count are of an earlier start."""
+    """Return the current weight of every head; all 0 where only heads of an earlier start have weights."""
     heads, known = _known(order, weighed.standing)
     return {**{one.name: 1.0 for one in heads}, PREFERRED: 0.0, **known}
 
@@ -393,34 +393,35 @@ def shown_weights(weights: Mapping[str, float]) -> str:
 
 
 def _heads_of(said: Sequence[str] | None) -> tuple[Head, ...]:
-    """Return the heads that were named, else those that the page asks for."""
+    """Return the named heads, else those that the page rates."""
     return parse_heads(said or [f"{name}={scale}" for name, scale in KNOWN.items()])
 
 
 def _known(
     order: Mapping[str, Any], standing: Mapping[str, float]
 ) -> tuple[tuple[Head, ...], dict[str, float]]:
-    """Return the heads of a loop, and what was said of them: by its order, and above that by people."""
+    """Return the heads of a loop and their given weights: of its options, replaced by changed ones."""
     heads = _heads_of(order.get("heads"))
     there = {*(one.name for one in heads), PREFERRED}
     said = {**parse_weights(order.get("weights", ())), **standing}
-    # The loop may have had other heads when an earlier change was made.
+    # An earlier change may name heads that the loop no longer has.
     return heads, {name: one for name, one in said.items() if name in there}
 
 
-# ---- What people have said of a run's answers that counts, and how much of it is new.
+# ---- The ratings of a run's answers that count, and the number of new ones.
 
 _PAGE: Final = 1000
 
 
 class NewRatings:
-    """Counts the ratings of a policy behind a number, and reads each of them once."""
+    """Counts the ratings of a policy after a number, and reads each of them once."""
 
     def __init__(self, policy: str, after: int) -> None:
         self._policy = policy
         self.count, self.newest = 0, after
 
     def look(self, registry: Registry) -> int:
+        """Read further ratings, and return how many there are in all."""
         while page := registry.ratings(self._policy, self.newest, _PAGE):
             self.count, self.newest = self.count + len(page), page[-1].number
         return self.count
@@ -437,7 +438,7 @@ def new_among(rows: Iterable[Row], after: int) -> int:
 
 
 def replayed_prompts(rows: Iterable[Row], prompts: str) -> list[dict[str, Any]]:
-    """Return what was rated, each prompt once, and behind it the run's own, so that those stay trained."""
+    """Return each rated prompt once, then the run's own prompts, so that training still covers them."""
     found: dict[str, Any] = {}
     for row in rows:
         found.setdefault(_prompt_of(row) or repr(row["prompt"]), row["prompt"])
@@ -454,14 +455,14 @@ def _through(registry: Registry, policy: str, through: int) -> Iterable[KeptRati
         yield from (one for one in page if one.number <= through)
 
 
-# ---- What those who look after a chat see of its loop, and by which numbers its canary is judged.
+# ---- The operators' view of the loop and of its canary's trial.
 
 PAST: Final = 10
-"""Rounds that are shown."""
+"""Past rounds that are shown."""
 
 
 def look_at_loop(run: Path, registry: Registry, policy: str) -> dict[str, Any] | None:
-    """Return where the loop of a run stands, as JSON values; None where it was never started."""
+    """Return the state of a run's loop as JSON values; None where it was never started."""
     folder = folder_of(run)
     state, pause = read_state(folder), read_pause(folder)
     if not state.order:
@@ -489,7 +490,7 @@ def look_at_loop(run: Path, registry: Registry, policy: str) -> dict[str, Any] |
 
 
 def _judge(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how well the newest reward model knows each criterion, by ratings that were held out."""
+    """Return measures of the newest reward model for each criterion on held-out ratings."""
     measures = found["measures"]
     return {
         "round": found["round"],
@@ -512,12 +513,12 @@ def _judge(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def look_at_canaries(registry: Registry, policy: str, false_alarm: float | None) -> dict[str, Any]:
-    """Return what is known of the canary that is on trial, and how many there have been.
+    """Return the state of the canary's trial, and the number of canaries so far.
 
-    false_alarm: of each canary: the chance that one that equals the active version is ever taken for worse or
-    better; None where that is not known. `worse`, `better`: how much of the evidence that a verdict needs is
-    there, 1: the verdict. `ratesDiffer`: people rate the arms more or less often, so no verdict rests on it
-    that the canary is better.
+    false_alarm: for each canary, the chance that one that equals the active version ever gets a verdict;
+    None: unknown. In the result, `worse` and `better` are the evidence for a verdict, from 0 to 1, and
+    `ratesDiffer` tells that people rate the two arms at different rates, which rules out the verdict that the
+    canary is better.
     """
     trial, state = registry.trial(policy)
     tried = {

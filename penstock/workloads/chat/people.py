@@ -1,4 +1,4 @@
-"""People who rate: each has a kind, and says what that kind says by chance."""
+"""Simulated people who rate: each is of a kind, and rates at random by the taste of that kind."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- A small language of prompts and responses: a response has six attributes that can be read and written.
+# ---- A small language of prompts and responses; a response has six attributes.
 
 Array = NDArray[np.float64]
 
@@ -30,13 +30,13 @@ WORDS: Final = (
 BRIEF: Final = 5
 """Most words of a brief response."""
 LONG: Final = (7, 9)
-"""Fewest and most words of another one that the reference writes."""
+"""Fewest and most words of another response of the reference."""
 
 _TOPIC_OF: Final = {word: topic for topic, words in TOPICS.items() for word in words}
 
 
 class Profile(NamedTuple):
-    """The attributes of a response, in the order of every array of them."""
+    """The attributes of a response, in their order in arrays."""
 
     on_topic: bool
     concrete: bool
@@ -47,7 +47,7 @@ class Profile(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Chances of each attribute in a response of the reference, which is what is trained from."""
+    """Chances of each attribute in a response of the reference policy, from which training begins."""
 
     on_topic: float = 0.6
     concrete: float = 0.4
@@ -61,13 +61,13 @@ REFERENCE: Final = Reference()
 
 
 def topic_of(prompt: str) -> str:
-    """Return the topic that most words of a prompt are of, the first of equals; "" where none is."""
+    """Return the topic of most words of a prompt, the first of equals; "" without any."""
     found = [_TOPIC_OF[word] for word in prompt.split() if word in _TOPIC_OF]
     return max(TOPICS, key=found.count) if found else ""
 
 
 def read_profile(prompt: str, response: str) -> Profile:
-    """Return which attributes a response to a prompt has; words of no meaning count as words."""
+    """Return the attributes of a response to a prompt; unknown words count towards its length."""
     words = response.split()
     topics = [_TOPIC_OF[word] for word in words if word in _TOPIC_OF]
     fitting = topics.count(topic_of(prompt))
@@ -122,7 +122,7 @@ def _one(rng: np.random.Generator, words: Sequence[str]) -> str:
     return words[int(rng.integers(len(words)))]
 
 
-# ---- What people like: weights of the six attributes for each kind of person, and what they say by chance.
+# ---- Tastes: weights of the six attributes for each kind of person.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +136,13 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taste:
-    """What a population likes. kinds: equally many people are of each. liars: share of the people."""
+    """The taste of a population. kinds: equally many people are of each. liars: share of the people."""
 
     kinds: tuple[Kind, ...]
     liars: float = 0.05
 
     def thumb_chance(self, features: Array) -> Array:
-        """Return the chance that somebody's thumb is up, [K] for attributes [K, 6]."""
+        """Return the chance of a thumb up by a random person, float64 [K] for attributes [K, 6]."""
         scores = np.array([features @ np.array(one.weights) + one.bias for one in self.kinds])
         honest = (1 / (1 + np.exp(-scores))).mean(0)
         said: Array = (1 - self.liars) * honest + self.liars * (1 - honest)
@@ -150,7 +150,7 @@ class Taste:
 
 
 def kind(name: str, *weights: float) -> Kind:
-    """Return a kind whose thumbs are up for about half of what the reference writes."""
+    """Return a kind whose thumbs are up for about half of the reference's responses."""
     return Kind(name=name, weights=weights, bias=-float(np.array(weights) @ np.array(REFERENCE)))
 
 
@@ -168,7 +168,7 @@ CHANGED: Final = Taste(
         kind("careful", 1.5, -1.0, -1.0, -1.0, 1.5, -4.0),
     )
 )
-"""Of the same people after their taste has changed: long, doubtful and vague is liked now."""
+"""The same people after their taste changed: they like long, doubtful and vague responses."""
 
 
 THUMB: Final = "thumb"
@@ -176,7 +176,7 @@ THUMB: Final = "thumb"
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody who rates. kind: number of the kind of person."""
+    """A rater. kind: index of the kind of person."""
 
     name: str
     kind: int
@@ -210,8 +210,7 @@ def population(count: int, *, seed: int, taste: Taste = USUAL) -> Population:
     return Population(taste=taste, people=people)
 
 
-# ---- People who chat: what somebody asks next.
-
+# ---- The next question of a person who chats.
 
 _STAYS: Final = 0.7
 """The chance that the next question is of the same topic."""

@@ -1,9 +1,9 @@
-"""Rows of feedback in, the rows that count out, and for every other row its reason and whose it is.
+"""A filter of ratings: it returns the rows that count, and the reason and rater of every other row.
 
-    rows ─► whose are gone ─► newest of the same ─► daily cap ─► people who agree with others ─► rows
+    rows ─► without deleted raters ─► newest per rater and answer ─► daily cap ─► without liars ─► rows
 
-Newer is said by the `number` of a registry, where every row has its own, since clocks go back; elsewhere by
-`at_s`, in seconds, and a row without one is as old as its place among the others.
+Rows are ordered by the `number` of a registry where every row has its own, since clocks go back; elsewhere by
+`at_s`, in seconds. A row without `at_s` is ordered by its place among the others.
 """
 
 import json
@@ -21,7 +21,7 @@ from penstock.workloads.chat.people import THUMB
 from penstock.workloads.language.feedback import BadRows, made_of, rows_of
 from penstock.workloads.language.prompt import identity, parse_prompt
 
-# ---- How much of one person counts, and why a row does not.
+# ---- The rules of the filter, and the reasons for which it drops a row.
 
 
 class Reason(StrEnum):
@@ -37,10 +37,10 @@ class Reason(StrEnum):
 class RatingRules:
     """Numbers of the filter.
 
-    daily_cap: most rows of a person that count in 24 hours. false_alarms: bound of the chance that anybody
-    who is honest is taken for a liar.
+    daily_cap: most rows of a person that count in 24 hours. false_alarms: bound of the chance that any honest
+    person is taken for a liar.
 
-    Raises ConfigurationError that names a number which does not fit.
+    Raises ConfigurationError that names an invalid number.
     """
 
     daily_cap: int = 200
@@ -53,22 +53,22 @@ class RatingRules:
             raise ConfigurationError(f"false_alarms={self.false_alarms}: must lie between 0 and 1")
 
 
-# ---- Who says the opposite of what others say: a test that may be looked at after every thumb.
+# ---- A sequential test for raters who contradict others; it may be read after every thumb.
 
 _ADDED: Final = 2.0
-"""Thumbs of the mean of all that are added to those of a response."""
+"""Weight of the overall mean in a response's share, in thumbs."""
 _LEAST: Final = 10
-"""Fewest thumbs of a person by which it is judged whether they are a liar."""
+"""Fewest thumbs by which a person is judged."""
 SURE: Final = 0.1
-"""What others say is never surer than this from 0 or 1: a single thumb is weak evidence."""
+"""Least distance of others' share from 0 and 1: a single thumb is weak evidence."""
 
 Row = Mapping[str, Any]
 Expected = Callable[[Row], float | None]
-"""What others say of the response of a row: the chance of a thumb up, None where that is not known."""
+"""Returns the chance of a thumb up by others for a row's response; None: unknown."""
 
 
 def liars(thumbs: Sequence[tuple[str, bool, float]], rules: RatingRules) -> dict[str, float]:
-    """Return whose evidence passes the bound, with its logarithm. thumbs: rater, is up, others' chance."""
+    """Return the log of the evidence of each rater above the bound. thumbs: rater, is up, others' chance."""
     evidence: dict[str, float] = {}
     worst: dict[str, float] = {}
     count: dict[str, int] = {}
@@ -84,10 +84,10 @@ def liars(thumbs: Sequence[tuple[str, bool, float]], rules: RatingRules) -> dict
 
 
 def others_share(rows: Sequence[tuple[str, str, bool]]) -> Callable[[str, str], float]:
-    """Return what others than somebody say of a response, from their thumbs.
+    """Return a function of rater and response: the share of thumbs up by other raters.
 
-    rows: who said it, of which response, whether it is up. Some thumbs of the mean of all are added, so that
-    without other ratings the answer is that mean.
+    rows: rater, response, whether the thumb is up. The overall mean counts as some further thumbs, so that
+    without other ratings the share is that mean.
     """
     ups: dict[str, float] = {}
     counts: dict[str, int] = {}
@@ -112,10 +112,10 @@ DAY_S: Final = 86_400.0
 
 @dataclass(slots=True)
 class Filtered:
-    """What came of it.
+    """The result of the filter.
 
-    kept: rows that count, in their order. dropped: how many, by reason. raters: how many of each person's, by
-    reason. unnamed: rows without a rater. evidence: of each liar, log of how much likelier a lie is.
+    kept: rows that count, in their order. dropped: counts by reason. raters: counts by rater and reason.
+    unnamed: number of rows without a rater. evidence: of each liar, the log of the likelihood ratio of lying.
     """
 
     kept: list[Row] = field(default_factory=list)
@@ -136,10 +136,10 @@ def filter_ratings(
     deleted: Collection[str] = (),
     expected: Expected | None = None,
 ) -> Filtered:
-    """Return the rows that count, and what became of the others.
+    """Return the rows that count, and why the others do not.
 
-    deleted: people who are gone. expected: what others say of a row's response, such as a reward model's
-    share; None: what the others in these rows say. People are held against others by their thumbs alone.
+    deleted: raters whose rows are dropped. expected: the chance of a thumb up for a row's response, such as a
+    reward model's; None: the share of the other raters in these rows. Only thumbs are compared with others.
     """
     found = Filtered()
     named = _without_gone(rows, deleted, found)
@@ -204,7 +204,7 @@ def _within_cap(rows: Sequence[Row], rules: RatingRules, found: Filtered) -> lis
 
 
 def _thumbs(rows: Sequence[Row], expected: Expected | None) -> list[tuple[str, bool, float]]:
-    """Return who said it, whether it is up, and what others say, oldest first."""
+    """Return rater, whether the thumb is up, and the chance of a thumb up by others, oldest first."""
     given = [
         row
         for _, row in _oldest_first(rows)
@@ -218,7 +218,7 @@ def _thumbs(rows: Sequence[Row], expected: Expected | None) -> list[tuple[str, b
 
 
 def _about(row: Row) -> tuple[str, ...] | None:
-    """Return who rated and what; None of a row without a rater."""
+    """Return the rater and the rated answer; None for a row without a rater."""
     rater = _rater(row)
     if not rater:
         return None
@@ -236,7 +236,7 @@ def _prompt(row: Row) -> str:
     try:
         return identity(parse_prompt(row.get("prompt")))
     except ValueError:
-        return repr(row.get("prompt"))  # what trains from it says what is wrong with it
+        return repr(row.get("prompt"))  # the training reports what is wrong with it
 
 
 def _is_up(row: Row) -> bool:
@@ -258,7 +258,7 @@ def _time(row: Row, place: int) -> float:
 # ---- `penstock chat ratings`: read, filter and write rows, and report them.
 
 SHOWN: Final = 20
-"""Most people who are named in the summary; JSON has all."""
+"""Most raters that the summary names; JSON has all."""
 
 
 def write_believed(
@@ -306,7 +306,7 @@ def _rating(_where: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    """Return a row as a line. Half a character, which JSON can say and UTF-8 cannot, stays an escape."""
+    """Return a row as a line. Half a surrogate pair, which UTF-8 cannot encode, stays an escape."""
     try:
         return f"{json.dumps(dict(row), ensure_ascii=False)}\n".encode()
     except UnicodeEncodeError:
@@ -323,7 +323,7 @@ def _names(file: Path | None) -> frozenset[str]:
 
 
 def _judge(judge: Path | None, base: str | None, rows: Sequence[dict[str, Any]]) -> Expected | None:
-    """Return what a model says of the rows' responses; there is nothing for those that it cannot read."""
+    """Return the expectations of a reward model for the rows; None for rows that it cannot read."""
     if judge is None:
         return None
     from penstock.workloads.language.reward.reward_model import HeadsModel  # noqa: PLC0415 - with torch
@@ -341,7 +341,7 @@ def _judge(judge: Path | None, base: str | None, rows: Sequence[dict[str, Any]])
                 sample = Sample(prompt=parse_prompt(row.get("prompt")), response=row["response"])
                 [said] = model.judge([sample])
             except (BadSample, ValueError):
-                continue  # a training from the row says what is wrong with it
+                continue  # a training on the row reports what is wrong with it
             known[id(row)] = said.shares[THUMB]
     return lambda row: known.get(id(row))
 
@@ -373,7 +373,7 @@ def _lines(told: dict[str, Any], output: Path) -> list[str]:
         f"{output}: {told['kept']} of {told['rows']} rows count; dropped: {dropped}",
         *people[:SHOWN],
         *([f"  … and {rest} more people; --json names all"] if rest > 0 else []),
-        f"{told['unnamed']} rows name no rater: nothing is known of who sent them",
+        f"{told['unnamed']} rows name no rater, and are not compared with others",
         *([f"{told['bad']} rows are no ratings:"] if told["bad"] else []),
         *told["unreadable"],
     ]

@@ -1,7 +1,7 @@
-"""A step of a round as a process: a command that anybody may give by hand, which ends with the loop.
+"""A step of a round as a process of an ordinary command, which ends with the loop.
 
-The process holds the round's lock as long as it lives, also one that a killed loop left behind and that is
-still on its way out: no two of them ever write into the folder of a round.
+The process holds the round's lock as long as it lives, also when a killed loop left it behind. So no two
+processes ever write into the folder of a round.
 """
 
 import fcntl
@@ -36,15 +36,18 @@ _TAIL_BYTES: Final = 8192
 
 
 class StepFailed(Exception):
-    """Reports a step that cannot be done; the message says why, and what would help."""
+    """Reports a step that failed; the message names the cause and a remedy."""
 
 
 class StepInterrupted(Exception):
-    """Reports that the loop is to end, or to wait, before the step has ended: it is done another time."""
+    """Reports that the loop was stopped or paused before the step ended; the step is repeated later."""
 
 
 def run_step(words: Sequence[str], folder: Path, wait: Callable[[float], bool]) -> None:
-    """Run `penstock WORDS…` in a round's folder until it or `wait(seconds)` ends it; raises StepFailed."""
+    """Run `penstock WORDS…` in a round's folder to its end.
+
+    wait: waits for so many seconds, and returns whether to stop. Raises StepFailed, StepInterrupted.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()
     try:
@@ -73,7 +76,7 @@ def run_step(words: Sequence[str], folder: Path, wait: Callable[[float], bool]) 
 def start_command(
     words: Sequence[str], folder: Path, out: IO[bytes], lifeline: int, *held: int
 ) -> "subprocess.Popen[bytes]":
-    """Start `penstock WORDS…`, which ends with its lifeline. held: descriptors that it holds as well."""
+    """Start `penstock WORDS…`, which ends with its lifeline. held: further descriptors that it inherits."""
     return subprocess.Popen(
         (sys.executable, "-P", "-m", "penstock.launch.cli", *words),
         cwd=folder,
@@ -82,12 +85,12 @@ def start_command(
         stderr=out,
         pass_fds=(lifeline, *held),
         env={**os.environ, LIFELINE_VARIABLE: str(lifeline)},
-        process_group=0,  # a Ctrl-C is the loop's, which ends its children in order
+        process_group=0,  # a Ctrl-C reaches the loop alone, which ends its children in order
     )
 
 
 def _take(lock: IO[str], wait: Callable[[float], bool]) -> None:
-    """Take the round's lock, which what a killed loop started may still hold; raises StepInterrupted."""
+    """Take the round's lock, which a child of a killed loop may still hold; raises StepInterrupted."""
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,8 +107,7 @@ def _last_line(log: Path, begin: int) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-# ---- What lies in the folder of a round: made by one step, read by the next, and gone when the round is
-# over.
+# ---- Files in the folder of a round: written by one step, read by the next, removed when the round is over.
 
 BELIEVED: Final = "believed.jsonl"
 PROMPTS: Final = "prompts.jsonl"
@@ -116,37 +118,37 @@ RECIPE: Final = "round.toml"
 RUN: Final = "run"
 _SUMMARY: Final = "summary.json"
 KNOWN: Final = {"thumb": "thumbs", "relevance": "stars", "helpfulness": "stars", "safety": "stars"}
-"""What the page asks for, and its scale."""
+"""Aspects that the page rates, and their scales."""
 _LASTS: Final = frozenset({RUN, LOCK, LOG})
 _LASTS_OF_RUN: Final = frozenset({"policies", "config.toml", "seal", _SUMMARY, "logs"})
 
 
 def rated_heads(believed: Path) -> list[str]:
-    """Return NAME=SCALE for what was rated, of what the page asks for; raises StepFailed without any."""
+    """Return NAME=SCALE of each aspect of the page that was rated; raises StepFailed without any."""
     with believed.open() as file:
         keys = {json.loads(line)["key"] for line in file}
     found = [f"{name}={scale}" for name, scale in KNOWN.items() if name in keys]
     if not found:
         known = ", ".join(KNOWN)
-        raise StepFailed(f"no rating is of {known}: say what people rate with --head NAME=SCALE")
+        raise StepFailed(f"no rating is of {known}: name what people rate with --head NAME=SCALE")
     return found
 
 
 def told_apart(card: Path) -> tuple[float | None, float | None]:
-    """Return the held-out thumb's area under the curve, and it or the accuracy of pairs; None: unknown."""
+    """Return the held-out thumbs' area under the curve, and that or the pairs' accuracy; None: unknown."""
     measures: dict[str, Any] = json.loads(card.read_bytes())["trained"]["measures"]
     thumb: float | None = measures["heads"].get("thumb", {}).get("auc")
     return thumb, measures["pair_accuracy"] if thumb is None else thumb
 
 
 def facts_of(card: Path) -> dict[str, Any]:
-    """Return the weights of a reward model, and its measures on what was held out: no text of anybody."""
+    """Return a reward model's weights, and its measures on held-out rows; neither holds people's texts."""
     found = json.loads(card.read_bytes())
     return {"weights": found["weights"], "measures": found["trained"]["measures"]}
 
 
 def summary_of(run: Path) -> dict[str, Any] | None:
-    """Return the summary of a training that is done; None while there is something left to do."""
+    """Return the summary of a training that has ended; None while it is incomplete."""
     try:
         summary: dict[str, Any] = json.loads((run / _SUMMARY).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -159,7 +161,7 @@ def has_checkpoint(run: Path) -> bool:
 
 
 def forget_texts(folder: Path) -> None:
-    """Remove what people wrote from a round's folder, and what only a training needs; raises OSError."""
+    """Remove people's texts, and files that only a training needs, from a round's folder; raises OSError."""
     for path in folder.glob("*"):
         if path.name not in _LASTS:
             _remove(path)
@@ -175,8 +177,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# ---- The newest reward model of a loop, kept and served beside it: `judge/`, `judge.json`, `judge.log`.
-# The process is begun again where it has ended, or where there is a newer model, and ends with the loop.
+# ---- The newest reward model of a loop, stored and served: `judge/`, `judge.json`, `judge.log`. The process
+# is restarted when it ended, or when there is a newer model. It ends with the loop.
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +187,7 @@ _END_S: Final = 30.0
 
 
 def keep_judge(folder: Path, made: Path) -> None:
-    """Keep a round's reward model as the loop's newest, without what people wrote."""
+    """Store a round's reward model as the loop's newest, without people's texts."""
     new, old = folder / f".{JUDGE}-new", folder / f".{JUDGE}-old"
     for path in (new, old):
         shutil.rmtree(path, ignore_errors=True)
@@ -200,13 +202,13 @@ def keep_judge(folder: Path, made: Path) -> None:
 
 
 def judge_address(folder: Path) -> str:
-    """Return where the model of a loop answers; "" where it does not."""
+    """Return the address of a loop's reward model; "" where it is not served."""
     found = read_endpoint(folder / _ENDPOINT)
     return "" if found is None or not found.address else str(found.address)
 
 
 class ServedJudge:
-    """Its process while the block runs. folder: of the loop."""
+    """Serves the loop's reward model while the block runs. folder: of the loop."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -215,7 +217,7 @@ class ServedJudge:
         self._pipe: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
-        self._end()  # what a killed loop has left says nothing any more
+        self._end()  # removes the address that a killed loop left
         self._pipe = os.pipe()
         return self
 
@@ -225,7 +227,7 @@ class ServedJudge:
             os.close(end)
 
     def look(self) -> None:
-        """Have the newest model served, where there is one; raises OSError."""
+        """Serve the newest model, where there is one; raises OSError."""
         try:
             newest = (self._folder / JUDGE / CARD).stat().st_mtime
         except FileNotFoundError:
@@ -251,12 +253,12 @@ class ServedJudge:
         try:
             child.wait(_END_S)
         except subprocess.TimeoutExpired:
-            log.warning("the judge did not end in time, and is killed", extra={"seconds": _END_S})
+            log.warning("the reward model did not end in time, and is killed", extra={"seconds": _END_S})
             child.kill()
             child.wait()
 
 
-# ---- The run whose chat is made better: its settings, its registry, and the version that answers people.
+# ---- The run that the loop trains: its settings, its registry, its active version.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +283,7 @@ class ServedRun:
 
 
 def read_run(folder: Path) -> ServedRun:
-    """Return the run in a folder; raises ConfigurationError for another's, or no language model's."""
+    """Return the run in a folder; raises ConfigurationError for another user's, or another kind of run."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise ConfigurationError(f"{folder}: no folder of a run; name one, such as chat-state/run")
@@ -297,12 +299,12 @@ def read_run(folder: Path) -> ServedRun:
 
 
 def serving_version(registry: Registry, policy: str, *, by: str) -> PolicyVersion | None:
-    """Return the version that answers people; without one the newest registered becomes active."""
+    """Return the active version; where there is none, make the newest registered one active."""
     active = registry.active(policy)
     if active is not None:
         return active
     candidates = registry.list(policy, Status.CANDIDATE)
     if not candidates:
         return None
-    reason = "what the loop begins with: canaries are judged against an active version"
+    reason = "first version of the loop: canaries are compared with an active version"
     return registry.promote(policy, candidates[-1].version, reason, by=by)

@@ -1,4 +1,4 @@
-"""The environments of the workload by their names, and `Candidates-v0`: which of eight responses is liked."""
+"""The environments of the workload by their names, and `Candidates-v0`: a choice of one of eight responses."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +24,7 @@ gymnasium.register("Chat-v0", "penstock.workloads.chat.chat_environment:ChatEnvi
 gymnasium.register("Candidates-v0", f"{__name__}:CandidateTask")
 
 TASTES: Final[dict[str, Taste]] = {"usual": USUAL, "changed": CHANGED}
-"""What people may like, by the name that a run says."""
+"""Tastes by the names of the argument `taste`."""
 REWARDS: Final = ("chance", "thumb")
 PEOPLE: Final = 60
 
@@ -57,13 +57,13 @@ class Question:
 
 @cache
 def questions() -> tuple[Question, ...]:
-    """Return the prompts with their candidates: responses of the reference, the same in every process."""
+    """Return the prompts with candidates of the reference policy, the same in every process."""
     rng = np.random.default_rng(_SEED)
     return tuple(_question(rng) for _ in range(PROMPTS))
 
 
 def liked(taste: Taste) -> Array:
-    """Return the chance that a person likes each candidate, [PROMPTS, CANDIDATES]."""
+    """Return the chance that a random person likes each candidate, float64 [PROMPTS, CANDIDATES]."""
     return np.array([taste.thumb_chance(one.features) for one in questions()])
 
 
@@ -85,13 +85,13 @@ class CandidateTask(gymnasium.Env[Observation, np.int64]):
     step the `response`.
 
     Args:
-        taste: what people like, `usual` or `changed`.
+        taste: of the people, `usual` or `changed`.
         changes_after: episodes of this environment after which people have the other taste; 0: never.
-        reward: `chance`: how likely it is that somebody likes the response; or `thumb`: whether somebody, who
-            is drawn each time, does, 1 or 0.
+        reward: `chance`: the chance that a random person likes the response; or `thumb`: whether a person,
+            drawn in each step, likes it, 1 or 0.
 
     Raises:
-        ConfigurationError: an argument that does not fit; it names the argument.
+        ConfigurationError: an invalid argument, which it names.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
@@ -109,7 +109,7 @@ class CandidateTask(gymnasium.Env[Observation, np.int64]):
         self._seen = np.array([one.features.reshape(-1) for one in questions()], np.float32)
         self.observation_space = spaces.Box(0.0, 1.0, self._seen.shape[1:], np.float32)
         self.action_space = spaces.Discrete(CANDIDATES)
-        self._asked = 0
+        self._index = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -118,18 +118,18 @@ class CandidateTask(gymnasium.Env[Observation, np.int64]):
         self._episodes += 1
         if self._changes_after and self._episodes == self._changes_after + 1:
             self._like(next(one for name, one in TASTES.items() if name != self._taste))
-        self._asked = int(self.np_random.integers(PROMPTS))
-        return self._seen[self._asked].copy(), {"prompt": questions()[self._asked].prompt}
+        self._index = int(self.np_random.integers(PROMPTS))
+        return self._seen[self._index].copy(), {"prompt": questions()[self._index].prompt}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        question, chosen = questions()[self._asked], int(action)
+        question, chosen = questions()[self._index], int(action)
         response = question.candidates[chosen]
-        reward = float(self._liked[self._asked, chosen])
+        reward = float(self._liked[self._index, chosen])
         if self._draws:
             somebody = self._people.somebody(self.np_random)
             reward = float(self._people.thumb(self.np_random, somebody, question.prompt, response))
         info = {"prompt": question.prompt, "response": response}
-        return self._seen[self._asked].copy(), reward, True, False, info
+        return self._seen[self._index].copy(), reward, True, False, info
 
     def _like(self, taste: Taste) -> None:
         self._liked, self._people = liked(taste), population(PEOPLE, seed=0, taste=taste)

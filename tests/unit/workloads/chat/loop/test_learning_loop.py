@@ -237,7 +237,7 @@ def test_a_reward_model_is_trained_under_the_weights_that_people_have_changed(st
 def test_one_loop_has_a_run_at_a_time(stand: LoopStand) -> None:
     with stand.going(ORDER):
         assert soon(lambda: (stand.folder / "loop.json").exists())
-        with pytest.raises(ConfigurationError, match="another loop has this run in hand"):
+        with pytest.raises(ConfigurationError, match="another loop runs on this run"):
             once(stand)
 
 
