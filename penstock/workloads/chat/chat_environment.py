@@ -31,7 +31,7 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
     `info` has the `messages`, and after an answer its text as `response`.
 
     Args:
-        model: folder or hub name of a model, whose tokenizer is used; None: a tokenizer of the people's words.
+        model: folder or hub name of a model, whose tokenizer is used; None: one of the people's words.
         tokenizer: of transformers, with a chat template, an end and a pad token; instead of the model's.
         max_length: most tokens of a conversation.
         turns: answers of an episode.

@@ -1,4 +1,4 @@
-"""The environments of the workload by their names, and `Candidates-v0`: a choice of one of eight responses."""
+"""The registered environments, and `Candidates-v0`: a choice of one of eight responses."""
 
 from dataclasses import dataclass
 from functools import cache

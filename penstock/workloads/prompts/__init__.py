@@ -1,4 +1,4 @@
-"""Prompts: which mutation makes a prompt better, chosen from the numbers of its embedding.
+"""Prompts: a policy that chooses the mutation which improves a prompt, from its embedding.
 
 Importing this package imports nothing heavy, and nothing in it but the tasks imports Gymnasium.
 """

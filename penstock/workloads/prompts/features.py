@@ -1,4 +1,4 @@
-"""Five readable features of a prompt: what each mutation would add, and whether it is there already."""
+"""The five mutations of a prompt, and the five features that they add."""
 
 import re
 import unicodedata
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-# ---- What a prompt may be, and the sections that mutations add below it.
+# ---- Valid prompts, and the sections that mutations append.
 
 MAX_CHARACTERS: Final = 20_000
-"""Length of the longest prompt that is read."""
+"""Length of the longest valid prompt."""
 _SEPARATOR: Final = "\n\n"
 
 STEPS: Final = "Work in steps: first split the task into parts, then do one part after another, then check."
@@ -21,12 +21,12 @@ SECTIONS: Final = (STEPS, EXAMPLES, CONSTRAINTS, FALLBACK)
 
 
 class PromptError(ValueError):
-    """A text that is no prompt. The message names the cause and what to do."""
+    """Reports an invalid prompt; the message names the cause and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What somebody wrote, and those of `SECTIONS` that stand below it."""
+    """The user's own text, and the `SECTIONS` below it."""
 
     body: str
     sections: frozenset[str] = frozenset()
@@ -101,17 +101,17 @@ _PADDING: Final = re.compile(
     re.IGNORECASE,
 )
 _PASSES: Final = 8
-"""Leaving out words may bring others together that are left out as well; text that nests deeper is kept."""
+"""Removing words may create further padding; text with more passes than this stays as it is."""
 _CACHED_BODIES: Final = 128
-"""A body stays while sections are added to it."""
+"""Mutations often change the sections and leave the body as it is."""
 _TOKEN: Final = re.compile(r"\w+|[^\w\s]")
 
 
 def features_of(prompt: str) -> tuple[bool, ...]:
-    """Return five features of a prompt that `read_prompt` returned: it leaves mutation i nothing to do.
+    """Return five features of a prompt of `read_prompt`; with feature i, mutation i changes nothing.
 
-    It says what to do where something cannot be done, has no words that could be left out, asks for detail or
-    examples, sets bounds, splits the task.
+    The prompt names a fallback, has no padding, asks for detail or examples, sets constraints, or splits the
+    task into steps.
     """
     return features_of_parts(take_apart(prompt))
 
@@ -142,10 +142,10 @@ def _tokens(text: str) -> int:
 
 
 def without_padding(body: str) -> str:
-    """Return a body without polite words, empty phrases and lines that are said twice.
+    """Return a body without polite words, empty phrases and repeated lines.
 
-    Where that would change another feature or the order of the sections, leave nothing, or go on and on, it
-    is returned as it is.
+    It is returned unchanged where the removal would change another feature or the sections, leave no text, or
+    need too many passes.
     """
     lean = body
     for _ in range(_PASSES):
@@ -186,13 +186,13 @@ MUTATION_TYPES: Final = (
 )
 """Names of the mutations, by the number of the action."""
 LONGEST_TOKENS: Final = 400
-"""Where a prompt is longer, masks offer no mutation that makes it longer still."""
+"""From this length on, masks offer no mutation that makes a prompt longer."""
 _REDUCTION: Final = 1
 _ADDED: Final = {0: FALLBACK, 2: EXAMPLES, 3: CONSTRAINTS, 4: STEPS}
 
 
 def mutate(prompt: str, action: int) -> str:
-    """Return a prompt after mutation 0 to 4; the same where it is there or the text became too long."""
+    """Return a prompt after mutation 0 to 4; unchanged where it has the feature, or would become too long."""
     if type(action) is not int or not 0 <= action < len(MUTATION_TYPES):
         listed = ", ".join(f"{number} {name}" for number, name in enumerate(MUTATION_TYPES))
         raise PromptError(f"action={action!r}: is no mutation; choose one of {listed}")
@@ -207,6 +207,6 @@ def mutate(prompt: str, action: int) -> str:
 
 
 def offered(prompt: str) -> tuple[bool, ...]:
-    """Return which mutations a prompt implies: all, but for a long one none that lengthens it."""
+    """Return which mutations are offered for a prompt: all, but for a long one none that lengthens it."""
     is_long = token_count(read_prompt(prompt)) >= LONGEST_TOKENS
     return tuple(action == _REDUCTION or not is_long for action in range(len(MUTATION_TYPES)))

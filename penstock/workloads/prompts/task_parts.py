@@ -1,4 +1,4 @@
-"""What a task embeds and rewards with, as its settings say; the API over HTTP reads them alike."""
+"""The prompts, embeddings and rewards of a task, by its settings; the environment and the API use them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from penstock.workloads.prompts.features import read_prompt
 _SOURCES: Final = ("builtin", "chatterbot")
 _PACKAGE: Final = "chatterbot_corpus"
 _TEST_SHARE: Final = 4
-"""One of so many subjects belongs to the tests."""
+"""One of so many subjects is for tests."""
 _SHORTEST, _LONGEST = 8, 120
 """Characters of a subject from the corpus."""
 
@@ -78,14 +78,14 @@ _TOPICS: Final[dict[Category, tuple[str, ...]]] = {
     Category.GENERAL_QA: ("trivia", "ai", "botprofile"),
     Category.CREATIVE_WRITING: ("humor", "emotion", "gossip", "greetings", "conversations"),
 }
-"""Topics of the corpus by the category that their dialogues are put in."""
+"""The corpus topics of each category."""
 
 
 class PromptSource:
-    """Draws prompts: each category is as likely, and so is each of its subjects.
+    """Draws prompts, with equal chances for each category and for each of its subjects.
 
-    source: where the subjects are from. split: those to train on, or those that training never sees.
-    Raises ConfigurationError for another name, and where the corpus is not installed.
+    source: of the subjects. split: `train`, or `test`, which has other subjects. Raises ConfigurationError
+    for another name, and where the corpus is not installed.
     """
 
     def __init__(self, source: str = "builtin", split: str = "train") -> None:
@@ -98,7 +98,7 @@ class PromptSource:
         }
 
     def draw(self, random: np.random.Generator) -> tuple[str, Category]:
-        """Return a prompt in the form of `read_prompt`, and the category that its template is of."""
+        """Return a prompt in the form of `read_prompt`, and the category of its template."""
         category = list(Category)[int(random.integers(len(Category)))]
         subjects, templates = self._subjects[category], TEMPLATES[category]
         subject = subjects[int(random.integers(len(subjects)))]
@@ -118,7 +118,7 @@ def _check(name: str, value: Any, known: Sequence[str]) -> None:
 
 
 def is_for_tests(subject: str) -> bool:
-    """Return whether a subject belongs to the tests; on every machine the same ones do."""
+    """Return whether a subject is for tests, the same on every machine."""
     return hashlib.sha256(subject.encode()).digest()[0] % _TEST_SHARE == 0
 
 
@@ -145,13 +145,13 @@ def _lines(folder: Path, topic: str) -> list[str]:
 
 
 RATINGS: Final = "ratings"
-"""The reward that people give, over HTTP alone."""
+"""The reward of people's ratings, over HTTP alone."""
 _MOST_EVERY: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskParts:
-    """Parts of a task. reward: None where people's ratings are the reward. source: of its prompts."""
+    """The parts of a task. reward: None: people's ratings are the reward. source: of its prompts."""
 
     source: PromptSource
     embedder: Embedder
@@ -174,13 +174,13 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def parts_of(said: Mapping[str, Any]) -> TaskParts:
-    """Return the parts of a task. said: its arguments, by the names of `PromptTask`."""
-    if unknown := said.keys() - _DEFAULTS:
+def parts_of(arguments: Mapping[str, Any]) -> TaskParts:
+    """Return the parts of a task. arguments: those of `PromptTask`."""
+    if unknown := arguments.keys() - _DEFAULTS:
         raise ConfigurationError(
             f"environment.kwargs.{min(unknown)}: unknown; use one of {', '.join(_DEFAULTS)}"
         )
-    task = {**_DEFAULTS, **said}
+    task = {**_DEFAULTS, **arguments}
     return TaskParts(
         source=PromptSource(task["prompts"], task["split"]), embedder=_embedder(task), reward=_reward(task)
     )

@@ -1,4 +1,4 @@
-"""`Prompts-v0`, as a run names it: five mutations in a row make a prompt better, or worse."""
+"""`Prompts-v0`: an environment in which five mutations improve a prompt."""
 
 import math
 from typing import Any, Final
@@ -24,22 +24,22 @@ Observation = NDArray[np.float32]
 class PromptTask(gymnasium.Env[Observation, np.int64]):
     """An episode begins with a prompt, and each action mutates its text. It ends after five steps.
 
-    Observation: the embedding of the text, float32 [1536], and nothing else. `info` has the text as `prompt`,
-    and as `action_mask`, int8 [5], what the text implies: nothing that would make a long prompt longer. The
-    mask counts where `environment.mask_key = "action_mask"`.
+    Observation: the embedding of the text, float32 [1536]. `info` has the text as `prompt`, and the offered
+    mutations as `action_mask`, int8 [5]: none that would make a long prompt longer. The mask is applied where
+    `environment.mask_key = "action_mask"`.
 
     Args:
         prompts: `builtin`, or `chatterbot` (extra `data`).
-        split: `train`, or `test`: prompts about what training never saw.
+        split: `train`, or `test`: prompts on other subjects.
         embedding: `hashing`, or `http`: those of a server.
-        reward: `quality`, or `ratings`, which people give over HTTP: such a task has no actors.
-        reward_source: instead of these, a source of scores: `module:function`, `http(s)://…`,
+        reward: `quality`, or `ratings`: people's ratings over HTTP; such a task has no actors.
+        reward_source: a source of scores instead of `reward`: `module:function`, `http(s)://…`,
             `grpc://HOST:PORT`, `unix:/path`.
-        human_check_every: scores of that source of which a person checks one, over HTTP; 0: none.
+        human_check_every: a person checks one of so many scores of that source, over HTTP; 0: none.
         embedding_url, embedding_model, embedding_key_file: of the server, its model and the key, for `http`.
 
     Raises:
-        ConfigurationError: an argument that does not fit; it names the argument.
+        ConfigurationError: an invalid argument, which it names.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
@@ -76,7 +76,7 @@ class PromptTask(gymnasium.Env[Observation, np.int64]):
                 "environment.kwargs: an actor has no people who rate its prompts or check its rewards; they "
                 "do so over HTTP (`penstock gateway prompts`), without actors"
             )
-        # The evaluator of a run without actors tries one step of what it makes, and is asked for no other.
+        # The evaluator of a run without actors takes this one step, to check the environment.
         return math.nan
 
     def close(self) -> None:

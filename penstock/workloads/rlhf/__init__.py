@@ -1,4 +1,4 @@
-"""Reinforcement learning from feedback: it trains a reward model, whose scores train a language model."""
+"""Reinforcement learning from human feedback: a reward model's scores train a language model."""
 
 from penstock.config.workload import Workload
 

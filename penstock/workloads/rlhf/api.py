@@ -5,9 +5,9 @@
     result = RLHFTrainer(TrainingConfig("penstock/recipes/service/rlhf.toml",
     feedback="feedback.jsonl")).train() print(result.policy_path, result.reward_mean)
 
-Data sets and reward models are made in this process, which loads torch; a policy is trained by the processes
+Data sets and reward models are made in this process, which loads torch. A policy is trained by the processes
 of `penstock train`. Places are those of the command line: JSON lines, Parquet, a data set's folder, or a
-registry's URL. What cannot be used raises ConfigurationError, which says what to do.
+registry's URL. ConfigurationError names what cannot be used, and a remedy.
 """
 
 import json
@@ -52,9 +52,10 @@ __all__ = [
 class DatasetConfig:
     """How feedback and prompts are read.
 
-    model: folder or hub name whose tokenizer is used. scale: of the scores (thumbs, stars, percent, LOW:HIGH,
-    none). max_tokens: longest row. validation_share: share of the examples, or of the prompts, that are held
-    out. key: take ratings of this alone. part: split of a data set, or policy of a registry.
+    model: folder or hub name of the model whose tokenizer is used. scale: of the scores (thumbs, stars,
+    percent, LOW:HIGH, none). max_tokens: of the longest row. validation_share: share of the examples, or of
+    the prompts, that is held out. key: read only ratings of this aspect. part: split of a data set, or policy
+    of a registry.
     """
 
     model: str
@@ -67,10 +68,10 @@ class DatasetConfig:
 
 
 class FeedbackDataset(Dataset[Item]):
-    """Encoded examples of one side. `collate` makes of them what a model reads."""
+    """Encoded examples for training or for validation. `collate` makes batches of them."""
 
     def __init__(self, items: list[Item], bad: BadRows, pad_id: int) -> None:
-        """bad: rows of the source that could not be used, counted and named."""
+        """bad: unusable rows of the source."""
         self.items, self.bad = items, bad
         self._collate = Collate(pad_id)
 
@@ -83,13 +84,13 @@ class FeedbackDataset(Dataset[Item]):
     def collate(self, items: list[Item]) -> dict[str, Tensor]:
         """Return `input_ids` and `attention_mask`, int64 [S + 2P, T], and `targets`, float32 [S].
 
-        Of S scores and P pairs; a DataLoader takes it as `collate_fn`.
+        S is the number of scores, P of pairs, T of tokens. It is the `collate_fn` of a DataLoader.
         """
         return self._collate(items)
 
 
 def prepare_feedback_dataset(place: str, config: DatasetConfig) -> tuple[FeedbackDataset, FeedbackDataset]:
-    """Return the examples to train on, and those to validate on; no prompt is on both sides."""
+    """Return examples for training and for validation, which share no prompt."""
     tokenizer = load_tokenizer(config.model)
     training = _checked(
         {"validation_share": config.validation_share, "seed": config.seed, "max_tokens": config.max_tokens}
@@ -103,14 +104,14 @@ def prepare_feedback_dataset(place: str, config: DatasetConfig) -> tuple[Feedbac
 
 
 def prepare_ppo_dataset(place: str, config: DatasetConfig) -> Prompts:
-    """Return the distinct prompts of a place as token ids: those to train on, and those held out."""
+    """Return the distinct prompts of a place as token ids, for training and held out."""
     encoder = Encoder(load_tokenizer(config.model), config.max_tokens)
     return read_prompts(place, encoder, held_out=config.validation_share, seed=config.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModelConfig:
-    """What a reward model is made from.
+    """The options of a reward model.
 
     model: folder or hub name of the transformer under its head. scale, key, part: see DatasetConfig.
     settings: keys of `penstock rlhf reward train --set`, such as `{"epochs": 3}`.
@@ -134,8 +135,8 @@ def train_reward_model(
 ) -> RewardModel:
     """Train a reward model from the feedback of a place, write it to the folder `out`, and return it.
 
-    stop: set from another thread, ends the training with a checkpoint from which `resume` goes on; then
-    Interrupted is raised.
+    stop: when it is set, the training writes a checkpoint, from which `resume` continues, and raises
+    Interrupted.
     """
     order = Order(
         source=_source(place, config),
@@ -151,12 +152,12 @@ def train_reward_model(
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """How a policy is trained from feedback.
+    """The options of a policy's training from feedback.
 
     recipe: a file for `penstock train`, or a template of the gateway such as those of
-    `penstock/recipes/service`. model: instead of the recipe's. max_steps: updates of the policy; None: as the
-    recipe says. reward_model: folder of one that is used again; None: one is trained from the feedback.
-    settings: over the recipe, nested as in TOML. run_dir: folder of the run; None: a new one below `runs`.
+    `penstock/recipes/service`. model: replaces the recipe's. max_steps: updates of the policy; None: those of
+    the recipe. reward_model: folder of an existing one; None: one is trained from the feedback. settings:
+    replace those of the recipe, nested as in TOML. run_dir: folder of the run; None: a new one below `runs`.
     """
 
     recipe: str | Path
@@ -172,7 +173,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """What a training has made. reward_mean, reward_std: of the last evaluation; None: there was none.
+    """The result of a training. reward_mean, reward_std: of the last evaluation; None: there was none.
 
     policy_path, reward_model_path: folders in Hugging Face's format. summary: all of `summary.json`.
     """
@@ -186,7 +187,7 @@ class TrainingResult:
 
 
 class RLHFTrainer:
-    """Trains a policy from feedback, by the processes of `penstock train`."""
+    """Trains a policy from feedback with the processes of `penstock train`."""
 
     def __init__(self, config: TrainingConfig) -> None:
         """Raises ConfigurationError for a recipe that cannot be read."""
@@ -194,7 +195,7 @@ class RLHFTrainer:
         self.run_config = _run_config(config)
 
     def estimate(self) -> dict[str, Any]:
-        """Return what a training would take, as `penstock train --dry-run --json` measures it.
+        """Return the estimate of `penstock train --dry-run --json`.
 
         Raises penstock.training.TrainingFailed.
         """
@@ -205,16 +206,16 @@ class RLHFTrainer:
         return start(self.run_config)
 
     def train(self, timeout_s: float | None = None) -> TrainingResult:
-        """Train, and return what was made.
+        """Train, and return the result.
 
-        Raises TimeoutError after `timeout_s` seconds, when the training goes on, and
-        penstock.training.TrainingFailed; ConfigurationError for one that ended before it had a policy.
+        Raises TimeoutError after `timeout_s` seconds, while the training continues;
+        penstock.training.TrainingFailed; ConfigurationError where it ended without a policy.
         """
         return self.result(self.start().result(timeout_s))
 
     @staticmethod
     def result(ended: RunResult) -> TrainingResult:
-        """Return what a training that has ended has made.
+        """Return the result of an ended training.
 
         Raises ConfigurationError where it has no policy.
         """
@@ -248,19 +249,19 @@ def _run_config(config: TrainingConfig) -> RunConfig:
     recipe = _read(Path(config.recipe))
     places = {"feedback": config.feedback, "model": config.model, "reward": config.reward_model}
     kwargs = {name: absolute(str(place)) for name, place in places.items() if place is not None}
-    said: dict[str, Any] = {"environment": {"kwargs": {**kwargs, "feedback_scale": config.scale}}}
+    changes: dict[str, Any] = {"environment": {"kwargs": {**kwargs, "feedback_scale": config.scale}}}
     if config.max_steps is not None:
         rows = recipe["algorithm"]["batch_steps"]
-        said["learner"] = {"total_updates": config.max_steps, "total_steps": config.max_steps * rows}
+        changes["learner"] = {"total_updates": config.max_steps, "total_steps": config.max_steps * rows}
     if config.learning_rate is not None:
-        said["algorithm"] = {"learning_rate": config.learning_rate}
-    lay_over(recipe, said)
+        changes["algorithm"] = {"learning_rate": config.learning_rate}
+    lay_over(recipe, changes)
     lay_over(recipe, config.settings)
     return RunConfig(recipe["environment"]["id"], settings=recipe, run_dir=config.run_dir)
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return a recipe; what a template of the gateway says of its callers is not of it."""
+    """Return a recipe, without the section `template` of a gateway's template."""
     try:
         recipe = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
-"""What a run of language models leaves: its last policy in Hugging Face's format, and a list of all files.
+"""Files of an ended run of language models: its last policy in Hugging Face's format, and a manifest.
 
     RUN/policies/vN/             adapter or model, tokenizer, and how it was sampled in training
     RUN/value_head.safetensors   the critic of the last checkpoint
-    RUN/manifest.json            all files with their sha256, what they were made from, the results in short
+    RUN/manifest.json            the sha256 of all files, their sources, a summary of the results
     RUN/training_results.json    summary and full history
 
 Nothing of it is pickled: transformers and peft alone read the policy.
@@ -32,7 +32,7 @@ _SHORT: Final = ("solved", "mean_return", "evaluation", "env_steps", "updates", 
 
 
 def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
-    """Write all of it; without a final policy, as after a failure, only the results."""
+    """Write all files; without a final policy, as after a failure, only the results."""
     _write_json(run_dir / RESULTS, {**summary, "history": _history(run_dir)})
     folder, section = _policy(settings, run_dir), language(settings.environment)
     places = (folder, _value_head(run_dir), run_dir / REWARD_MODEL, run_dir / FEEDBACK, run_dir / RESULTS)
@@ -51,7 +51,7 @@ def write(settings: Settings, run_dir: Path, summary: dict[str, Any]) -> None:
 
 
 def _policy(settings: Settings, run_dir: Path) -> Path | None:
-    """The folder of the final policy, written if it is not there; None where the run has none."""
+    """Return the folder of the final policy, written where it is absent; None: the run has none."""
     from penstock.policy.weights import load_into  # noqa: PLC0415 - loads torch, as what follows
     from penstock.workloads.language.policy import build  # noqa: PLC0415
     from penstock.workloads.language.settings import quieten  # noqa: PLC0415
@@ -78,7 +78,7 @@ def _policy(settings: Settings, run_dir: Path) -> Path | None:
 
 
 def _value_head(run_dir: Path) -> Path | None:
-    """The critic, which is in no version that is published; None where there is no whole checkpoint."""
+    """Write the critic, which published versions lack; None where there is no whole checkpoint."""
     from safetensors.torch import save_file  # noqa: PLC0415 - loads torch
 
     from penstock.workloads.plugin.serving import checkpoint_tensors  # noqa: PLC0415
@@ -91,7 +91,7 @@ def _value_head(run_dir: Path) -> Path | None:
 
 
 def _generation(settings: Settings, tokenizer: Any) -> Any:
-    """Return how responses were drawn: what `generate` of transformers does with these."""
+    """Return the sampling of responses in training, for `generate` of transformers."""
     from transformers import GenerationConfig  # noqa: PLC0415 - loads torch
 
     return GenerationConfig(
@@ -136,14 +136,15 @@ def _write_json(file: Path, content: Any) -> None:
     replace_file(file, (json.dumps(content, indent=1, default=str) + "\n").encode())
 
 
-# ---- Responses of a run's final policy to prompts of the user's.
+# ---- Responses of a run's final policy to given prompts.
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A response.
 
-    tokens: its ids, `<eos>` too, which its text may not show. log_prob: of all its tokens together, in nats.
+    tokens: its ids, with `<eos>`. log_prob: of all its tokens together, in nats. ended: whether it has
+    `<eos>`.
     """
 
     prompt: str
@@ -163,7 +164,7 @@ def generate(
     seed: int,
     deterministic: bool,
 ) -> list[Answer]:
-    """Return one response to each prompt. blob: the weights. tokens: at most; None: as in training."""
+    """Return one response to each prompt. blob: the weights. tokens: most; None: as in training."""
     of = acting.read(specification, local)
     section = language(of.environment)
     tokenizer = load_tokenizer(section.model)

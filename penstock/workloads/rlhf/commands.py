@@ -1,4 +1,4 @@
-"""`penstock rlhf`: feedback as a file, reward models, and answers of a run's final language model."""
+"""`penstock rlhf`: feedback as a file, reward models, and responses of a run's final language model."""
 
 import json
 import re
@@ -43,7 +43,7 @@ rlhf_commands.add_typer(feedback_commands, name="feedback")
 
 
 def _device(name: str | None) -> str | None:
-    """The name of a device that torch knows, or auto; raises typer.BadParameter."""
+    """Return the name of a device of torch, or auto; raises typer.BadParameter."""
     if name is not None and not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", name):
         raise typer.BadParameter(f"{name!r}: use auto, cpu, cuda or cuda:N")
     return name
@@ -66,7 +66,7 @@ Columns = Annotated[
 
 @contextmanager
 def needs_rlhf() -> Iterator[None]:
-    """Name the extra where a package of it is not installed."""
+    """Raise ConfigurationError with the extra to install where a package is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -75,7 +75,7 @@ def needs_rlhf() -> Iterator[None]:
 
 @contextmanager
 def _lines_to(output: Path | None, source: str) -> Iterator[IO[str]]:
-    """Yield where lines that are made of `source` go; None: stdout. Raises ConfigurationError, OSError."""
+    """Yield the file for lines made of `source`; None: stdout. Raises ConfigurationError, OSError."""
     if output is None:
         yield sys.stdout
         return
@@ -85,7 +85,7 @@ def _lines_to(output: Path | None, source: str) -> Iterator[IO[str]]:
         yield file
 
 
-def _tell(bad: "BadRows") -> None:
+def _report(bad: "BadRows") -> None:
     for line in bad.lines():
         sys.stderr.write(f"bad row: {line}\n")
 
@@ -118,7 +118,7 @@ def export(
                 file.write(_line(row))
             except (TypeError, ValueError) as error:
                 bad.add(where, str(error))
-    _tell(bad)
+    _report(bad)
     return EXIT_OK
 
 
@@ -183,7 +183,7 @@ rlhf_commands.add_typer(reward_commands, name="reward")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """What `penstock rlhf reward train` is told."""
+    """Options of `penstock rlhf reward train`."""
 
     feedback: Annotated[
         str, typer.Argument(help="JSON lines, Parquet, a dataset's folder, or a registry's URL.")
@@ -234,14 +234,14 @@ class TrainingOptions:
 
 @reward_commands.command()
 @unfolded
-def train(asked: TrainingOptions) -> None:
+def train(options: TrainingOptions) -> None:
     """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume goes on from it.
 
     With --head it learns several things at once, each as 0 to 1, and pairs beside them (docs/chat.md).
     """
     from penstock.runtime.lifecycle import leave, run_service
 
-    leave(run_service(lambda lifecycle: train_model(lifecycle, asked), "reward"))
+    leave(run_service(lambda lifecycle: train_model(lifecycle, options), "reward"))
 
 
 @reward_commands.command()
@@ -270,10 +270,10 @@ def serve(
     in_foreground("reward", body, config, assignments, endpoints, insecure=insecure)
 
 
-def parse_columns(said: Sequence[str]) -> dict[str, str]:
-    """`OURS=THEIRS` as a mapping; raises ConfigurationError."""
+def parse_columns(texts: Sequence[str]) -> dict[str, str]:
+    """Return `OURS=THEIRS` texts as a mapping; raises ConfigurationError."""
     columns = dict[str, str]()
-    for text in said:
+    for text in texts:
         ours, _, theirs = text.partition("=")
         if not (ours and theirs):
             raise ConfigurationError(f"--column {text!r}: write OURS=THEIRS, such as score=helpfulness")
@@ -284,13 +284,13 @@ def parse_columns(said: Sequence[str]) -> dict[str, str]:
 # ---- Training.
 
 
-def train_model(lifecycle: "Lifecycle", asked: TrainingOptions) -> int:
-    of_heads = bool(asked.heads or asked.weights)
+def train_model(lifecycle: "Lifecycle", options: TrainingOptions) -> int:
+    of_heads = bool(options.heads or options.weights)
     if of_heads:
-        said = {"--scale": asked.scale != "none", "--key": asked.key is not None}
-        said |= {"--column": bool(asked.columns), "--reference": asked.reference is not None}
-        said |= {"--resume": asked.resume}
-        if name := next((name for name, is_said in said.items() if is_said), None):
+        one_head = {"--scale": options.scale != "none", "--key": options.key is not None}
+        one_head |= {"--column": bool(options.columns), "--reference": options.reference is not None}
+        one_head |= {"--resume": options.resume}
+        if name := next((name for name, is_given in one_head.items() if is_given), None):
             raise ConfigurationError(f"{name}: is for a model of one head; leave it out beside --head")
     from penstock.runtime.retry import Interrupted
 
@@ -301,27 +301,29 @@ def train_model(lifecycle: "Lifecycle", asked: TrainingOptions) -> int:
         from penstock.workloads.language.reward.training import Order, train
         from penstock.workloads.language.settings import quieten, training_settings
     quieten()
-    scale, columns = scale_of(asked.scale, "--"), parse_columns(asked.columns or ())
-    reference = asked.reference
+    scale, columns = scale_of(options.scale, "--"), parse_columns(options.columns or ())
+    reference = options.reference
     order = Order(
-        source=Source(place=asked.feedback, scale=scale, part=asked.part, key=asked.key, columns=columns),
-        base=asked.model,
-        out=asked.out,
-        settings=training_settings(asked.assignments or ()),
+        source=Source(
+            place=options.feedback, scale=scale, part=options.part, key=options.key, columns=columns
+        ),
+        base=options.model,
+        out=options.out,
+        settings=training_settings(options.assignments or ()),
         reference=None if reference is None else Source(place=reference, scale=scale, columns=columns),
-        resume=asked.resume,
-        device=device_of(asked.device or "cpu") if of_heads else asked.device,
-        heads=parse_heads(asked.heads or ()) if of_heads else (),
-        weights=parse_weights(asked.weights or ()),
+        resume=options.resume,
+        device=device_of(options.device or "cpu") if of_heads else options.device,
+        heads=parse_heads(options.heads or ()) if of_heads else (),
+        weights=parse_weights(options.weights or ()),
     )
     try:
         results = train(order, lifecycle.draining)
     except Interrupted:
         if of_heads:
-            sys.stderr.write(f"interrupted: nothing was written to {asked.out}; start again\n")
+            sys.stderr.write(f"interrupted: nothing was written to {options.out}; start again\n")
         return EXIT_OK
-    lines = (_heads_lines if of_heads else _lines)(asked.out, results)
-    sys.stdout.write(json.dumps(results) + "\n" if asked.as_json else "\n".join(lines) + "\n")
+    lines = (_heads_lines if of_heads else _lines)(options.out, results)
+    sys.stdout.write(json.dumps(results) + "\n" if options.as_json else "\n".join(lines) + "\n")
     return EXIT_OK
 
 
@@ -428,18 +430,18 @@ def _scored(
     bad, count = BadRows(), 0
     rows = rows_of(file, part)
     while page := list(islice(rows, PAGE)):
-        asked = [one for found in made_of(page, bad, partial(_asked, columns)) for one in found]
-        rewards = source.score([sample for _, sample in asked])
-        for (answered, _), value in zip(asked, rewards.values, strict=True):
-            yield {**answered, "reward": value, "model": rewards.by.name, "sha256": rewards.by.sha256}
-        count += len(asked)
-    _tell(bad)
+        samples = [one for found in made_of(page, bad, partial(_samples_of, columns)) for one in found]
+        rewards = source.score([sample for _, sample in samples])
+        for (label, _), value in zip(samples, rewards.values, strict=True):
+            yield {**label, "reward": value, "model": rewards.by.name, "sha256": rewards.by.sha256}
+        count += len(samples)
+    _report(bad)
     if not count:
         raise ConfigurationError(f"{file}: no row can be scored")
 
 
-def _asked(columns: Mapping[str, str], where: str, row: Any) -> "list[tuple[dict[str, Any], Sample]]":
-    """Return what a row wants scored: its response, or both of its pair; raises ValueError."""
+def _samples_of(columns: Mapping[str, str], where: str, row: Any) -> "list[tuple[dict[str, Any], Sample]]":
+    """Return the samples of a row, its response or both of its pair, with their labels; raises ValueError."""
     from penstock.workloads.language.feedback import is_pair, named, present, response_of
     from penstock.workloads.language.prompt import parse_prompt
     from penstock.workloads.language.reward.reward_source import Sample

@@ -11,13 +11,13 @@ from penstock.workloads.language.settings import GuardSection, kwargs_settings, 
 
 
 class Language(GuardSection):
-    """What a run of language models asks of its actors."""
+    """`environment.kwargs` of a run of language models."""
 
     task: Literal["", "sentiment", "words", "chat"] = ""
-    """A built-in task: what it needs and is not named is made on the spot.
+    """A built-in task, which makes what the settings do not name.
 
-    sentiment: model, feedback and prompts. words: a tiny model that knows the words of the feedback alone.
-    chat: a small model that has learned conversations, and their questions as prompts.
+    sentiment: model, feedback and prompts. words: a tiny model of the feedback's words. chat: a small model
+    that is trained on conversations, and their questions as prompts.
     """
     conversations: str = ""
     """Of the task `chat`: a file of conversations, as `penstock chat pretrain` takes.
@@ -34,36 +34,36 @@ class Language(GuardSection):
     The rows of feedback are accepted too.
     """
     held_out: Fraction = 0.1
-    """Share of the prompts that only the evaluation uses."""
+    """Share of the prompts that is used for evaluation alone."""
     reward: str = ""
-    """Who rewards: a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, or module:function."""
+    """Of rewards: a reward model's folder, grpc://HOST:PORT, unix:/path, http(s)://…, module:function."""
     serve_reward: bool = False
-    """The launcher serves the folder that `reward` names to all actors, by a process of its own."""
+    """The launcher serves the reward model of `reward` to all actors, in a separate process."""
     reward_device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where that process scores; auto: on a GPU where there is one."""
     reward_reads: Literal["text", "tokens"] = "text"
-    """tokens: the reward model has the policy's tokenizer and is shown the very tokens that were sampled."""
+    """tokens: the reward model has the policy's tokenizer and reads the sampled tokens."""
     reward_timeout_s: PositiveReal = 30.0
-    """A call for rewards without an answer is given up after this long, in seconds, and made again."""
+    """A call for rewards without an answer is repeated after so many seconds."""
     standardise: bool = False
     """Rewards are (score − mean) / std, clipped to ± 5.
 
-    The mean and std are those that the reward model was saved with.
+    The mean and std are those of the saved reward model.
     """
     true_reward: str = ""
-    """module:function that the evaluation measures by; empty: the reward itself."""
+    """module:function of the evaluation's reward; empty: the reward itself."""
     response_tokens: Positive = 64
-    """Most tokens of a response; one that is cut there counts as truncated."""
+    """Most tokens of a response; a longer one is truncated."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the actors generate; auto: CUDA where there is one."""
     engine: str = "transformers"
-    """What a server of text answers with: transformers, or what an installed package offers."""
+    """Inference engine of a text server: transformers, or one of an installed package."""
     guard_penalty: Annotated[float, Field(ge=-100.0, le=0.0)] = 0.0
-    """Reward of an answer that was blocked; 0: it is not learned from."""
+    """Reward of a blocked answer; 0: it is not trained on."""
     group: Positive = 1
     """Responses to each prompt in a fragment; group-relative advantages need several."""
     feedback: str = ""
-    """Feedback that the reward model is trained on first, where `reward` names none."""
+    """Feedback on which a reward model is trained first, where `reward` names none."""
     feedback_scale: str = "none"
     """Of its scores: thumbs, stars, percent, LOW:HIGH, or none."""
     reward_training: dict[str, bool | int | float | str] = Field(default_factory=dict)
@@ -71,14 +71,14 @@ class Language(GuardSection):
 
 
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-"""Words for how tokens are drawn. They are no settings: the learner's probability ratios are those of the
-whole distribution, so that each could have one value only, which is accepted."""
+"""Sampling parameters, which are accepted with these values alone: the learner's probability ratios are those
+of the whole distribution."""
 
 
 def language(section: EnvironmentSection) -> Language:
     """Return the section's `kwargs`; raises ConfigurationError with a line per mistake."""
-    said = {key: value for key, value in section.kwargs.items() if _SAMPLING.get(key, object()) != value}
-    return kwargs_settings(Language, said, _remark)
+    given = {key: value for key, value in section.kwargs.items() if _SAMPLING.get(key, object()) != value}
+    return kwargs_settings(Language, given, _remark)
 
 
 def _remark(key: str) -> str:
@@ -90,11 +90,11 @@ def _remark(key: str) -> str:
     )
 
 
-# ---- The environment, as the core asks for it: tokens are observed and tokens are chosen.
+# ---- The environment for the core: observations and actions are tokens.
 
 
 def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
-    """Return the spaces of the token at a position and of the token behind it: the model's vocabulary."""
+    """Return the spaces of observations and actions, both the model's vocabulary."""
     place = language(section).model
     if not place:
         raise ConfigurationError("environment.kwargs.model='': name the folder of the model that is trained")
@@ -108,7 +108,7 @@ def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
 
 
 def target(section: EnvironmentSection) -> float | None:
-    """Return None: `learner.target_return` says it. Raises ConfigurationError for kwargs that cannot be."""
+    """Return None: `learner.target_return` is the target. Raises ConfigurationError for wrong kwargs."""
     language(section)
     return None
 

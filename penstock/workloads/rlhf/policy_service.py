@@ -1,16 +1,16 @@
-"""Routes by which a program gives feedback on an agent's answers and has a policy trained from it.
+"""Routes that train policies from the feedback on an agent's answers, and list them.
 
     POST /api/policies/feedback/{agent_id}        is the gateway's own
-    POST /api/policies/train_policy/{agent_id}    a dry run, or a training that is waited for
-    GET  /api/policies/{agent_id}                 what was trained
+    POST /api/policies/train_policy/{agent_id}    a dry run, or a training, whose end it awaits
+    GET  /api/policies/{agent_id}                 the trained versions
 
-A training is a job: who does not want to wait says `Prefer: wait=N`, and gets its address after N seconds. It
-begins with the agent's feedback, and leaves
+A training is a job. With `Prefer: wait=N` the call returns the job's address after N seconds. The job reads
+the agent's feedback, and writes
 
     MODELS/PROJECT/AGENT/v15/    policy, reward_model, training_results.json; base_model where the run made it
 
-The label is `v` and the number of ratings; the next version of as many is `v15.2`. What a training that uses
-a reward model again leaves needs nothing of the older version's folder.
+The label is `v` and the number of ratings; a further version of as many ratings is `v15.2`. A training that
+reuses a reward model copies it: no version needs another one's folder.
 """
 
 import errno
@@ -55,16 +55,16 @@ LEAST_RATINGS: Final = 10
 LEAST_PROMPTS: Final = 2
 REUSED: Final = "rewardModel"
 REUSED_PLACE: Final = "rewardModelPath"
-"""Facts of a job: the version whose reward model it uses, and where that lies; None: it trains one."""
+"""Facts of a job: the version whose reward model it reuses, and its folder; None: it trains one."""
 
 
 class FeedbackTraining:
     """The kind of job; see `penstock.gateway.jobs.job_records.JobKind`."""
 
     def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
-        """Return how much feedback there is, what it says, and how far it goes; raises ApiError 400.
+        """Return the number of ratings, the newest one, and mean and deviation of the scores; ApiError 400.
 
-        Pairs count as scores do, and have none: of pairs alone mean and deviation are None.
+        Pairs count as ratings without scores; of pairs alone mean and deviation are None.
         """
         count, through, scores, prompts = 0, 0, list[float](), set[str]()
         for one in _used(registry, policy):
@@ -89,22 +89,22 @@ class FeedbackTraining:
     def prepare(
         self, registry: Registry, policy: str, facts: Mapping[str, Any], folder: Path
     ) -> Mapping[str, Any]:
-        """Write the feedback that there was when the job was asked for, and what it uses again."""
+        """Write the feedback as it was when the job was created, and copy the models that it reuses."""
         file = folder / FEEDBACK
         with open(file, "w", opener=opener) as out:
             for one in _used(registry, policy):
                 if one.number <= facts["through"]:
                     out.write(f"{json.dumps(_example(one.rating))}\n")
-        said = {"feedback": str(file), "feedback_scale": "0:1"}
+        kwargs = {"feedback": str(file), "feedback_scale": "0:1"}
         reused = facts.get(REUSED_PLACE)
         if reused is not None:
-            said |= _use_again(Path(reused), folder)
-        return {"environment": {"kwargs": said}}
+            kwargs |= _reuse(Path(reused), folder)
+        return {"environment": {"kwargs": kwargs}}
 
     def conclude(
         self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
     ) -> Conclusion:
-        """Export the models; returns where they lie and what they are worth. Raises OSError, ValueError."""
+        """Export the models; returns their places and measures. Raises OSError, ValueError."""
         summary = outcome.summary or {}
         label = _label(job.facts["feedbackCount"], taken)
         place = models / job.project / job.agent / label
@@ -131,7 +131,7 @@ class FeedbackTraining:
 
 
 def _used(registry: Registry, policy: str) -> Iterator[KeptRating]:
-    """Yield scores and pairs of responses as a whole; other aspects are not of this training."""
+    """Yield scores and pairs of whole responses; this training ignores other aspects."""
     return (one for one in ratings_of(registry, policy) if one.rating.key == ASPECT)
 
 
@@ -146,26 +146,26 @@ def _label(count: int, taken: Collection[str]) -> str:
     return next(label for label in labels if label not in taken)
 
 
-def _use_again(reward_model: Path, folder: Path) -> dict[str, str]:
+def _reuse(reward_model: Path, folder: Path) -> dict[str, str]:
     """Copy a version's reward model, and its base model, into a job's folder; return their settings."""
     own, base = folder.absolute() / REWARD_MODEL, folder.absolute() / BASE_MODEL
     its_base = reward_model.absolute().parent / BASE_MODEL
     for left in (own, base):
         shutil.rmtree(left, ignore_errors=True)
     shutil.copytree(reward_model, own)
-    said = {"reward": str(own)}
+    kwargs = {"reward": str(own)}
     if its_base.is_dir():
         shutil.copytree(its_base, base)
         _name_base(own, str(its_base), base)
-        said["model"] = str(base)
-    return said
+        kwargs["model"] = str(base)
+    return kwargs
 
 
 def _export(folder: Path, place: Path) -> None:
-    """Copy what a job left; the folder appears whole, with all of it on the disk, or not at all.
+    """Copy a job's models; the folder appears complete and synced to disk, or not at all.
 
-    One of a gateway that was killed is made anew. What the run did not make, because it used another
-    version's again, lies in the job's folder. Raises OSError, ValueError.
+    An incomplete one of a killed gateway is replaced. Models that the run reused lie in the job's folder.
+    Raises OSError, ValueError.
     """
     run = folder / "run"
     manifest = json.loads(read_whole(run / MANIFEST))
@@ -182,13 +182,13 @@ def _export(folder: Path, place: Path) -> None:
         _sync(temporary)
         temporary.rename(place)
     except OSError:
-        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk it would take the room of the next one
+        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk it would take the space of the next one
         raise
     sync_folder(place.parent)
 
 
 def _copy(folder: Path, manifest: dict[str, Any], temporary: Path, place: Path) -> None:
-    """Copy what a job left to a folder that is `place` later; raises OSError."""
+    """Copy a job's models to a folder that becomes `place`; raises OSError."""
     run = folder / "run"
     temporary.mkdir(parents=True)
     _copy_folder(run / manifest["policy"], temporary / "policy")
@@ -203,7 +203,7 @@ def _copy(folder: Path, manifest: dict[str, Any], temporary: Path, place: Path) 
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder of a job, without checkpoints; raises OSError, also for a link in it."""
+    """Copy a folder of a job without checkpoints; raises OSError, also for a link in it."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         for name in names:
@@ -221,7 +221,7 @@ def _copy_file(source: str | Path, target: str | Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have a folder on the disk before anybody names it; what the disk refuses late, it refuses here."""
+    """Sync a folder and its files to disk; raises OSError."""
     for one in (*folder.rglob("*"), folder):
         opened = os.open(one, os.O_RDONLY)
         try:
@@ -231,18 +231,18 @@ def _sync(folder: Path) -> None:
 
 
 def _name_base(model: Path, old: str, new: Path) -> None:
-    """Have a model name its base where it lies from now on, and not in another folder."""
+    """Replace the path of the base model in a model's files."""
     for file in model.glob("*.json"):
         file.write_text(file.read_text().replace(json.dumps(old), json.dumps(str(new))))
 
 
-# ---- Answers about trainings and policies, as the document describes them, in the service's own names.
+# ---- Answers about trainings and policies for the OpenAPI document; the names are the service's contract.
 
 
 class TrainedPolicy(Answer):
-    """A training that has finished. trainingSteps: updates that were done.
+    """A finished training. trainingSteps: number of updates.
 
-    rewardMean, rewardStd: of answers to prompts that were held out, by the reward model; null: none were.
+    rewardMean, rewardStd: of responses to held-out prompts, by the reward model; null: there were none.
     """
 
     status: Literal["trained"]
@@ -257,7 +257,7 @@ class TrainedPolicy(Answer):
 
 
 class TrainingEstimate(Answer):
-    """What a training would take, and what its feedback says. scoreMean, scoreStd: null for pairs alone."""
+    """The estimate of a training, and its feedback. scoreMean, scoreStd: null for pairs alone."""
 
     dry_run: Literal[True]
     feedbackCount: int  # noqa: N815
@@ -269,7 +269,7 @@ class TrainingEstimate(Answer):
 
 
 class TrainingGoesOn(Answer):
-    """A training that has not ended. job: the address at which it is asked after."""
+    """A training that has not ended. job: the address of its state."""
 
     status: JobState
     policyId: str  # noqa: N815
@@ -277,7 +277,7 @@ class TrainingGoesOn(Answer):
 
 
 class PolicyMetrics(Answer):
-    """What the reward model says of a policy's answers to prompts that were held out."""
+    """The reward model's scores of a policy's responses to held-out prompts."""
 
     rewardMean: float | None  # noqa: N815
     rewardStd: float | None  # noqa: N815
@@ -304,11 +304,11 @@ _WAIT: Final = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
 
 
 class TrainingRequest(Body):
-    """What is asked of a training.
+    """The options of a training.
 
-    maxSteps: updates of the policy at most. learningRate: of the policy. preset: name of a template of the
-    gateway. Numbers that are left out are those of the template. rewardModel: label of a version of the same
-    agent, whose reward model is used again; left out, one is trained from the feedback.
+    maxSteps: most updates of the policy. learningRate: of the policy. preset: name of a template of the
+    gateway, which has the defaults of both. rewardModel: label of a version of the same agent whose reward
+    model is reused; without it, one is trained from the feedback.
     """
 
     model_config = example(maxSteps=1000, learningRate=1e-5)
@@ -322,7 +322,7 @@ class TrainingRequest(Body):
     @field_validator("maxSteps", "learningRate", mode="before")
     @classmethod
     def _is_no_truth(cls, said: Any) -> Any:
-        # A text of digits is taken, as by the service that callers know; true was a training of one step.
+        # The service accepts a text of digits; true would be a training of one step.
         if isinstance(said, bool):
             raise PydanticCustomError("no_number", "must be a number, neither true nor false")
         return said
@@ -337,7 +337,7 @@ class TrainingRequest(Body):
     response_model=None,
     responses={
         200: {"model": TrainedPolicy | TrainingEstimate},
-        202: {"model": TrainingGoesOn, "description": "It goes on: the job is at the address in `Location`."},
+        202: {"model": TrainingGoesOn, "description": "It continues: `Location` has the job's address."},
         500: error_answer("The training failed; `detail` is its cause."),
     },
 )
@@ -349,9 +349,9 @@ async def train_policy(
     prefer: Annotated[str, Header(max_length=256)] = "",
     idempotency_key: Annotated[Key | None, Header()] = None,
 ) -> Response | dict[str, Any]:
-    """Train a policy from an agent's feedback and answer when it is trained, or say what it would take.
+    """Train a policy from an agent's feedback and answer when it is trained, or estimate a training.
 
-    With an `Idempotency-Key` the same request again is about the same training.
+    A repeated request with the same `Idempotency-Key` is about the same training.
     """
     asked = await run_in_threadpool(_reused, request, member, agent_id, body.rewardModel)
     if body.dryRun:
@@ -400,7 +400,7 @@ def service() -> Service:
 
 
 def _reused(request: Request, member: Membership, agent: str, label: str | None) -> dict[str, str | None]:
-    """Return the facts by which a training uses the reward model of a version; raises ApiError."""
+    """Return the facts about a reused reward model; raises ApiError."""
     if label is None:
         return {REUSED: None, REUSED_PLACE: None}
     found = parts_of(request).accounts.look(
@@ -439,7 +439,7 @@ async def _dry_run(
 
 @contextmanager
 def _named_preset() -> Iterator[None]:
-    """Have an error name the field by which these callers say a template."""
+    """Rename the field `template` of an error to `preset`, its name in these routes."""
     try:
         yield
     except ApiError as error:

@@ -1,7 +1,7 @@
-"""What a run of language models needs before its processes start, made where it is not there yet.
+"""The preparation of a run of language models: it makes missing models, feedback and prompts.
 
-Each part is written under another name and then moved, or has a file that is written last: what an
-interrupted preparation left is made again, and what is whole is kept.
+Each part is written under another name and then moved, or has a file that is written last. So incomplete
+parts of an interrupted preparation are made again, and complete ones are kept.
 """
 
 import gc
@@ -42,13 +42,13 @@ _TEXTS: Final = 4000
 _STEPS: Final = 400
 _OPINIONS: Final = 2500
 _VOCABULARY: Final = 4000
-"""Words that a model of the feedback's words knows."""
+"""Most words of a model of the feedback's words."""
 _SPREAD: Final = 0.125
-"""Of the tiny model's first weights: an adapter can make it sure of a word."""
+"""Standard deviation of the tiny model's initial weights, which lets an adapter prefer a word strongly."""
 
 
 def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
-    """The settings with everything named that was made; raises ConfigurationError, Interrupted."""
+    """Return the settings with the places of all made parts; raises ConfigurationError, Interrupted."""
     made, section = made_first(settings, run_dir, progress)
     if not section.reward:
         made["reward"] = _reward_model(section, run_dir, settings.seed, progress)
@@ -56,10 +56,10 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
 
 
 def made_first(settings: Settings, run_dir: Path, progress: Progress) -> tuple[dict[str, Any], Language]:
-    """Everything but the reward model: what was made, and the section with it."""
+    """Make all but the reward model; returns the made places, and the section with them."""
     quieten()
     section = language(settings.environment)
-    # A server needs them; that they cannot be used is said before anything is made.
+    # A server reads them; errors in them are reported before anything is made.
     read_guard_files(section)
     made: dict[str, Any] = {}
     if section.task == "sentiment":
@@ -109,7 +109,7 @@ def _sentiment(section: Language, run_dir: Path, seed: int, progress: Progress) 
         progress.say(f"preparing: {_OPINIONS:,} noisy opinions in {file}")
         write_rows(file, task.scored(np.random.default_rng(seed), _OPINIONS))
     if not section.model and not folder.is_dir():
-        # It writes as the reference policy of the task does.
+        # It generates like the reference policy of the task.
         progress.say(f"preparing: a tiny language model, pre-trained for {_STEPS} steps, in {folder}")
         rng = np.random.default_rng(seed)
         texts = [(task.prompt(rng), task.response(rng)) for _ in range(_TEXTS)]
@@ -123,7 +123,7 @@ def _sentiment(section: Language, run_dir: Path, seed: int, progress: Progress) 
 
 
 def _model_of_words(section: Language, folder: Path, seed: int, progress: Progress) -> Path:
-    """A tiny language model whose words are those of the feedback, and that writes like its responses."""
+    """Make a tiny language model of the feedback's words that generates like its responses."""
     from penstock.workloads.language.pretraining.tiny_models import MAX_TOKENS  # noqa: PLC0415 - loads torch
 
     if not section.feedback:
@@ -132,7 +132,7 @@ def _model_of_words(section: Language, folder: Path, seed: int, progress: Progre
         progress.say(f"preparing: a tiny language model of the feedback's words, in {folder}")
         texts = [text for _, row in rows_of(section.feedback) for text in _texts(row)]
         counts = Counter(word for both in texts for text in both for word in text.split())
-        # In an order that does not depend on that of the rows.
+        # Independent of the order of the rows.
         words = [word for word, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
         if not _pretrain(words[:_VOCABULARY], texts, folder, seed, progress):
             raise ConfigurationError(
@@ -145,7 +145,7 @@ def _model_of_words(section: Language, folder: Path, seed: int, progress: Progre
 def _pretrain(
     words: Sequence[str], texts: Sequence[tuple[str, str]], folder: Path, seed: int, progress: Progress
 ) -> bool:
-    """Make a tiny model of these words that writes such texts; False where it can read none of them."""
+    """Make a tiny model of these words, trained on texts; False where it can read none of them."""
     from penstock.workloads.language.pretraining import tiny_models  # noqa: PLC0415 - loads torch
 
     tokenizer = tiny_models.build_tokenizer(words)
@@ -162,17 +162,17 @@ def _pretrain(
 
 
 def _texts(row: Any) -> list[tuple[str, str]]:
-    """Return a row's prompt with each of its responses; none of a row that the training will name."""
+    """Return a row's prompt with each of its responses; empty for a bad row, which the training reports."""
     if isinstance(row, ValueError) or row.get("prompt") is None:
         return []
-    prompt, said = row["prompt"], [row.get(name) for name in ("response", "chosen", "rejected")]
+    prompt, responses = row["prompt"], [row.get(name) for name in ("response", "chosen", "rejected")]
     if isinstance(prompt, list):
         prompt = " ".join(str(one.get("content", "")) for one in prompt if isinstance(one, dict))
-    return [(str(prompt), str(response)) for response in said if response is not None]
+    return [(str(prompt), str(response)) for response in responses if response is not None]
 
 
 def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progress) -> str:
-    """Trained on the feedback; a training that was interrupted is gone on with."""
+    """Train a reward model on the feedback, or resume its training; returns its folder."""
     from penstock.workloads.language.reward.heads import doubt  # noqa: PLC0415
     from penstock.workloads.language.reward.reward_model import CARD  # noqa: PLC0415 - loads torch
     from penstock.workloads.language.reward.training import train  # noqa: PLC0415
@@ -196,8 +196,8 @@ def _reward_model(section: Language, run_dir: Path, seed: int, progress: Progres
 
 
 def release_device() -> None:
-    """Give back what torch holds on to of a GPU: those that learn and generate want it."""
-    import torch  # noqa: PLC0415 - is loaded by now
+    """Free cached GPU memory for the processes of the run."""
+    import torch  # noqa: PLC0415 - is loaded already
 
     gc.collect()
     torch.cuda.empty_cache()
@@ -216,8 +216,8 @@ def order_of(section: Language, folder: Path, seed: int) -> Any:
     )
 
 
-def _settings_of(key: str, read: Callable[[tuple[str, ...]], S], said: Mapping[str, Any], seed: int) -> S:
-    given = tuple(f"{name}={json.dumps(value)}" for name, value in said.items())
+def _settings_of(key: str, read: Callable[[tuple[str, ...]], S], values: Mapping[str, Any], seed: int) -> S:
+    given = tuple(f"{name}={json.dumps(value)}" for name, value in values.items())
     try:
         return read((f"seed={seed}", *given))
     except ConfigurationError as error:
@@ -242,18 +242,18 @@ def with_places(settings: Settings, made: dict[str, Any]) -> Settings:
 
 
 def absolute(place: str) -> str:
-    """Of a folder or file that is there; a name on the hub or an address stays as it is."""
+    """Return the absolute path of an existing folder or file; other places stay as they are."""
     return str(Path(place).absolute()) if place and Path(place).exists() else place
 
 
-# ---- The preparation of a run of language models in short, for a dry run.
+# ---- A short preparation, for a dry run.
 
 STEPS: Final = 12
 LEAST_STEPS: Final = 4
 WITHIN_S: Final = 20.0
-"""Seconds after which no further step is begun where there are LEAST_STEPS: large models are slow."""
+"""Seconds after which no further step begins once there are LEAST_STEPS."""
 WARMUP_STEPS: Final = 2
-"""First steps, which allocate and compile."""
+"""First steps, which are slower and not counted."""
 
 
 def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
@@ -277,18 +277,18 @@ def rehearse(settings: Settings, folder: Path, progress: Progress) -> Rehearsal:
 
 
 def missing_seconds(made: list[float], steps: int) -> float:
-    """Return the seconds of the steps that were not made. made: seconds of each that was."""
+    """Return the estimated seconds of the remaining steps. made: seconds of each finished step."""
     later = made[WARMUP_STEPS:] or made
     return max(0, steps - len(made)) * math.fsum(later) / max(len(later), 1)
 
 
-# ---- The task `chat`: a small model that has learned conversations, and the questions of those to ask it.
+# ---- The task `chat`: a small model trained on conversations, and their questions as prompts.
 
 PROMPTS: Final = "prompts.jsonl"
 
 
 def _chat(section: Language, run_dir: Path, seed: int, progress: Progress) -> dict[str, str]:
-    """Return the places of model and prompts, made unless they are named or there."""
+    """Return the places of model and prompts, which are made unless named or present."""
     files = [Path(section.conversations)] if section.conversations else []
     folder, file = run_dir / BASE_MODEL, run_dir / PROMPTS
     if not section.model and not folder.is_dir():

@@ -1,9 +1,9 @@
-"""What a run of language models generates: prompts, responses, rewards and fragments, to train or to measure.
+"""Generation in a run of language models: prompts, responses, rewards and fragments.
 
-Which side a prompt is on depends on the seed and its text alone, as for feedback. One fragment is one batch
-of responses under one version of the weights. Of a batch that a drain ends early only what came to its end is
-experience. A source of rewards that does not answer is asked again until the actor's work is over: what was
-generated waits, and health turns red when that takes too long. What no repetition changes ends the actor.
+The seed and a prompt's text alone determine whether it is held out, as for feedback. A fragment is a batch of
+responses under one version of the weights. When a drain ends a batch early, only complete responses are
+experience. A source of rewards that does not answer is called again until the actor drains; meanwhile the
+responses wait, and health turns red after too long. A permanent error of the source ends the actor.
 """
 
 import json
@@ -74,9 +74,9 @@ class Prompts:
 
 
 def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) -> Prompts:
-    """Return the prompts at a place.
+    """Return the distinct prompts of a place.
 
-    encoder: `max_tokens` is the most that a prompt may have. held_out: share of them.
+    encoder: its `max_tokens` is the limit of a prompt. held_out: share of the prompts.
 
     Raises ConfigurationError for a place that cannot be read, or where a side is left without a prompt.
     """
@@ -111,14 +111,14 @@ def read_prompts(place: str, encoder: Encoder, *, held_out: float, seed: int) ->
 
 
 def in_random_order(prompts: Sequence[PromptTokens], seed: int) -> Iterator[PromptTokens]:
-    """Without end: all of them in one order, all again in another, and so on; equal for equal seeds."""
+    """Yield all prompts in a random order, again and again in new orders; equal for equal seeds."""
     random = np.random.default_rng(seed)
     while True:
         for index in random.permutation(len(prompts)):
             yield prompts[index]
 
 
-# ---- A batch of responses as one fragment: a response is an episode, a column its tokens.
+# ---- A batch of responses as one fragment: each response is an episode and a column of tokens.
 
 
 def columns_of(
@@ -173,7 +173,7 @@ def _attributes(
     return encoded if len(encoded) <= MAX_ATTRIBUTES_BYTES else json.dumps(said).encode()
 
 
-# ---- Rewards for responses, from whichever source the configuration of this machine names.
+# ---- Rewards for responses, from the source in this machine's configuration.
 
 
 _TELL_S: Final = 0.1
@@ -187,7 +187,7 @@ class RewardScorer:
     def __init__(
         self, source: RewardSource, tokenizer: Tokenizer, *, reads_tokens: bool, standardise: bool
     ) -> None:
-        """reads_tokens: the source has this very tokenizer. standardise: as `section.Language` says."""
+        """reads_tokens: the source uses this tokenizer. standardise: see `Language.standardise`."""
         self._source, self._tokenizer = source, tokenizer
         self._caller = ComputePool(1, "rewards")
         self._reads_tokens, self._standardise = reads_tokens, standardise
@@ -195,15 +195,14 @@ class RewardScorer:
     def score(
         self, asked: Sequence[PromptTokens], responses: Sequence[tuple[int, ...]], is_over: Callable[[], bool]
     ) -> Rewards | None:
-        """Return rewards of responses that came to their end; raises Fatal.
+        """Return the rewards of complete responses; None where `is_over` before an answer. Raises Fatal.
 
-        responses: ids of the tokens, `<eos>` among them where it ended with one. None: `is_over` before there
-        was an answer.
+        responses: token ids, with `<eos>` where a response ended with it.
         """
         samples = [self._sample(one, ids) for one, ids in zip(asked, responses, strict=True)]
         while True:
             call = self._caller.submit(self._source.score, samples)
-            # `is_over` is polled: it cannot wake this thread.
+            # `is_over` has to be polled.
             while not wait([call], _TELL_S).done:
                 if is_over():
                     return None
@@ -244,11 +243,11 @@ def _standardised(rewards: Rewards) -> Rewards:
     return Rewards(tuple(values), by)
 
 
-# ---- What a run generates with, to train or to measure.
+# ---- Generators for training and for evaluation.
 
 
 class Equipment:
-    """What a generator of responses needs, from the places of this machine; raises ConfigurationError."""
+    """Tokenizer, prompts, policy and backend of a generator; raises ConfigurationError."""
 
     def __init__(self, of: Run) -> None:
         quieten()
@@ -268,7 +267,7 @@ class Equipment:
         self.backend = make_backend(self.local.policy, self.tokenizer, section.device)
 
     def scorer(self, text: str, settings: Settings, *, standardise: bool) -> RewardScorer:
-        """Rewards of the source that a text of this machine's configuration names."""
+        """Return a scorer by a source. text: the place of the source in this machine's configuration."""
         source = open_source(
             text,
             credentials=credentials(settings.security),
@@ -286,7 +285,7 @@ def make_generator(
 
 
 class LanguageGenerator(ColumnGenerator):
-    """Generates a batch of responses at a time with a local policy."""
+    """Generates batches of responses with a local policy."""
 
     def __init__(self, of: Run, settings: Settings, health: Health) -> None:
         self._equipment = equipment = Equipment(of)
@@ -319,7 +318,7 @@ class LanguageGenerator(ColumnGenerator):
     def _rewards(
         self, asked: list[PromptTokens], generated: Generated, is_over: Callable[[], bool]
     ) -> tuple[list[float | None], ScoredBy | None]:
-        """A reward for each response that came to its end, None for the others."""
+        """Return the rewards of complete responses, None for the others, and the model that gave them."""
         given: list[float | None] = [None] * len(asked)
         rows = generated.whole.nonzero()[0].tolist()
         if not rows:
@@ -343,12 +342,12 @@ BATCH: Final = 64
 def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "LanguageRunner":
-    del episodes  # no more is made for many than for few
+    del episodes
     return LanguageRunner(acting.read(specification, settings.actor), settings)
 
 
 class LanguageRunner(acting.Runner):
-    """Asks held-out prompts for a response an episode; behind the last prompt it begins again."""
+    """Generates a response to a held-out prompt as an episode; after the last prompt it begins again."""
 
     def __init__(self, of: Run, settings: Settings) -> None:
         self._equipment = equipment = Equipment(of)
@@ -395,7 +394,7 @@ class LanguageRunner(acting.Runner):
         self._scorer.close()
 
 
-# ---- What `penstock serve` answers clients of a run with: text, by the model that the run trains.
+# ---- The text server of `penstock serve`, with the model that the run trains.
 
 
 def make_server(

@@ -5,9 +5,9 @@ negative or neutral with fixed chances, independent of the prompt. With p and n 
 words of y,
 
     r(y) = clip((p − n) / L, −1, 1)                           the true reward
-    x(y) = clip(r(y) + noise · ε, −1, 1),  ε ~ N(0, 1)        what somebody says of it, on the scale 0 … 100
+    x(y) = clip(r(y) + noise · ε, −1, 1),  ε ~ N(0, 1)        a rating of it, on the scale 0 … 100
 
-It imports nothing that learns.
+The module imports no torch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,20 +28,20 @@ _SIGN: Final = {**dict.fromkeys(POSITIVE, 1), **dict.fromkeys(NEGATIVE, -1)}
 
 
 def true_reward(response: str) -> float:
-    """r(y); 0 for a response without words."""
+    """Return r(y); 0 for a response without words."""
     words = response.split()
     return max(-1.0, min(1.0, sum(_SIGN.get(word, 0) for word in words) / len(words))) if words else 0.0
 
 
 def true_rewards(prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
-    """The same of several, as a source of rewards; they do not depend on the prompts."""
+    """Return the true rewards of responses, as a source of rewards; prompts do not matter."""
     del prompts
     return [true_reward(response) for response in responses]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sentiment:
-    """The task. positive, negative: chances of such a word in the reference policy."""
+    """The task. positive, negative: chances of such words in the reference policy."""
 
     noise: float = 0.3
     lengths: tuple[int, int] = (3, 8)
@@ -63,8 +63,8 @@ class Sentiment:
         return kind[rng.integers(len(kind))]
 
     def scored(self, rng: np.random.Generator, count: int) -> Iterator[dict[str, Any]]:
-        """Rows of feedback with a score of 0 to 100 (scale `percent`)."""
+        """Yield rows of feedback with scores from 0 to 100 (scale `percent`)."""
         for _ in range(count):
             response = self.response(rng)
-            said = np.clip(true_reward(response) + self.noise * rng.standard_normal(), -1, 1)
-            yield {"prompt": self.prompt(rng), "response": response, "score": float(50 + 50 * said)}
+            rated = np.clip(true_reward(response) + self.noise * rng.standard_normal(), -1, 1)
+            yield {"prompt": self.prompt(rng), "response": response, "score": float(50 + 50 * rated)}

@@ -1,4 +1,4 @@
-"""What requests hold, and what answers say; field names are those that programs know."""
+"""Bodies of requests and answers; the field names are the API's contract."""
 
 import base64
 import binascii
@@ -16,7 +16,7 @@ MAX_STEPS: Final = 8
 """Most mutations of a path."""
 _BYTES: Final = 4 * WIDTH
 _LARGEST: Final = 1.0
-"""Of a number of an embedding: those of texts are of unit length."""
+"""Largest absolute value in an embedding; embeddings of texts have unit length."""
 _MOST_REWARD: Final = 1e4
 _LEAST_LOG_PROB: Final = -60.0
 _ROUNDING: Final = 1e-4
@@ -35,7 +35,7 @@ _EMBEDDING_SCHEMA: Final = {
 
 
 def _array(value: Any) -> NDArray[np.float32]:
-    """Return an embedding, float32 [1536], of what JSON has; raises ValueError."""
+    """Return an embedding, float32 [1536], from its JSON value; raises ValueError."""
     made = _decoded(value) if isinstance(value, str) else _listed(value)
     beyond = np.flatnonzero(~(np.abs(made) <= _LARGEST))
     if beyond.size:
@@ -71,28 +71,28 @@ def _listed(value: Any) -> NDArray[np.floating[Any]]:
 Embedding = Annotated[Any, PlainValidator(_array), WithJsonSchema(_EMBEDDING_SCHEMA)]
 """float32 [1536], of numbers or of base64."""
 RewardedBy = Literal["quality", "source", "ratings"]
-"""What gives the rewards of a run: the workload's own, another source, or people."""
+"""The reward of a run: the built-in one, a source of scores, or people's ratings."""
 Prompt = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 ActionNumber = Annotated[int, Field(ge=0, lt=len(MUTATION_TYPES), strict=True)]
 CheckpointName = Annotated[
     str,
     Field(
         pattern=r"^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$",
-        description="A name, not a place: up to 64 of a-z, 0-9 and '-', with a letter or digit at both ends.",
+        description="A name, not a path: up to 64 of a-z, 0-9 and '-', with a letter or digit at both ends.",
         examples=["before-the-show"],
     ),
 ]
 
 
 class SelectRequest(Body):
-    """Asks for a mutation. deterministic: the likeliest instead of a drawn one, which is not learned from."""
+    """Requests a mutation. deterministic: the likeliest, not a drawn one; it is not trained on."""
 
     embedding: Embedding
     deterministic: Annotated[bool, Field(strict=True)] = False
 
 
 class SelectAnswer(BaseModel):
-    """A mutation that was chosen. ticket: to be sent back with the transition."""
+    """The chosen mutation. ticket: to send with its transition."""
 
     action: ActionNumber
     mutation_type: str
@@ -103,9 +103,10 @@ class SelectAnswer(BaseModel):
 
 
 class StoreRequest(Body):
-    """A transition: the action that was taken in a state, and what came of it.
+    """A transition.
 
-    ticket: of the answer that named the action; without it the answer is looked for.
+    ticket: of the answer with the action; without it, the newest unused answer for the state and action is
+    taken.
     """
 
     state: Embedding
@@ -119,9 +120,9 @@ class StoreRequest(Body):
 
 
 class StoreAnswer(BaseModel):
-    """A transition that was taken in. buffer_size: steps since the last update.
+    """A stored transition. buffer_size: steps since the last update.
 
-    verified: whether it belongs to an answer that was given here. duplicate: it had been stored before.
+    verified: whether it belongs to an answer of this API. duplicate: whether it was stored before.
     """
 
     stored: Literal[True]
@@ -131,7 +132,7 @@ class StoreAnswer(BaseModel):
 
 
 class UpdateAnswer(BaseModel):
-    """Figures of an update."""
+    """Metrics of an update."""
 
     policy_loss: float | None
     value_loss: float | None
@@ -146,20 +147,20 @@ class UpdateAnswer(BaseModel):
 
 
 class TooFewAnswer(BaseModel):
-    """There was too little to learn from."""
+    """There were too few steps for an update."""
 
     message: Literal["Not enough experiences"]
     buffer_size: int
 
 
 class DistributionRequest(Body):
-    """Asks how likely each mutation is."""
+    """Requests the probability of each mutation."""
 
     embedding: Embedding
 
 
 class DistributionAnswer(BaseModel):
-    """How likely each mutation is, by its number."""
+    """The probability of each mutation, by its number."""
 
     probabilities: list[float]
     mutation_types: list[str]
@@ -167,28 +168,28 @@ class DistributionAnswer(BaseModel):
 
 
 class SaveRequest(Body):
-    """Asks for a checkpoint under a name; without one a name is made."""
+    """Requests a checkpoint under a name; without one a name is generated."""
 
     path: CheckpointName | None = None
 
 
 class SaveAnswer(BaseModel):
-    """A checkpoint that is kept. path: its name."""
+    """A saved checkpoint. path: its name."""
 
     saved: Literal[True]
     path: str
 
 
 class LoadRequest(Body):
-    """Asks to go back to a named checkpoint."""
+    """Requests a return to a named checkpoint."""
 
     path: CheckpointName
 
 
 class LoadAnswer(BaseModel):
-    """The run has gone back. version: under which the weights answer.
+    """The run has returned to a checkpoint. version: of the restored weights.
 
-    given_up: steps that waited for an update.
+    given_up: dropped steps that waited for an update.
     """
 
     loaded: Literal[True]
@@ -197,22 +198,22 @@ class LoadAnswer(BaseModel):
 
 
 class HealthAnswer(BaseModel):
-    """Actions are given."""
+    """The API gives actions."""
 
     status: Literal["ok"]
 
 
 class NoStatsAnswer(BaseModel):
-    """Nothing was learned from yet."""
+    """There was no update yet."""
 
     message: Literal["No training data yet"]
 
 
 class StatsAnswer(BaseModel):
-    """Figures of the run; rewards of the last 100 episodes that ended here, losses of the last 10 updates.
+    """Metrics of the run: rewards of the last 100 episodes of this API, losses of the last 10 updates.
 
-    buffer_size: steps since the last update. open_chains: episodes that go on. unverified: transitions that
-    belong to no answer that was given here. lost: steps that a policy server took with it when it ended.
+    buffer_size: steps since the last update. open_chains: open episodes. unverified: transitions that belong
+    to no answer of this API. lost: steps that were lost with a policy server.
     """
 
     total_updates: int
@@ -230,14 +231,14 @@ class StatsAnswer(BaseModel):
 
 
 class EmbedRequest(Body):
-    """Asks for the embedding of a prompt. encoding: `numbers`, or `base64` of float32, little-endian."""
+    """Requests the embedding of a prompt. encoding: `numbers`, or `base64` of float32, little-endian."""
 
     prompt: Prompt
     encoding: Literal["numbers", "base64"] = "numbers"
 
 
 class EmbedAnswer(BaseModel):
-    """A prompt as numbers. offered: which mutations it implies."""
+    """The embedding of a prompt. offered: which mutations are offered for it."""
 
     embedding: list[float] | str
     category: str
@@ -245,10 +246,10 @@ class EmbedAnswer(BaseModel):
 
 
 class MutateRequest(Body):
-    """Asks what a mutation makes of a prompt. start: the prompt that was there before all mutations.
+    """Requests a mutation of a prompt. start: the prompt before all mutations.
 
-    encoding: that of the embedding of what is made; `none`: without it. rewarded: whether to say what the
-    step is worth; somebody who only looks need not ask the source of rewards.
+    encoding: of the new prompt's embedding; `none`: no embedding. rewarded: whether to return the reward of
+    the step, which may call the source of scores.
     """
 
     prompt: Prompt
@@ -259,9 +260,9 @@ class MutateRequest(Body):
 
 
 class MutateAnswer(BaseModel):
-    """A mutated prompt. changed: whether the text is another one.
+    """A mutated prompt. changed: whether the text differs.
 
-    reward: what the step is worth; null where people rate, or no rating was asked for.
+    reward: of the step; null where people rate, or with `rewarded` false.
     """
 
     prompt: str
@@ -274,9 +275,9 @@ class MutateAnswer(BaseModel):
 
 
 class OptimizeRequest(Body):
-    """Asks for the best prompt within so many mutations.
+    """Requests the best prompt within so many mutations.
 
-    explore: mutations are drawn instead, all of them are on the path, and a rating of it can be learned from.
+    explore: mutations are drawn, all of them are on the path, and a rating of the path can be trained on.
     """
 
     prompt: Prompt
@@ -295,9 +296,9 @@ class PathStep(BaseModel):
 
 
 class OptimizeAnswer(BaseModel):
-    """The best prompt that was seen, and the path to it. id: under which it can be rated.
+    """The best prompt, and the path to it. id: for its rating.
 
-    reward: the sum of the path's; null where people rate.
+    reward: the sum over the path; null where people rate.
     """
 
     id: str
@@ -309,21 +310,21 @@ class OptimizeAnswer(BaseModel):
 
 
 class RateRequest(Body):
-    """Says what a prompt is worth that `/optimize` has answered with. score: from 0, bad, to 1, good."""
+    """Rates a prompt of `/optimize`. score: from 0, bad, to 1, good."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
     score: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, strict=True)]
 
 
 class RateAnswer(BaseModel):
-    """A rating that is kept. learned: steps that were stored with it, to be learned from."""
+    """A stored rating. learned: steps that were stored with it for training."""
 
     stored: Literal[True]
     learned: int
 
 
 class WaitingCheck(BaseModel):
-    """A step that a person is asked about. reward: what the source of rewards said of it."""
+    """A step that waits for a check by a person. reward: by the source of scores."""
 
     id: str
     start: str
@@ -333,9 +334,9 @@ class WaitingCheck(BaseModel):
 
 
 class ChecksAnswer(BaseModel):
-    """What waits for a person, oldest first, and how far people agree with the source of rewards.
+    """Waiting checks, oldest first, and how often people agreed with the source of scores.
 
-    every: scores of which one is checked; 0: none is.
+    every: one of so many scores is checked; 0: none.
     """
 
     rewarded_by: RewardedBy
@@ -346,14 +347,14 @@ class ChecksAnswer(BaseModel):
 
 
 class CheckRequest(Body):
-    """Says which of the two texts of a check is the better prompt."""
+    """Answers a check with the better of its two texts."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
     better: Literal["before", "after"]
 
 
 class CheckAnswer(BaseModel):
-    """A check that is kept. checked, agreed: so many checks there were, and so many that agreed."""
+    """A stored check. checked, agreed: numbers of answered checks, and of those that agreed."""
 
     stored: Literal[True]
     checked: int

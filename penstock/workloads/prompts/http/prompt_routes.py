@@ -41,15 +41,15 @@ from penstock.workloads.prompts.http.run_learning import GivenAnswer, Step, stat
 
 
 class DirectRoute(JsonRoute):
-    """A short way for calls of every step: a function of `body`, and perhaps of `request` and `api`.
+    """A fast route for the calls of every step: a function of `body` and optionally of `request` and `api`.
 
-    The framework reads a body by Python's JSON, looks for what else a function needs, and checks what it
-    answers. Here the function's model reads the bytes, and the answer, a model already, is written as it is.
-    Errors and the description of the API are the same.
+    FastAPI parses a body by Python's JSON, resolves dependencies, and validates the answer. Here the body's
+    model parses the bytes, and the answer, a valid model, is serialised directly. Errors and the OpenAPI
+    document are the same.
     """
 
     def inner_handler(self) -> Handler:
-        """Return a handler that calls the function, without what the framework does for others."""
+        """Return a handler that calls the function directly."""
         function: Any = self.endpoint
         wanted = set(inspect.signature(function).parameters)
         assert {"body"} <= wanted <= {"request", "api", "body"}, function
@@ -70,7 +70,7 @@ class DirectRoute(JsonRoute):
 
 
 def _of_body(error: ValidationError) -> list[dict[str, Any]]:
-    """Return what is wrong as the framework tells it, without what was sent."""
+    """Return the errors in FastAPI's form, without the sent values."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     return [{**one, "loc": ("body", *one["loc"])} for one in found]
 
@@ -81,14 +81,15 @@ def _of_body(error: ValidationError) -> list[dict[str, Any]]:
 async def mutation_path(
     api: PromptsApi, work: PromptWork, caller: str, start: str, *, steps: int, explore: bool
 ) -> bodies.OptimizeAnswer:
-    """Return the best text on the way of the likeliest mutations; raises ApiError.
+    """Return the best text on the path of the likeliest mutations; raises ApiError.
 
-    explore: mutations are drawn instead, as they are while learning, and none of them is left out.
+    steps: most mutations; the path ends at one that changes nothing. explore: mutations are drawn, and the
+    path has all of them.
     """
     if work.parts.reward is None and not explore:
         raise ApiError(
             409,
-            "explore: people's ratings are the reward, and nothing else says which text is best: say true",
+            "explore: people's ratings are the reward, so no text is known to be the best: send true",
             field="explore",
         )
     text, state = start, await work.do(start, partial(work.row, start))
@@ -153,15 +154,15 @@ _ERRORS: Final = {
     403: "A page of another origin, or a token whose role does not suffice.",
     404: "There is no such checkpoint.",
     408: "The body came too slowly.",
-    409: "The run refuses it; `detail` says why.",
+    409: "The run refuses it; `detail` has the cause.",
     413: "The body is too large.",
-    415: "The body is said to be no JSON.",
+    415: "The content type is not JSON.",
     421: "The request names another host.",
     422: "A field is wrong.",
-    429: "Too many requests, or too many steps wait for an update; `Retry-After` says when to try again.",
-    502: "The run does not understand the gateway, or a source of rewards or embeddings gives none.",
-    503: "The run is not ready; `Retry-After` says when to try again.",
-    504: "The run did not answer in time; what was asked for still goes on.",
+    429: "Too many requests, or too many steps wait for an update; `Retry-After` has the delay.",
+    502: "The run does not accept the gateway, or a source of scores or embeddings fails.",
+    503: "The run is not ready; `Retry-After` has the delay.",
+    504: "The run did not answer in time; the command continues.",
 }
 router = APIRouter(
     route_class=JsonRoute,
@@ -188,14 +189,14 @@ def _at_each_step(path: str) -> Callable[[F], F]:
 
 @router.get("/health")
 async def health(api: Api) -> bodies.HealthAnswer:
-    """Tell that an action would be given."""
+    """Check that the API gives actions."""
     await api.act(np.zeros(WIDTH, np.float32))
     return bodies.HealthAnswer(status="ok")
 
 
 @router.get("/stats")
 async def stats(api: Api) -> bodies.StatsAnswer | bodies.NoStatsAnswer:
-    """Return figures of the run."""
+    """Return metrics of the run."""
     learning = api.learning
     if api.knows_its_broker:
         await answered(learning.look(await api.control()))
@@ -245,7 +246,7 @@ async def select_action(request: Request, api: Api, body: bodies.SelectRequest) 
 
 @_at_each_step("/store_experience")
 async def store_experience(request: Request, api: Api, body: bodies.StoreRequest) -> bodies.StoreAnswer:
-    """Take in a transition, to be learned from."""
+    """Store a transition for training."""
     verified, duplicate = await api.store(caller_of(request), body)
     return bodies.StoreAnswer(
         stored=True, buffer_size=api.learning.waiting_steps, verified=verified, duplicate=duplicate
@@ -254,7 +255,7 @@ async def store_experience(request: Request, api: Api, body: bodies.StoreRequest
 
 @router.post("/update")
 async def update(api: Api) -> bodies.UpdateAnswer | bodies.TooFewAnswer:
-    """Learn from what is there, and answer once the new version does."""
+    """Train on the stored steps, and answer once the new version is served."""
     learning = api.learning
     report = await answered(learning.flush(await api.control(), api.chains.end_all))
     if report.refusal is CommandRefusal.TOO_FEW_STEPS:
@@ -277,7 +278,7 @@ async def update(api: Api) -> bodies.UpdateAnswer | bodies.TooFewAnswer:
 
 @_at_each_step("/get_distribution")
 async def get_distribution(api: Api, body: bodies.DistributionRequest) -> bodies.DistributionAnswer:
-    """Return how likely each mutation is for a prompt."""
+    """Return the probability of each mutation for a prompt."""
     answer = await api.act(body.embedding, deterministic=True, distribution=True)
     return bodies.DistributionAnswer(
         probabilities=numbers(answer.distribution["probability"]),
@@ -288,7 +289,7 @@ async def get_distribution(api: Api, body: bodies.DistributionRequest) -> bodies
 
 @router.post("/save")
 async def save(api: Api, body: bodies.SaveRequest) -> bodies.SaveAnswer:
-    """Keep a checkpoint of the run under a name."""
+    """Save a checkpoint of the run under a name."""
     name = body.path or f"save-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     await answered(api.learning.save(await api.control(), name))
     return bodies.SaveAnswer(saved=True, path=name)
@@ -296,21 +297,21 @@ async def save(api: Api, body: bodies.SaveRequest) -> bodies.SaveAnswer:
 
 @router.post("/load")
 async def load(api: Api, body: bodies.LoadRequest) -> bodies.LoadAnswer:
-    """Go back to a named checkpoint; what counts goes on."""
+    """Return to a named checkpoint; counters are not reset."""
     version, given_up = await answered(api.learning.load(await api.control(), body.path))
     return bodies.LoadAnswer(loaded=True, version=version, given_up=given_up)
 
 
 @_at_each_step("/embed")
 async def embed(api: Api, body: bodies.EmbedRequest) -> bodies.EmbedAnswer:
-    """Return a prompt as numbers."""
+    """Return the embedding of a prompt."""
     prompt, work = checked_prompt(body.prompt), await api.work()
     return await work.do(prompt, lambda: work.embedded(prompt, body.encoding))
 
 
 @_at_each_step("/mutate")
 async def mutated(api: Api, body: bodies.MutateRequest) -> bodies.MutateAnswer:
-    """Return what a mutation makes of a prompt."""
+    """Return a mutation of a prompt."""
     prompt, work = checked_prompt(body.prompt), await api.work()
     start = prompt if body.start is None else checked_prompt(body.start, "start")
     return await work.do(prompt + start, lambda: work.mutated(start, prompt, body))
@@ -325,7 +326,7 @@ async def optimize(request: Request, api: Api, body: bodies.OptimizeRequest) -> 
 
 @router.post("/rate")
 async def rate(request: Request, api: Api, body: bodies.RateRequest) -> bodies.RateAnswer:
-    """Keep what somebody thinks of a prompt that `/optimize` has answered with, once."""
+    """Store a rating of a prompt of `/optimize`, once."""
     work = await api.work()
     learned = await api.rate(caller_of(request), body.id, body.score, learns=work.rewarded_by == "ratings")
     return bodies.RateAnswer(stored=True, learned=learned)
@@ -333,7 +334,7 @@ async def rate(request: Request, api: Api, body: bodies.RateRequest) -> bodies.R
 
 @router.get("/checks")
 async def checks(api: Api) -> bodies.ChecksAnswer:
-    """Return which rewards of a program wait for a person."""
+    """Return the scores that wait for a check by a person."""
     work = await api.work()
     reward = work.checked
     if reward is None:
@@ -350,7 +351,7 @@ async def checks(api: Api) -> bodies.ChecksAnswer:
 
 @router.post("/checks")
 async def check(request: Request, api: Api, body: bodies.CheckRequest) -> bodies.CheckAnswer:
-    """Keep which of two texts a person prefers, once."""
+    """Store which of two texts a person prefers, once."""
     reward = (await api.work()).checked
     if reward is None:
         raise ApiError(
@@ -365,7 +366,7 @@ async def check(request: Request, api: Api, body: bodies.CheckRequest) -> bodies
     return bodies.CheckAnswer(stored=True, checked=checked, agreed=agreed)
 
 
-# ---- The page, and what the gateway is told of it.
+# ---- The page and the site.
 
 _FILES: Final = files_in(Path(__file__).parent / "static") | SHARED
 add_page(router, "/prompts", _FILES["index.html"], include_in_schema=False)
@@ -374,7 +375,7 @@ add_files(router, "/prompts", _FILES, include_in_schema=False)
 
 @contextlib.asynccontextmanager
 async def life(upstream: Upstream, app: FastAPI) -> AsyncIterator[None]:
-    """Hold what the routes work with while the application serves."""
+    """Hold the state of the API while the application serves."""
     api = app.state.api = PromptsApi(upstream)
     working = asyncio.create_task(api.keep_house(), name="prompts")
     yield

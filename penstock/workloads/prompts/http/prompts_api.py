@@ -1,6 +1,6 @@
-"""What the API holds while it serves: clients of the run, chains, and the last answers.
+"""The state of the API: clients of the run, chains of transitions, and the last answers.
 
-It holds nothing that outlives it: what was stored is in the run. When it ends, its chains end as truncated.
+None of it is stored: transitions are in the run. When the API ends, its open chains end as truncated.
 """
 
 import asyncio
@@ -41,21 +41,21 @@ from penstock.workloads.prompts.http.run_learning import (
 )
 from penstock.workloads.prompts.task_parts import TaskParts, parts_of
 
-# ---- Work on the text of a prompt: its numbers, what mutations make of it, and paths of several.
+# ---- Embeddings, mutations and rewards of a prompt's text.
 
 T = TypeVar("T")
 
 MOST_WORK_WAITING: Final = 64
-"""Texts that may be worked on, or wait for it, at the same time."""
+"""Most texts that are worked on, or wait for a thread, at the same time."""
 _THREADS: Final = 8
 _LONG: Final = 2000
-"""Characters above which a text is worked on beside the event loop."""
+"""Characters above which a text is worked on in a thread."""
 
 
 class PromptWork:
-    """Work with the parts of a task; used by one event loop.
+    """Runs the parts of a task for one event loop.
 
-    It has threads of its own, so that a source that is slow holds up nothing else.
+    It has its own threads, so that a slow source delays nothing else.
     """
 
     def __init__(self, parts: TaskParts) -> None:
@@ -76,12 +76,12 @@ class PromptWork:
         return self.parts.reward if isinstance(self.parts.reward, CheckedReward) else None
 
     def close(self) -> None:
-        """Close the parts; work that goes on is not waited for."""
+        """Close the parts without waiting for running work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.parts.close()
 
     async def do(self, text: str, work: Callable[[], T]) -> T:
-        """Do work on a text, a long one in a thread; raises ApiError for what a source does not give."""
+        """Run work on a text, in a thread where it may be slow; raises ApiError where a source fails."""
         if self._is_quick and len(text) <= _LONG:
             return work()
         if self._waiting >= MOST_WORK_WAITING:
@@ -146,16 +146,16 @@ def checked_prompt(text: str, field: str = "prompt") -> str:
         raise ApiError(422, str(error), field=field) from error
 
 
-# ---- Paths that were shown to somebody, and what people say of them.
+# ---- Paths that were returned and can be rated.
 
 KEPT: Final = 64
-"""Paths that are remembered, of all callers."""
+"""Paths that are stored, of all callers."""
 POLICY: Final = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPath:
-    """A path. steps: those that can be learned from; none of a path that was not drawn."""
+    """A path. steps: its transitions for training; empty for a path that was not drawn."""
 
     caller: str
     start: str
@@ -172,26 +172,24 @@ class ShownPaths:
         self._paths: OrderedDict[str, ShownPath] = OrderedDict()
 
     def keep(self, path: ShownPath) -> str:
-        """Remember a path, forget the oldest beyond those that are kept, and return its id."""
+        """Store a path, drop the oldest beyond KEPT, and return its id."""
         self._paths[path.id] = path
         while len(self._paths) > KEPT:
             self._paths.popitem(last=False)
         return path.id
 
     def take(self, caller: str, id_: str) -> ShownPath:
-        """Forget a path, so that it is rated no further, and return it; raises ApiError 404."""
+        """Remove a path, so that it is rated once, and return it; raises ApiError 404."""
         found = self._paths.get(id_)
         if found is None or found.caller != caller:
-            raise ApiError(
-                404, "id: this path is not remembered, or was rated: ask for another one", field="id"
-            )
+            raise ApiError(404, "id: this path is unknown, or was rated: request another one", field="id")
         return self._paths.pop(id_)
 
 
 MOST_WAITING: Final = 4096
-"""Steps that may wait for an update."""
+"""Most steps that wait for an update."""
 OFF_BY: Final = math.log(2)
-"""Nats by which the log-probability of a transition that belongs to no answer may be off."""
+"""Largest error, in nats, of the log-probability of an unverified transition."""
 _DEADLINE_S: Final = 10.0
 _LOOK_S: Final = 1.0
 _VERSION_S: Final = 5.0
@@ -203,7 +201,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class PromptsApi:
-    """What the routes work with; used by one event loop."""
+    """The state behind the routes; used by one event loop."""
 
     upstream: Upstream
     most_waiting: int = MOST_WAITING
@@ -241,7 +239,7 @@ class PromptsApi:
         return self._control
 
     async def keep_house(self) -> None:
-        """End chains that nothing follows, and look at the run, until cancelled."""
+        """End idle chains, and read the run's status, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.chains.end_idle()
@@ -259,7 +257,7 @@ class PromptsApi:
             self._work.close()
 
     async def _connect(self) -> None:
-        """Follow where the processes of the run are; asked at most once a second while all are known."""
+        """Connect to the current processes of the run; looks at most once a second while connected."""
         now_s = time.monotonic()
         if self._client is not None and now_s - self._looked_s < _LOOK_S:
             return
@@ -294,9 +292,9 @@ class PromptsApi:
         distribution: bool = False,
         mask: Array | None = None,
     ) -> Action:
-        """Return the answer of a version; raises ApiError 503 where none can give one.
+        """Return a version's action; raises ApiError 503 without a version.
 
-        mask: bool [5], the mutations that may be chosen; None: all.
+        state: float32 [1536]. mask: bool [5], the mutations that may be chosen; None: all.
         """
         client = await self.client()
         answer = await answered(
@@ -309,7 +307,7 @@ class PromptsApi:
         return answer
 
     async def await_version(self, update: int) -> int:
-        """Return the version that answers, once it has so many updates behind it, or after a while."""
+        """Return the latest version as soon as it has so many updates, or after 5 s."""
         client, until_s = await self.client(), time.monotonic() + _VERSION_S
         while True:
             description = await answered(client.describe())
@@ -324,13 +322,13 @@ class PromptsApi:
 
     def _note_version(self, version: int) -> None:
         if self._version and self._control is None:
-            self.learning.waiting_steps = 0  # how many were taken is unknown
+            self.learning.waiting_steps = 0  # the number of steps in the update is unknown
         self._version = version
 
     # ------------------------------------------------------------ transitions
 
     async def store(self, caller: str, body: bodies.StoreRequest) -> tuple[bool, bool]:
-        """Take a transition in; returns whether it belongs to an answer, and whether it was there before."""
+        """Store a transition; returns whether it belongs to an answer, and whether it was stored before."""
         client = await self.client()
         given = self._matched(caller, body)
         if given is not None and given.is_used:
@@ -375,9 +373,9 @@ class PromptsApi:
             return self._work
 
     async def rate(self, caller: str, id_: str, score: float, *, learns: bool) -> int:
-        """Keep a rating of a path, and return how many steps were stored with it; raises ApiError.
+        """Store a rating of a path, and return the number of steps stored with it; raises ApiError.
 
-        learns: whether ratings, from 0 to 1, are the reward: the last step earns it, from -1 to 1.
+        score: from 0 to 1. learns: whether ratings are the reward: the last step earns 2 · score - 1.
         """
         path = self.shown.take(caller, id_)
         steps = path.steps if learns else ()
@@ -395,10 +393,10 @@ class PromptsApi:
         except BaseException:
             self.shown.keep(path)
             raise
-        client, whose = await self.client(), f"{caller} {path.id}"  # no other transition joins its chain
+        client, owner = await self.client(), f"{caller} {path.id}"  # no other transition joins its chain
         for step in steps:
             reward = 2 * score - 1 if step.done else 0.0
-            await answered(self.chains.store(client, whose, replace(step, reward=reward)))
+            await answered(self.chains.store(client, owner, replace(step, reward=reward)))
             self.learning.waiting_steps += 1
         return len(steps)
 
@@ -413,7 +411,7 @@ class PromptsApi:
         )
 
     async def _keep(self, **said: Any) -> None:
-        """Keep a rating, once by its request key; raises ApiError, RegistryError."""
+        """Store a rating, once per request key; raises ApiError, RegistryError."""
         if not self._registry:
             raise no_registry()
 
@@ -432,7 +430,7 @@ class PromptsApi:
             )
 
     def _matched(self, caller: str, body: bodies.StoreRequest) -> GivenAnswer | None:
-        """Return the answer that a transition belongs to; None where it names none, and none fits."""
+        """Return the answer of a transition; None without a ticket and without a matching answer."""
         key = state_key(body.state)
         transition = state_key(body.next_state) + struct.pack("<d?", body.reward, body.done)
         if not body.ticket:

@@ -1,7 +1,7 @@
-"""What is asked of the run's learner, the answers that were given, and the transitions that follow them.
+"""Commands to the run's learner, the answers that were given, and chains of transitions.
 
-A command goes on in the run whether its caller waits for it or not: one that was not answered in time is
-asked for again by the next call, as the same command.
+A command continues in the run when its caller stops waiting. The next call after a timeout sends the same
+command again, under the same request id.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ from penstock.gateway.frame.requests import ApiError
 from penstock.protocol.tensor import Array
 
 LEAST_STEPS: Final = 128
-"""Steps below which an update is not worth it."""
+"""Fewest steps of an update."""
 WAIT_S: Final = 120.0
 _LOOK_S: Final = 0.05
 _FIGURES_S: Final = 5.0
-"""Longest wait for the figures of an update that is done."""
+"""Longest wait for the metrics of a finished update, in seconds."""
 _KEPT_UPDATES: Final = 10
 _REASON: Final = "asked for over HTTP"
 
@@ -49,28 +49,28 @@ _NOT_KEPT: Final[dict[CommandRefusal | None, str]] = {
     CommandRefusal.NAME: "path: a checkpoint has this name already; choose another",
     CommandRefusal.LIMIT: "path: no more checkpoints may have names, or the disk is full: make room",
 }
-"""Refusals whose own words name folders of the run."""
+"""Texts for refusals whose details name folders of the run."""
 
 Ask = Callable[[str], Awaitable[CommandReport]]
-"""(request id) → the command as it stands."""
+"""(request id) → the state of the command."""
 
 
 @dataclass(slots=True, eq=False)
 class RunLearning:
-    """Used by one event loop. wait_s: longest wait for a command, in seconds."""
+    """Commands of one event loop. wait_s: longest wait for one, in seconds."""
 
     wait_s: float = WAIT_S
     waiting_steps: int = 0
-    """Steps that were taken in since the last update."""
+    """Steps stored since the last update."""
     figures: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=_KEPT_UPDATES))
-    """Of the last updates that were seen, oldest first."""
+    """Metrics of the last updates, oldest first."""
     status: RunStatus | None = None
     _pending: dict[str, str] = field(default_factory=dict)
-    """Request ids of commands that were not answered in time, by what was asked."""
+    """Request ids of unanswered commands, by command."""
     _flushing: "asyncio.Task[CommandReport] | None" = None
 
     async def look(self, control: AsyncControlClient) -> RunStatus:
-        """Return the run as it is, and note what is new; raises PolicyError."""
+        """Read the run's status, and update the figures; raises PolicyError."""
         before, now = self.status, await control.status()
         self.status = now
         if before is None or before.run != now.run:
@@ -86,7 +86,7 @@ class RunLearning:
     async def flush(
         self, control: AsyncControlClient, end_chains: Callable[[], Awaitable[None]]
     ) -> CommandReport:
-        """Have what is pending learned from, once for all who ask meanwhile; raises ApiError, PolicyError."""
+        """Train on the pending steps; concurrent calls share one update. Raises ApiError, PolicyError."""
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(self._flush(control, end_chains))
         return await asyncio.shield(self._flushing)
@@ -99,9 +99,9 @@ class RunLearning:
             raise ApiError(409, _NOT_KEPT.get(report.refusal, report.detail), field="path")
 
     async def load(self, control: AsyncControlClient, name: str) -> tuple[int, int]:
-        """Go back to a named checkpoint; returns the version that answers then, and the steps given up.
+        """Return to a named checkpoint; returns the restored version, and the number of dropped steps.
 
-        Those are what waited for an update: it was chosen by weights that are there no more. Raises ApiError,
+        Steps that waited for an update are dropped, since the replaced weights chose them. Raises ApiError,
         PolicyError.
         """
         report = await self._answered(f"load {name}", lambda id_: control.restore(id_, name, reason=_REASON))
@@ -113,7 +113,7 @@ class RunLearning:
         return report.version, given_up
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of a figure over the last updates; None where none has it."""
+        """Return the mean of a metric over the last updates; None where none has it."""
         found = [one[name] for one in self.figures if math.isfinite(one.get(name, math.nan))]
         return sum(found) / len(found) if found else None
 
@@ -145,7 +145,7 @@ class RunLearning:
             await asyncio.sleep(_LOOK_S)
 
     async def _answered(self, what: str, ask: Ask) -> CommandReport:
-        """Return the command once the learner has answered; raises ApiError 504 where it has not in time."""
+        """Return the command once the learner has answered; raises ApiError 504 after `wait_s`."""
         request_id = self._pending.setdefault(what, f"http-{secrets.token_hex(12)}")
         until_s = time.monotonic() + self.wait_s
         while True:
@@ -158,7 +158,7 @@ class RunLearning:
                     self._pending.pop(next(iter(self._pending)))
                 raise ApiError(
                     504,
-                    f"the learner has not answered within {self.wait_s:g} s; it is still asked: call again",
+                    f"the learner has not answered within {self.wait_s:g} s and still may: call again",
                     error="timeout",
                     retry_s=5,
                 )
@@ -169,27 +169,27 @@ def _count(status: RunStatus, name: str) -> int:
     return int(status.learner.get(name) or 0)
 
 
-# ---- The last answers that were given, which transitions are matched with.
+# ---- The last answers, with which transitions are matched.
 
 KEPT: Final = 4096
-"""Answers of one caller that are remembered."""
+"""Answers that are stored of one caller."""
 CALLERS: Final = 64
-"""Callers whose answers are remembered; the one that was longest silent is forgotten first."""
+"""Callers whose answers are stored; the longest silent one is dropped first."""
 
 StateKey = bytes
 
 
 def state_key(state: Array) -> StateKey:
-    """Return what an embedding, float32 [1536], is known by."""
+    """Return a hash of an embedding, float32 [1536]."""
     # -0.0 and 0.0 are one number in two forms.
     return hashlib.blake2b((np.asarray(state, np.float32) + np.float32(0)).tobytes(), digest_size=16).digest()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GivenAnswer:
-    """An answer. log_prob: None where the action was not drawn. is_used: a transition belongs to it.
+    """An answer. log_prob: None where the action was not drawn. is_used: whether a transition belongs to it.
 
-    found_for: that transition, where it came without ticket.
+    found_for: that transition, where it came without a ticket.
     """
 
     state: StateKey
@@ -202,13 +202,13 @@ class GivenAnswer:
 
 
 class GivenAnswers:
-    """Remembers the answers of each caller, by their tickets, oldest first; used by one event loop."""
+    """Stores the answers of each caller by ticket, oldest first; used by one event loop."""
 
     def __init__(self) -> None:
         self._callers: OrderedDict[str, OrderedDict[str, GivenAnswer]] = OrderedDict()
 
     def give(self, caller: str, given: GivenAnswer) -> None:
-        """Remember an answer, and forget the oldest beyond those that are kept."""
+        """Store an answer, and drop the oldest beyond KEPT."""
         own = self._of(caller)
         own[given.ticket] = given
         if len(own) > KEPT:
@@ -218,7 +218,7 @@ class GivenAnswers:
         return self._of(caller).get(ticket)
 
     def unused(self, caller: str, state: StateKey, action: int) -> GivenAnswer | None:
-        """Return the newest answer with this action in this state that no transition belongs to."""
+        """Return the newest answer with this state and action that has no transition."""
         return next(
             (
                 one
@@ -229,10 +229,10 @@ class GivenAnswers:
         )
 
     def leave_to(self, caller: str, given: GivenAnswer, transition: bytes) -> None:
-        """Free an answer that was found for a transition without ticket, for the one that names it.
+        """Free an answer that a transition without a ticket took, for a transition that names its ticket.
 
-        transition: the one that names it. The other one goes over to another unused answer. Where there is
-        none, both are the same, and the answer stays used, or they are not, and both count.
+        transition: the one with the ticket. The earlier transition takes another unused answer. Without one,
+        equal transitions are the same, and the answer stays used; different ones both count.
         """
         if not given.found_for:
             return
@@ -258,22 +258,22 @@ class GivenAnswers:
 #           ─► done: it terminates            EndEpisode
 #     a flush, too many chains, nothing that follows: it ends truncated, its last `next_state` was seen last
 #
-# So returns over several steps are right where transitions follow one another, and each loose transition is
-# an episode of one step. What is taken in here is in the memory of the policy server, which loses it only
-# with its process.
+# So returns over several steps are correct where transitions follow one another, and each single transition
+# is an episode of one step. The policy server holds stored steps in memory, and loses them only with its
+# process.
 
 MOST_CHAINS: Final = 64
-"""Chains of one caller that go on at the same time; the one that was longest silent ends for a new one."""
+"""Most open chains of one caller; the longest silent one ends for a new one."""
 MOST_OF_ALL: Final = 1024
 IDLE_S: Final = 20.0
-"""Seconds after which a chain that nothing follows ends; a policy server would give it up after 60."""
+"""Seconds after which an idle chain ends; a policy server drops an idle episode after 60."""
 _NOT_TAKEN: Final = (InvalidRequest, NotAllowed, NotReady, Overloaded, ValueError)
-"""Errors after which a step has surely not happened."""
+"""Errors after which a step was certainly not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A transition. log_prob: None where its action was not drawn from a policy. version: that drew it.
+    """A transition. log_prob: None where its action was not drawn. version: that drew it; 0: unknown.
 
     state, next_state: float32 [1536].
     """
@@ -292,7 +292,7 @@ class _Chain:
     episode: AsyncEpisode
     heard_s: float
     reward: float = 0.0
-    """Of the last step, which goes with the next call."""
+    """Of the last step; the next call sends it."""
     last: Array | None = None
     steps: int = 0
 
@@ -302,7 +302,7 @@ _Place = tuple[str, StateKey]
 
 @dataclass(slots=True, eq=False)
 class Chains:
-    """The chains of all callers; used by one event loop. on_return: told of the return of each that ended.
+    """The chains of all callers; used by one event loop. on_return: called with the return of each ended one.
 
     most: of one caller. idle_s: see IDLE_S.
     """
@@ -312,7 +312,7 @@ class Chains:
     most_of_all: int = MOST_OF_ALL
     idle_s: float = IDLE_S
     lost: int = 0
-    """Steps whose episode ended with its policy server."""
+    """Steps that were lost with a policy server."""
     _open: OrderedDict[_Place, list[_Chain]] = field(default_factory=OrderedDict)
     _ending: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -320,13 +320,13 @@ class Chains:
         return sum(map(len, self._open.values()))
 
     async def store(self, client: AsyncPolicyClient, caller: str, step: Step) -> None:
-        """Take a transition in; raises a PolicyError, after which it was not taken in."""
+        """Store a transition; raises a PolicyError where it was not stored."""
         place = (caller, state_key(step.state))
         before = self._pop(place) if place in self._open else None
         try:
             chain = await self._act(client, before, step)
         except (EpisodeUnknown, EpisodeElsewhere):
-            # The policy server was started again, or gave the episode up.
+            # The policy server was restarted, or dropped the episode.
             self.lost += 0 if before is None else 1
             chain = await self._act(client, None, step)
         except _NOT_TAKEN:
@@ -334,7 +334,7 @@ class Chains:
                 self._open.setdefault(place, []).append(before)
             raise
         except PolicyError:
-            # Whether the step was heard is not known: were it sent again there, it might count twice.
+            # Whether the step was stored is unknown: sent again, it might count twice.
             self.lost += 0 if before is None else 1
             raise
         if step.done:
@@ -344,7 +344,7 @@ class Chains:
         self._make_room(caller)
 
     async def end_all(self) -> None:
-        """End all chains, truncated; what cannot be ended is counted as lost."""
+        """End all chains as truncated; steps of one that cannot be ended count as lost."""
         chains = [one for place in list(self._open) for one in self._open.pop(place, [])]
         await asyncio.gather(*(self._end_quietly(one) for one in chains))
         if self._ending:
@@ -367,7 +367,7 @@ class Chains:
         try:
             await chain.episode.act(step.state, **options)
         except UnknownVersion:
-            # A policy server that was started since the answer knows no version but its own.
+            # A policy server that started after the answer knows only its own version.
             del options["taken_version"]
             await chain.episode.act(step.state, **options)
         chain.reward, chain.last = step.reward, step.next_state
