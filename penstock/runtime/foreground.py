@@ -34,6 +34,8 @@ EndpointFile = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext beyond loopback.")]
+Listen = Annotated[str, typer.Option("--listen", metavar="ADDRESS", help="HOST:PORT or unix:/path.")]
+ListenHttp = Annotated[str, typer.Option("--listen", metavar="ADDRESS", help="HOST:PORT.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Import what a folder names although it was not made here.")
 ]
@@ -61,68 +63,75 @@ def finite(number: float | None) -> float | None:
     return number
 
 
-def in_foreground(
-    role: str,
-    body: "Callable[[Lifecycle, Settings], int]",
-    config: Path | None,
-    assignments: list[str] | None,
-    endpoints: Path | None,
-    *,
-    insecure: bool = False,
-    run_dir: Path | None = None,
-    trust: bool = False,
-) -> None:
-    """Run the body of a service with its settings until it ends, and leave with its exit code."""
-    # gRPC reads it at its import; by default it logs each call that it refuses itself.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Before the imports of a service, until it is ready (`Health.set_ready`).
-    from penstock.runtime.health import collect_seldom
-
-    collect_seldom()
-    from penstock.config.run_folder import keep_private
-    from penstock.config.service_settings import learner_settings, service_settings
-    from penstock.runtime import logs
-    from penstock.runtime.health import ENDPOINT_VARIABLE
-    from penstock.runtime.lifecycle import leave, run_service
-    from penstock.runtime.metrics import watch_certificate
-
-    keep_private()
-    if endpoints is not None:
-        os.environ[ENDPOINT_VARIABLE] = str(endpoints.absolute())
-    assigned = Configured(assignments=assignments, insecure=insecure).assigned
-
-    def serve(lifecycle: "Lifecycle") -> int:
-        # Before anything waits or serves.
-        if endpoints is not None and not endpoints.parent.is_dir():
-            folder = f"{endpoints.parent} is no folder; make it, or name another"
-            raise ConfigurationError(f"--endpoints {endpoints}: {folder}")
-        if endpoints is not None and endpoints.is_dir():
-            raise ConfigurationError(f"--endpoints {endpoints}: is a folder; name a file")
-        if role == "learner":
-            settings = learner_settings(config, assigned)
-        else:
-            settings = service_settings(config, assigned, run_dir, trust=trust)
-        if settings.logs.format == "json":
-            # Lines of text do not name the run: their file does.
-            logs.configure(role, settings.run, style="json")
-        watch_certificate(settings.security.tls_certificate)
-        return body(lifecycle, settings)
-
-    leave(run_service(serve, role))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreground:
-    """Options of every service in the foreground."""
+    """Options of a service that runs in the foreground. insecure: allow plaintext beyond loopback."""
 
     config: ConfigFile = None
     assignments: Assignments = None
     endpoints: EndpointFile = None
-    insecure: Insecure = False
+    insecure: bool = False
 
-    def run(self, role: str, body: "Callable[[Lifecycle, Settings], int]") -> None:
-        """Run the body as `in_foreground` does."""
-        in_foreground(role, body, self.config, self.assignments, self.endpoints, insecure=self.insecure)
+    def run(
+        self,
+        role: str,
+        body: "Callable[[Lifecycle, Settings], int]",
+        *,
+        run_dir: Path | None = None,
+        trust: bool = False,
+    ) -> None:
+        """Run the body of a service with its settings until it ends, and leave with its exit code.
+
+        run_dir: folder of a run whose settings lie below those of the service. trust: import what that folder
+        names although it was not made here.
+        """
+        # gRPC reads it at its import; by default it logs each call that it refuses itself.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        # Before the imports of a service, until it is ready (`Health.set_ready`).
+        from penstock.runtime.health import collect_seldom
+
+        collect_seldom()
+        from penstock.config.run_folder import keep_private
+        from penstock.config.service_settings import learner_settings, service_settings
+        from penstock.runtime import logs
+        from penstock.runtime.health import ENDPOINT_VARIABLE
+        from penstock.runtime.lifecycle import leave, run_service
+        from penstock.runtime.metrics import watch_certificate
+
+        keep_private()
+        if self.endpoints is not None:
+            os.environ[ENDPOINT_VARIABLE] = str(self.endpoints.absolute())
+        assigned = Configured(assignments=self.assignments, insecure=self.insecure).assigned
+
+        def serve(lifecycle: "Lifecycle") -> int:
+            self._check_endpoints()  # before anything waits or serves
+            if role == "learner":
+                settings = learner_settings(self.config, assigned)
+            else:
+                settings = service_settings(self.config, assigned, run_dir, trust=trust)
+            if settings.logs.format == "json":
+                # Lines of text do not name the run: their file does.
+                logs.configure(role, settings.run, style="json")
+            watch_certificate(settings.security.tls_certificate)
+            return body(lifecycle, settings)
+
+        leave(run_service(serve, role))
+
+    def _check_endpoints(self) -> None:
+        file = self.endpoints
+        if file is not None and not file.parent.is_dir():
+            raise ConfigurationError(
+                f"--endpoints {file}: {file.parent} is no folder; make it, or name another"
+            )
+        if file is not None and file.is_dir():
+            raise ConfigurationError(f"--endpoints {file}: is a folder; name a file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecuredForeground(Foreground):
+    """Options of a service that speaks gRPC or HTTP: also --insecure."""
+
+    insecure: Insecure = False
 
 
 # ---- Commands as functions that return their exit code. A frozen dataclass whose fields declare options is a

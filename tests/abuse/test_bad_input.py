@@ -189,7 +189,7 @@ COMMANDS: Final = {
     ),
     "a member of no gateway": (("gateway", "user", "grant", "ann", "--project", "p"), "no such file: start"),
     "a member of no rank": (
-        ("gateway", "user", "grant", "ann", "--project", "p", "--role", "king"), "--role 'king': use viewer",
+        ("gateway", "user", "grant", "ann", "--project", "p", "--role", "king"), "'king' is not one of",
     ),
     "a password of no gateway": (("gateway", "user", "password", "ann"), "no such file: start"),
     "a person to disable who is absent": (

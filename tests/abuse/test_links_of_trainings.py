@@ -27,7 +27,7 @@ from penstock.gateway.store.tables import JobState, Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.launch.gateway.run_steering import RunSteering
 from penstock.launch.jobs.job_process import BEGUN_FILE, ENDED_FILE, IN_A_POD
-from penstock.launch.jobs.local_jobs import read_noted
+from penstock.launch.jobs.local_job import read_noted
 from penstock.registry.weight_files import name_latest, registry_url, write_kept
 from penstock.workloads.rlhf.policy_service import FeedbackTraining
 from tests.support.gateway.cluster_job import taken_job

@@ -9,9 +9,8 @@ import tomli_w
 
 from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.launch.commands.request import Request
-from penstock.launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
+from penstock.launch.gateway.job_templates import configured, read_templates
 from penstock.launch.run.plan import make_plan
-from penstock.training import lay_over
 from penstock.workloads.rlhf.environment import language
 
 FOLDER: Final = Path(__file__).parents[2] / "penstock" / "recipes"
@@ -36,9 +35,8 @@ def test_it_resolves(recipe: Path, tmp_path: Path) -> None:
 def test_a_template_resolves_with_its_defaults_and_its_bounds(file: Path, tmp_path: Path) -> None:
     template = read_templates(file.parent)[file.stem]
     for bound in ("least", "most", "default"):
-        recipe = recipe_of(file)
         chosen = {name: getattr(one, bound) for name, one in template.numbers.items()}
-        lay_over(recipe, chosen_settings(template, template.chosen(chosen)))
+        recipe = configured(template, template.chosen(chosen))
         (tmp_path / "job.toml").write_text(tomli_w.dumps(recipe))
         make_plan(Request(what=str(tmp_path / "job.toml"), run_dir=tmp_path / "run"))
 
@@ -46,8 +44,7 @@ def test_a_template_resolves_with_its_defaults_and_its_bounds(file: Path, tmp_pa
 @pytest.mark.parametrize("file", TEXT, ids=lambda path: path.stem)
 def test_a_template_of_text_has_fragments_that_find_room(file: Path, tmp_path: Path) -> None:
     template = read_templates(file.parent)[file.stem]
-    recipe = recipe_of(file)
-    lay_over(recipe, chosen_settings(template, template.chosen({})))
+    recipe = configured(template, template.chosen({}))
     (tmp_path / "job.toml").write_text(tomli_w.dumps(recipe))
     settings = make_plan(Request(what=str(tmp_path / "job.toml"), run_dir=tmp_path / "run")).settings
     fragment = settings.actor.unroll_length * settings.environment.count
@@ -100,7 +97,7 @@ def test_the_reference_has_the_numbers_of_the_presets() -> None:
     rows = re.findall(r"^\| `(\w+)`.*?\| (\d+) tokens \| (\d+) \| ([\d,]+) \|", page, re.MULTILINE)
     told = {name: [int(one.replace(",", "")) for one in figures] for name, *figures in rows}
     numbers = {file.stem: read_templates(file.parent)[file.stem].numbers for file in TEXT}
-    recipes = {file.stem: recipe_of(file) for file in TEXT}
+    recipes = {file.stem: read_templates(file.parent)[file.stem].recipe for file in TEXT}
     assert told == {
         name: [
             recipe["environment"]["kwargs"]["response_tokens"],

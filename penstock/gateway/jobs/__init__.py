@@ -1,1 +1,1 @@
-"""Trainings that people ask for: their queue, and the dispatcher that has them run and sees them end."""
+"""Jobs of a gateway: their queue in the database, and the dispatcher that has them run."""

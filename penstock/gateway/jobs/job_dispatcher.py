@@ -1,11 +1,10 @@
-"""Has the jobs of one place run, and sees them end.
+"""Runs the jobs of one place: starts them, stops them, and records how they ended.
 
     queued ─► taken (the row names this place) ─► begun (the runner has its processes) ─► ended ─► settled
 
-A look goes over all jobs of the place and does for each what its row and its processes ask for. Nothing is
-remembered between two looks that a gateway which was killed would have to remember: whether a job was ever
-started is known from its folder, so that it is started once, and what ended meanwhile is settled late. While
-the database is away, jobs go on and nothing is settled.
+A look takes each job of the place one step further, by its row and its processes. A gateway that was killed
+loses nothing by it: the folder of a job shows whether it was ever started, so that it is started once, and a
+job that ended meanwhile is settled late. While the database is away, jobs run on and none is settled.
 """
 
 import asyncio
@@ -41,18 +40,18 @@ if TYPE_CHECKING:
     from penstock.gateway.accounts.accounts import Accounts
 
 WAIT_S: Final = 120.0
-"""Longest time in which a caller waits for a turn."""
+"""Longest wait of a caller for a turn, in seconds."""
 MOST_OF_PROJECT: Final = 4
-"""Dry runs of a project that go on or wait; of one person or program it is one."""
+"""Most dry runs of a project that run or wait; of one person or program it is one."""
 AGAIN_S: Final = 30.0
-"""After which who had no turn may ask again."""
+"""Seconds after which a caller without a turn may try again."""
 TURN_LOOK_S: Final = 0.1
 
 
 class NoTurn(Exception):
-    """Reports a caller who gets no turn now; the message says why, and what to do.
+    """Reports that a caller gets no turn now; the message says why, and what to do.
 
-    is_own: they, or their project, have as many as they may have.
+    is_own: the reason is the number of dry runs of the caller, or of the caller's project.
     """
 
     def __init__(self, message: str, *, is_own: bool) -> None:
@@ -67,7 +66,10 @@ class _Ticket:
 
 
 class DryRunTurns:
-    """The turns of one gateway; safe between threads and event loops."""
+    """The dry runs of one gateway: one at a time, the next of the project served longest ago.
+
+    Safe to use from several threads and event loops.
+    """
 
     def __init__(self, wait_s: float = WAIT_S, look_s: float = TURN_LOOK_S) -> None:
         self._wait_s, self._look_s = wait_s, look_s
@@ -78,17 +80,17 @@ class DryRunTurns:
 
     @asynccontextmanager
     async def turn(
-        self, project: str, subject: str, goes_on: Callable[[], Awaitable[bool]]
+        self, project: str, subject: str, is_wanted: Callable[[], Awaitable[bool]]
     ) -> AsyncIterator[None]:
-        """Have the turn inside the block; raises NoTurn.
+        """Hold the turn inside the block; raises NoTurn.
 
-        goes_on: whether a caller still waits for it.
+        is_wanted: returns whether the caller still waits for the dry run.
         """
         ticket = self._ask(project, subject)
         try:
             until_s = asyncio.get_running_loop().time() + self._wait_s
             while not self._take(ticket):
-                if asyncio.get_running_loop().time() >= until_s or not await goes_on():
+                if asyncio.get_running_loop().time() >= until_s or not await is_wanted():
                     raise NoTurn(
                         f"dry runs of others have taken {self._wait_s:g} s: ask again, or train without one",
                         is_own=False,
@@ -132,9 +134,9 @@ class DryRunTurns:
 
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks where nothing is asked for."""
+"""Seconds between two looks at the jobs."""
 AT_ONCE: Final = 1
-"""Jobs of a place that run at the same time, unless the operator says otherwise."""
+"""Jobs of a place that run at the same time, by default."""
 
 log = logging.getLogger(__name__)
 
@@ -142,9 +144,9 @@ log = logging.getLogger(__name__)
 class JobDispatcher:
     """The jobs of one place.
 
-    kinds: what workloads add, by the name that templates give. models: folder below which models are
-    exported. at_once: jobs that run at the same time. steering: of their runs. registry_url: of `registry`,
-    in which runs register their versions as those of `PROJECT/AGENT`; "": each run has a registry of its own.
+    kinds: kinds of jobs of workloads, by the name in templates. models: folder below which models are
+    exported. at_once: most jobs that run at the same time. steering: controls their runs. registry_url: of
+    `registry`, in which runs register their versions as those of `PROJECT/AGENT`; "": each run has its own.
     """
 
     def __init__(
@@ -168,18 +170,18 @@ class JobDispatcher:
         self._registry_url = registry_url
         self._kinds = {"": PlainTraining(), **kinds}
         self._at_once = at_once
-        self._asked_to_end = set[str]()
+        self._stopping = set[str]()
         self._called = threading.Event()
         for state in JobState:
             if not state.is_open:
                 JOBS_ENDED.labels(state)  # there at 0 before the first one: a rise is seen
 
     def call(self) -> None:
-        """Have the dispatcher look soon: something was asked for."""
+        """Make the next look begin now; safe from any thread."""
         self._called.set()
 
     def work(self, end: threading.Event) -> None:
-        """Look until `end` is set, as long as no other gateway has the place; a thread's body."""
+        """Look until `end` is set, while no other gateway holds the place; the body of a thread."""
         while not end.is_set():
             with self.runner.hold() as own:
                 while own and not end.is_set():
@@ -189,7 +191,7 @@ class JobDispatcher:
             end.wait(LOOK_S)
 
     def look(self) -> None:
-        """Take what is queued and there is room for; begin, end and settle what asks for it."""
+        """Take queued jobs while there is room; start, stop and settle the jobs of the place."""
         place = self.runner.place
         while self._accounts.run(lambda session, now: job_queue.claim(session, now, place, self._at_once)):
             pass
@@ -206,16 +208,16 @@ class JobDispatcher:
         return found if found is not None and found.kind in self._kinds else None
 
     def facts(self, template: Template, policy: str) -> Mapping[str, Any]:
-        """Return what the kind of a template wants to be known of `PROJECT/AGENT` when a job is asked for."""
+        """Return what the kind of a template records about the policy `PROJECT/AGENT` for a new job."""
         return self._kinds[template.kind].facts(self._registry, policy)
 
     def estimate(
         self, template: Template, numbers: Mapping[str, float], policy: str, facts: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the dry run of a job as JSON values, for a caller whose turn it is.
+        """Return the result of a dry run as JSON values, for a caller that holds the turn.
 
-        Raises CannotBegin, and CannotLook where who would make it does not answer. It trains for some
-        seconds, on the cores that jobs have.
+        It trains for some seconds, on the cores that jobs have. Raises CannotBegin, and CannotLook where the
+        runner does not answer.
         """
         try:
             prepare = self._kinds[template.kind].prepare
@@ -241,14 +243,11 @@ class JobDispatcher:
             self._settle(job, Outcome(state=JobState.CANCELLED, cause="cancelled before it began"))
         elif found is Stage.NOT_BEGUN:
             self._begin(job)
-        elif self._is_to_be_asked(job) and self.runner.stop(job.id):
-            self._asked_to_end.add(job.id)
-
-    def _is_to_be_asked(self, job: Job) -> bool:
-        return job.cancelled_by is not None and job.id not in self._asked_to_end
+        elif job.cancelled_by is not None and job.id not in self._stopping and self.runner.stop(job.id):
+            self._stopping.add(job.id)
 
     def steering_of(self, job: Job) -> Steering | None:
-        """Return what steers the run of a job that this place runs; None where nothing does."""
+        """Return what controls the run of a job of this place; None for a job of another place."""
         if job.place != self.runner.place or self.steering is None:
             return None
         return self.steering.of(_policy(job))
@@ -257,21 +256,14 @@ class JobDispatcher:
         try:
             folder, policy = self.runner.folder(job.id), _policy(job)
             settings = self._kind(job).prepare(self._registry, policy, job.facts, folder)
-            self.runner.begin(job, {**settings, **self._place_in_registry(job, policy)})
+            if self._registry_url:  # the versions of the run become those of its agent's policy
+                registry = {"registry": {"url": self._registry_url}, "serving": {"policy": policy}}
+                settings = {**settings, "run": job.id, **registry}
+            self.runner.begin(job, settings)
         except OSError as error:
             self._settle(job, _failed(f"it could not be begun: {_why(error)}"))
         except CannotBegin as error:
             self._settle(job, _failed(f"it could not be begun: {error}"))
-
-    def _place_in_registry(self, job: Job, policy: str) -> dict[str, Any]:
-        """Return the settings by which the versions of a run are arms of its agent's policy."""
-        if not self._registry_url:
-            return {}
-        return {
-            "run": job.id,
-            "registry": {"url": self._registry_url},
-            "serving": {"policy": policy},
-        }
 
     def _settle(self, job: Job, outcome: Outcome) -> None:
         made: Conclusion | None = None
@@ -283,7 +275,7 @@ class JobDispatcher:
             self._name_version(job, made.version.version)
         self._accounts.run(lambda session, now: job_queue.settle(session, now, job.id, outcome, made))
         JOBS_ENDED.labels(outcome.state).inc()
-        self._asked_to_end.discard(job.id)
+        self._stopping.discard(job.id)
         log.info("a job has ended", extra={"job": job.id, "state": outcome.state, "cause": outcome.cause})
 
     def _conclude(self, job: Job, outcome: Outcome) -> tuple[Outcome, Conclusion | None]:
@@ -297,9 +289,9 @@ class JobDispatcher:
             return _failed(f"its training finished; what it made was not exported: {error}"), None
 
     def _name_version(self, job: Job, label: str) -> None:
-        """Let the newest version that a run has registered be asked for by the label of what was exported.
+        """Give the newest version that a job's run has registered the label of the exported version.
 
-        A run is called by its job's id, and a word of its own behind it.
+        The name of a run begins with its job's id.
         """
         policy, run = f"{job.project}/{job.agent}", f"{job.id}-"
         own = [one.version for one in self._registry.list(policy) if one.run.startswith(run)]
@@ -318,7 +310,7 @@ def _policy(job: Job) -> str:
 
 
 def _why(error: OSError) -> str:
-    """Return what a disk says; the copy of a folder says it of each file that it could not copy."""
+    """Return the reason of an error of a disk; copying a folder raises one with a reason for each file."""
     if isinstance(error, shutil.Error):
         return str(error.args[0][0][-1])
     return error.strerror or str(error)

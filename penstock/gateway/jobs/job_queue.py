@@ -1,14 +1,15 @@
 """Jobs in the database: each function is part of a caller's transaction.
 
-A job is taken by one runner, whose place its row names from then on; transactions are serialisable, so that
-two gateways never take the same one.
+One runner takes a job, and the row names its place from then on; transactions are serialisable, so that two
+gateways never take the same job.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
 
 from penstock.gateway.accounts import audit
@@ -33,7 +34,7 @@ def submit(
     facts: Mapping[str, Any],
     request_key: str | None = None,
 ) -> Job:
-    """Queue a job; with a key that came before, return the job that it stands for.
+    """Queue a job; for a key that was used before, return its job.
 
     Raises AccountConflict where the key stands for another job, where the agent is being trained, or where
     the project has MAX_OPEN jobs.
@@ -56,11 +57,7 @@ def submit(
         state=JobState.QUEUED,
         cause="",
         place="",
-        cancelled_by=None,
-        result=None,
         created=now,
-        began=None,
-        ended=None,
     )
     session.add(row)
     _note(session, now, row, "job queued", by=row.by)
@@ -101,7 +98,7 @@ def open_counts(session: Session) -> dict[JobState, int]:
 
 
 def settle(session: Session, now: datetime, id_: str, outcome: Outcome, made: Conclusion | None) -> None:
-    """Write how a running job has ended, and the version that it made; one that is settled stays so."""
+    """Record how a running job has ended, and the version that it made; a settled job stays as it is."""
     row = session.scalar(select(JobRow).where(JobRow.id == id_))
     if row is None or not row.state.is_open:
         return
@@ -113,7 +110,7 @@ def settle(session: Session, now: datetime, id_: str, outcome: Outcome, made: Co
 
 
 def cancel(session: Session, now: datetime, project: str, id_: str, *, by: str) -> Job:
-    """End a queued job, or say that a running one shall end; raises NoSuchThing, AccountConflict."""
+    """End a queued job, or mark a running one to be stopped; raises NoSuchThing, AccountConflict."""
     row = _row(session, project, id_)
     if not row.state.is_open:
         raise AccountConflict(f"the job is {row.state} already")
@@ -194,39 +191,33 @@ MAX_VERSIONS: Final = 1000
 
 def add_version(session: Session, now: datetime, job: Job, made: TrainedVersion) -> None:
     session.add(
-        PolicyVersionRow(
-            id=job.id,
-            project=job.project,
-            agent_id=job.agent,
-            version=made.version,
-            model_path=made.model_path,
-            reward_model_path=made.reward_model_path,
-            feedback_count=made.feedback_count,
-            reward_mean=made.reward_mean,
-            reward_std=made.reward_std,
-            created_at=now,
-        )
+        PolicyVersionRow(id=job.id, project=job.project, agent_id=job.agent, created_at=now, **asdict(made))
     )
 
 
 def version_labels(session: Session, project: str, agent: str) -> frozenset[str]:
-    own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
-    return frozenset(session.scalars(select(PolicyVersionRow.version).where(own)))
+    return frozenset(session.scalars(select(PolicyVersionRow.version).where(_of_agent(project, agent))))
 
 
 def find_version(session: Session, project: str, agent: str, label: str) -> PolicyVersionRow | None:
-    own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
-    return session.scalar(select(PolicyVersionRow).where(own, PolicyVersionRow.version == label))
+    return session.scalar(
+        select(PolicyVersionRow).where(_of_agent(project, agent), PolicyVersionRow.version == label)
+    )
 
 
 def read_versions(session: Session, project: str, agent: str) -> tuple[PolicyVersionRow, ...]:
     """Return the newest MAX_VERSIONS versions of an agent, newest first."""
-    own = (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
-    newest = select(PolicyVersionRow).where(own).order_by(PolicyVersionRow.number.desc())
+    newest = (
+        select(PolicyVersionRow).where(_of_agent(project, agent)).order_by(PolicyVersionRow.number.desc())
+    )
     return tuple(session.scalars(newest.limit(MAX_VERSIONS)))
 
 
-# ---- Which trainings have read ratings that were deleted: what a person is told who asks to be forgotten.
+def _of_agent(project: str, agent: str) -> ColumnElement[bool]:
+    return (PolicyVersionRow.project == project) & (PolicyVersionRow.agent_id == agent)
+
+
+# ---- Which trainings have read ratings that were deleted: for people whose data is deleted.
 
 
 def trained_from(

@@ -1,4 +1,4 @@
-"""A job, its template and its outcome as callers see them; what runs jobs, steers runs, and adds a kind."""
+"""A job, its template and its outcome; the interfaces of runners, of run control, and of kinds of jobs."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +18,7 @@ from penstock.registry.registry import Registry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training that somebody asked for; the fields are those of `JobRow`."""
+    """A requested training; the fields are those of `JobRow`."""
 
     id: str
     project: str
@@ -41,9 +41,9 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Number(BaseModel):
-    """A number of a template that callers may choose, between `least` and `most`, as its file says it.
+    """A number of a template that callers may choose, between `least` and `most`; fields as in its file.
 
-    whole: it has no decimals. settings: `SECTION.KEY` of the run, and how many times the number each one is.
+    whole: it has no decimals. settings: factor by `SECTION.KEY`; each setting becomes number × factor.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,8 +67,8 @@ class Number(BaseModel):
 class Template:
     """A configuration that the operator offers, and the numbers in it that callers may choose.
 
-    kind: of the jobs made from it, as a workload calls it; "": a plain training. model: what is shown of the
-    configuration.
+    kind: of the jobs made from it, as a workload calls it; "": a plain training. model: what callers see of
+    the configuration. recipe: the configuration, nested as in TOML.
     """
 
     name: str
@@ -76,19 +76,20 @@ class Template:
     numbers: Mapping[str, Number]
     kind: str = ""
     model: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
-    def chosen(self, said: Mapping[str, float]) -> dict[str, float]:
-        """Return all numbers, those that were not said by default; raises BadInput for one out of bounds."""
-        unknown = said.keys() - self.numbers.keys()
+    def chosen(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Return all numbers, with defaults for absent ones; raises BadInput for one out of bounds."""
+        unknown = numbers.keys() - self.numbers.keys()
         if unknown:
             known = ", ".join(self.numbers) or "none"
             raise BadInput("numbers", f"this template has no such number; its numbers are: {known}")
-        return {name: _checked(name, one, said.get(name)) for name, one in self.numbers.items()}
+        return {name: _checked(name, one, numbers.get(name)) for name, one in self.numbers.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Says how a job that began has ended. summary: the run's, None where it left none."""
+    """How a job that had begun has ended. summary: of its run, None without one."""
 
     state: JobState
     cause: str = ""
@@ -113,7 +114,7 @@ class TrainedVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusion:
-    """What a finished job came to. result: as its callers see it. version: that its agent has from now on."""
+    """The result of a finished job as callers see it, and the version that its agent has from now on."""
 
     result: Mapping[str, Any]
     version: TrainedVersion | None = None
@@ -125,8 +126,8 @@ def shown(job: Job) -> dict[str, Any]:
     return {name: getattr(job, name) for name in Job.__dataclass_fields__ if name not in hidden}
 
 
-def _checked(name: str, number: Number, said: float | None) -> float:
-    value = number.default if said is None else said
+def _checked(name: str, number: Number, chosen: float | None) -> float:
+    value = number.default if chosen is None else chosen
     if not number.least <= value <= number.most:
         raise BadInput(name, f"use a number from {number.least:g} to {number.most:g}")
     if number.whole and value != int(value):
@@ -134,15 +135,14 @@ def _checked(name: str, number: Number, said: float | None) -> float:
     return int(value) if number.whole else value
 
 
-# ---- What a gateway is handed to have jobs run; `launch` has the one that starts processes on this
-# machine.
+# ---- The interface of runners; `launch` implements it for this machine and for Kubernetes.
 
 
 class Stage(Enum):
-    """Says where a job is that a runner has and that has not ended."""
+    """The state of a job that has not ended."""
 
-    NOT_BEGUN = "nothing of it was ever started"
-    GOING_ON = "its processes live"
+    NOT_BEGUN = "no process of it was ever started"
+    GOING_ON = "its processes run"
 
 
 class CannotBegin(Exception):
@@ -150,7 +150,7 @@ class CannotBegin(Exception):
 
 
 class CannotLook(Exception):
-    """Reports that a runner cannot know now where its jobs are; the message says why. Jobs go on."""
+    """Reports that a runner cannot see the state of its jobs now; the message says why. Jobs run on."""
 
 
 class Runner(Protocol):
@@ -174,13 +174,10 @@ class Runner(Protocol):
         """
 
     def find(self, job: str) -> Stage | Outcome:
-        """Return where a job is, also of one that another gateway started; raises CannotLook."""
+        """Return the state of a job, also of one that another gateway started; raises CannotLook."""
 
     def stop(self, job: str) -> bool:
-        """Ask the processes of a job to end; False: there are none yet that could be asked.
-
-        Raises CannotLook.
-        """
+        """Ask the processes of a job to end; False where none is known yet. Raises CannotLook."""
 
     def read_log(self, job: str, begin: int, most: int) -> bytes:
         """Return at most `most` bytes of a job's log from byte `begin` on; b"" where there are none yet.
@@ -189,7 +186,7 @@ class Runner(Protocol):
         """
 
     def heard(self, job: str) -> float:
-        """Return when a job's run has last written to its log or its metrics, in Unix seconds; 0.0: never."""
+        """Return the Unix time at which a job's run last wrote its log or metrics; 0.0: never."""
 
     def read_curve(self, job: str) -> Mapping[str, list[Any]]:
         """Return the curve of a job's run as columns of equal length, thinned, oldest first.
@@ -200,9 +197,9 @@ class Runner(Protocol):
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return the dry run of a job as JSON values; raises CannotBegin, CannotLook, OSError.
+        """Return the result of a dry run as JSON values; raises CannotBegin, CannotLook, OSError.
 
-        prepare: writes into the folder that it is given, and returns settings as `begin` takes them.
+        prepare: writes what the job reads into a folder, and returns settings as `begin` takes them.
         """
 
 
@@ -210,15 +207,15 @@ _SHOWN: Final = ("solved", "mean_return", "updates", "policy_version", "training
 
 
 class JobKind(Protocol):
-    """What a kind of job needs before it begins, and what is made of it once it has finished.
+    """Prepares the jobs of a kind, and exports what they made once they have finished.
 
     `prepare` and `conclude` may be called again for a job, after a gateway was killed in them.
     """
 
     def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
-        """Return what is true of an agent now, for the row of a job; raises an AccountError to refuse it.
+        """Return facts about an agent for the row of a new job; raises an AccountError to refuse the job.
 
-        `through` among them is the number of the newest rating that the job reads; without it, it reads none.
+        The fact `through` is the number of the newest rating that the job reads; without it, it reads none.
         """
 
     def prepare(
@@ -234,7 +231,7 @@ class JobKind(Protocol):
     def conclude(
         self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
     ) -> Conclusion:
-        """Return what a finished job came to, with its files where they shall be found.
+        """Export what a finished job made, and return its conclusion.
 
         taken: labels of the versions that the agent has. folder: of the job, with the run's, `run`, in it;
         the training writes there, so that its files are opened by `penstock.config.run_folder`.
@@ -244,7 +241,7 @@ class JobKind(Protocol):
 
 
 class PlainTraining:
-    """A training that needs only its template: its result is what its summary says."""
+    """The kind of a job that needs only its template: its result comes from the summary of its run."""
 
     def facts(self, registry: Registry, policy: str) -> Mapping[str, Any]:
         return {}
@@ -262,12 +259,12 @@ class PlainTraining:
 
 
 def finite(value: Any) -> Any:
-    """Return a value of a summary as JSON has it: a number that is none is null."""
+    """Return a value of a summary for JSON: None for NaN and infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Action(StrEnum):
-    """Names what may be wanted of a run that goes on."""
+    """What a running run can be ordered to do."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -278,19 +275,19 @@ class Action(StrEnum):
 
 
 class CannotSteer(Exception):
-    """Reports that a run refuses what is wanted, or does not answer; the message says why."""
+    """Reports that a run refuses an order, or does not answer; the message says why."""
 
 
 class NoAnswer(CannotSteer):
-    """Reports that a run or its registry did not answer: what is wanted may have been done."""
+    """Reports that a run or its registry did not answer: the order may have been carried out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Says what is wanted of a run.
+    """An order to a run.
 
-    name: of a checkpoint, to make or to restore; "" for none. min_steps: that a flush waits for, at least.
-    request_id: the same again is the same order, and answers how far it has come.
+    name: of a checkpoint, to make or to restore; "" for none. min_steps: fewest steps that a flush waits for.
+    request_id: an order with the same id is not carried out twice; its answer tells the progress.
     """
 
     action: Action
@@ -302,24 +299,24 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFile:
-    """A version of a policy as an open file of safetensors, under a name for who keeps it."""
+    """A version of a policy as an open file of safetensors. name: for a copy of the file."""
 
     name: str
     content: BinaryIO
 
 
 class Steering(Protocol):
-    """Steers the runs of jobs, by the job's id.
+    """Controls the runs of jobs, by the job's id.
 
-    Every method may raise CannotSteer, and NoAnswer where nobody knows what was done. version: by its number
-    or its name. by: for the registry's own audit.
+    Every method may raise CannotSteer, and NoAnswer where it is unknown whether the order was carried out.
+    version: its number or its name. by: who orders it, for the audit of the registry.
     """
 
     def of(self, policy: str) -> "Steering":
-        """Return what steers the runs of one policy, whatever their folders say of it."""
+        """Return the control of the runs of one policy, whatever policy their folders name."""
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
-        """Tell a run that goes on what is wanted, and return how far that has come."""
+        """Give an order to a running run, and return the progress of the order."""
 
     def versions(self, job: str) -> Mapping[str, Any]:
         """Return the registered versions of a run, and its traffic."""
@@ -333,7 +330,7 @@ class Steering(Protocol):
         """Make a version `active` or `canary`, and return it."""
 
     def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
-        """Withdraw a version, the canary or the active one, and return what is active then."""
+        """Withdraw a version, the canary or the active one, and return what is active afterwards."""
 
     def set_traffic(self, job: str, *, reason: str, by: str, **change: Any) -> Mapping[str, Any]:
         """Change which clients get which version, and return the traffic.

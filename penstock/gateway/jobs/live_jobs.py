@@ -4,12 +4,12 @@ jobs        the newest of the project: {"jobs"}
 job         the one that is looked at
 curve       of its run
 versions    of its run, and its traffic
-trouble     what cannot be shown now: {"of", "detail"}
+trouble     why one of these events cannot be shown now: {"of", "detail"}
 line        of the log
 state       of the job whose log has ended; it is the last event
 refused     the session, the token or the membership has ended; it is the last event
 
-Of the jobs, what has changed since it was sent last, no more.
+An event about jobs is sent again only when it has changed.
 """
 
 import asyncio
@@ -32,22 +32,22 @@ from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.gateway.jobs.job_records import CannotSteer, Job, shown
 from penstock.registry.records import RegistryError, Unavailable
 
-# ---- Looks that many streams share: what one of them has just found out, none asks again.
+# ---- Looks that many streams share: the result of one is used by all for a short time.
 
 T = TypeVar("T")
 MOST_KEPT: Final = 256
-"""Looks that are remembered before those that are old are let go of."""
+"""Number of results above which old ones are dropped."""
 
 
 class SharedLooks:
-    """For one event loop. fresh_s: how long what was found stands for what is."""
+    """Results of looks by key, for one event loop. fresh_s: seconds for which a result is used again."""
 
     def __init__(self, fresh_s: float) -> None:
         self._fresh_s = fresh_s
         self._known: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
 
     async def at(self, key: Hashable, look: Callable[[], T]) -> T:
-        """Return what `look`, which blocks, finds for a key, or has found just now; raises what it raises."""
+        """Return the result of `look`, which blocks, or a fresh one of its key; raises what `look` raises."""
         now = asyncio.get_running_loop().time()
         known = self._known.get(key)
         if known is None or self._is_old(known, now):
@@ -56,7 +56,7 @@ class SharedLooks:
             known = now, asyncio.ensure_future(run_in_threadpool(look))
             known[1].add_done_callback(_retrieve)
             self._known[key] = known
-        # One that leaves does not end the look for the others.
+        # A caller that is cancelled does not cancel the look of the others.
         found: T = await asyncio.shield(known[1])
         return found
 
@@ -65,15 +65,15 @@ class SharedLooks:
 
 
 async def rest(look_s: float) -> None:
-    """Wait until a stream looks again, about `look_s` seconds: from half of them to one and a half.
+    """Wait about `look_s` seconds, from half to one and a half of them, before a stream looks again.
 
-    Who waited for one look together would wake together ever after, a thousand at once.
+    With a fixed time, streams that once waited for the same look would wake together from then on.
     """
     await asyncio.sleep(look_s * random.uniform(0.5, 1.5))
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take the error of a look that no caller waits for any longer, so that asyncio does not log it."""
+    """Take the error of a look that no caller awaits any more, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
@@ -82,14 +82,14 @@ READ_BYTES: Final = 64 * 1024
 LOOK_S: Final = 1.0
 """Seconds between two looks at a log that has not grown, on average."""
 RIGHTS_S: Final = 5.0
-"""Seconds for which a reader that has lost the right to read may read on."""
+"""Longest time for which a reader may read on after losing the right, in seconds."""
 QUIET_LOOKS: Final = 15
 """Looks without news after which a sign of life is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveJobs:
-    """Those that follow jobs at one gateway, who look together. dispatcher: None where it runs no jobs."""
+    """Event streams about jobs of one gateway, which share looks. dispatcher: None where it runs no jobs."""
 
     accounts: "Accounts"
     dispatcher: JobDispatcher | None
@@ -97,7 +97,7 @@ class LiveJobs:
     _rights: SharedLooks = field(default_factory=lambda: SharedLooks(RIGHTS_S))
 
     async def follow(self, member: Membership, job: str) -> AsyncIterator[str]:
-        """Yield the events until the reader may read no more. job: the one that is looked at, "" for none."""
+        """Yield the events of a project until the reader may read no more. job: shown in detail; "": none."""
         sent, quiet = dict[str, str](), 0
         while True:
             try:
@@ -105,7 +105,7 @@ class LiveJobs:
             except AccountError as error:
                 yield event("refused", str(error))
                 return
-            except Unavailable:  # it goes on when the database is back
+            except Unavailable:  # until the database is back
                 fresh = sent
             news = {kind: text for kind, text in fresh.items() if sent.get(kind) != text}
             for text in news.values():
@@ -117,7 +117,7 @@ class LiveJobs:
             await rest(LOOK_S)
 
     async def _looked(self, member: Membership, job: str) -> dict[str, str]:
-        """Return every event as it is now, for who may still see it; raises AccountError."""
+        """Return every event as of now; raises AccountError for a reader that may not see them any more."""
         await self._check_still(member)
         found: dict[str, str] = await self._looks.at(
             (member.project, job), partial(self._found, member.project, job)
@@ -129,7 +129,7 @@ class LiveJobs:
         await self._rights.at(who, lambda: self.accounts.check_still(member))
 
     def _found(self, project: str, job: str) -> dict[str, str]:
-        """Return the events of a project by what they are about."""
+        """Return the events of a project by their kind."""
         every = self.accounts.look(lambda session: job_queue.read(session, project, None, None))
         found = {"jobs": event("jobs", jsonable_encoder({"jobs": [shown(one) for one in every]}))}
         if not job:
@@ -139,9 +139,9 @@ class LiveJobs:
         here = self.dispatcher
         if here is None or one.place != here.runner.place:
             return found
-        found["curve"] = _told("curve", lambda: dict(here.runner.read_curve(job)))
+        found["curve"] = _event_of("curve", lambda: dict(here.runner.read_curve(job)))
         if (steering := here.steering_of(one)) is not None:
-            found["versions"] = _told("versions", lambda: dict(steering.versions(job)))
+            found["versions"] = _event_of("versions", lambda: dict(steering.versions(job)))
         return found
 
     async def follow_log(self, member: Membership, job: str, begin: int) -> AsyncIterator[str]:
@@ -156,7 +156,7 @@ class LiveJobs:
             except AccountError as error:
                 yield event("refused", str(error), begin)
                 return
-            except Unavailable:  # it goes on when the database is back
+            except Unavailable:  # until the database is back
                 yield STILL_HERE
                 await rest(LOOK_S)
                 continue
@@ -182,7 +182,7 @@ class LiveJobs:
             await rest(LOOK_S)
 
     async def _now(self, member: Membership, job: str) -> Job:
-        """Return the job as it is, for a reader who may still see it; raises AccountError."""
+        """Return the job as of now; raises AccountError for a reader that may not see it any more."""
         await self._check_still(member)
         find: Callable[[], Job] = lambda: self.accounts.look(  # noqa: E731 - handed on
             lambda session: job_queue.get(session, member.project, job)
@@ -195,8 +195,8 @@ class LiveJobs:
         return await self._looks.at(("log", job, begin), lambda: runner.read_log(job, begin, READ_BYTES))
 
 
-def _told(kind: str, look: Callable[[], Any]) -> str:
-    """Return what a look finds as an event; what cannot be shown hides nothing else."""
+def _event_of(kind: str, look: Callable[[], Any]) -> str:
+    """Return the result of a look as an event, or the event `trouble` with the reason why it failed."""
     try:
         return event(kind, jsonable_encoder(look()))
     except (CannotSteer, RegistryError) as error:
@@ -207,7 +207,7 @@ def _told(kind: str, look: Callable[[], Any]) -> str:
 
 
 def _lines(content: bytes, *, ended: bool) -> bytes:
-    """Return the whole lines of a piece; all of it where no more comes, or where a line is longer."""
+    """Return the whole lines of a piece; all of it at the end of the log, or where one line fills it."""
     if ended or len(content) == READ_BYTES:
         cut = content.rfind(b"\n") + 1
         return content[:cut] or content

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +34,7 @@ from penstock.launch.audit.findings import AuditResult, Kind, Problem, problem_a
 from penstock.launch.run.redis_service import ask, newest
 from penstock.learner.ledger import DIGEST_BYTES
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.runtime.foreground import AsJson, Assignments
 
 # ---- Find the records of a run, and start a private server for the log of a run that has ended.
 
@@ -107,7 +109,7 @@ def _live_address(run_dir: Path) -> str | None:
 
 @contextmanager
 def _copied_server(folder: Path) -> Iterator[str | None]:
-    """Yield the URL of a server on a copy of the append-only file in `folder`; None when there is none."""
+    """Yield the URL of a server on a copy of the append-only file in `folder`; None without such a file."""
     if not any((folder / name).exists() for name in _APPEND_ONLY):
         yield None
         return
@@ -167,15 +169,15 @@ def _server(folder: Path) -> Iterator[str]:
         server.wait()
 
 
-# ---- What servers sampled, beside what they sent and what was trained: the tokens of agents'
-# conversations.
+# ---- Tokens of agents' conversations: sampled by servers, sent, and trained.
 
 
 @dataclass(slots=True)
 class Samples:
-    """All records of servers.
+    """All records of what servers sampled.
 
-    actors: who keeps one. answers, sent, trained: runs of tokens. torn: lines that a crash cut.
+    actors: servers with a record. answers, sent, trained: numbers of runs of tokens. torn: number of lines
+    that a crash cut.
     """
 
     actors: set[str] = field(default_factory=set)
@@ -186,13 +188,13 @@ class Samples:
     trained: int = 0
     problems: list[Problem] = field(default_factory=list)
     newest: int = 0
-    """Version that sampled."""
+    """Newest version of weights that sampled tokens."""
     _drawn: Counter[tuple[str, Run]] = field(default_factory=Counter)
     _sent: dict[bytes, list[int]] = field(default_factory=dict)
     """First bytes of a payload's digest → runs in each fragment of that payload."""
 
     def note(self, line: SampledLine) -> None:
-        """Add what was drawn, or compare a fragment with it."""
+        """Count sampled runs of tokens, or compare a sent fragment with them."""
         self.actors.add(line.actor)
         if not line.sha256:
             self.answers += len(line.runs)
@@ -208,7 +210,7 @@ class Samples:
             self._drawn[line.conversation, run] -= 1
 
     def take(self, digest: bytes) -> bool:
-        """Take a fragment that was trained; False where it was not sent, or not so often."""
+        """Count a trained fragment; False where it was not sent, or fewer times than trained."""
         found = self._sent.get(digest)
         if not found:
             return False
@@ -237,7 +239,7 @@ def read_samples_of(folders: Sequence[Path], run: str) -> Samples:
 def check_samples(
     samples: Samples, journals: Journals, lineage: Lineage, log: HeldLog | None
 ) -> Iterator[Problem]:
-    """Yield a problem for each token that was trained and not sampled, or under no version that exists."""
+    """Yield a problem for trained tokens that were not sampled, and for versions that were not published."""
     yield from samples.problems
     published = max([line.version for line in (*lineage.lines, *lineage.others)], default=0)
     published = max(published, 0 if log is None else log.counters["version"])
@@ -260,19 +262,32 @@ SHOWN: Final = 50
 """Number of problems that are listed; `--json` has all of them."""
 
 
-def main(
-    run_dir: Path,
-    *,
-    redis: str | None,
-    journals: tuple[Path, ...],
-    assignments: tuple[str, ...],
-    as_json: bool,
+def audit_run(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, going on or ended.")],
+    journals: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--journal",
+            metavar="DIR",
+            help=(
+                "Folder of the actors' records (actor.ack_journal); may be repeated. Default: the run's own."
+            ),
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            "--redis", metavar="URL", help="Redis of the run; default: the one it started or was given."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    assignments: Assignments = None,
 ) -> int:
-    """Print the verdict on a run; exit code 0: each acknowledged fragment is in one place, by one record.
+    """Say for every acknowledged fragment where it went.
 
-    journals: (): the run's own. assignments: `SECTION.KEY=VALUE` over the run's configuration.
+    Exit 1 with a list when one is lost, doubled or unaccounted.
     """
-    verdict = audit(run_dir, redis=redis, journals=journals, assignments=assignments)
+    verdict = audit(run, redis=redis, journals=tuple(journals or ()), assignments=tuple(assignments or ()))
     if as_json:
         sys.stdout.write(json.dumps(verdict.to_json(), indent=2) + "\n")
     else:
@@ -291,10 +306,13 @@ def audit(
     journals: tuple[Path, ...] = (),
     assignments: tuple[str, ...] = (),
 ) -> AuditResult:
-    """Return the verdict; arguments as of `main`.
+    """Return the verdict on a run.
 
-    Journals are read first: a fragment that is acknowledged while the audit reads is no loss. What servers
-    sampled is read last: what was trained by then was sampled before.
+    redis: URL of its Redis, journals: folders of its actors' records; default: the run's own. assignments:
+    `SECTION.KEY=VALUE` over the run's configuration.
+
+    Journals are read first: a fragment that is acknowledged while the audit reads is no loss. The records of
+    what servers sampled are read last: what was trained by then was sampled before.
     """
     settings, url, folders = find(run_dir, redis, journals, assignments)
     recorded = read_journals(folders, settings.run)
@@ -313,7 +331,7 @@ def audit(
     return AuditResult(
         run=settings.run or (log.run if log is not None else run_dir.name),
         sources=_sources(recorded, lineage, log, log_text)
-        | ({"samples": _said(samples)} if samples.files else {}),
+        | ({"samples": _samples_text(samples)} if samples.files else {}),
         fragments=dict(+books.fragments),
         journalled=dict(+books.journalled),
         sampled=samples.counts(),
@@ -363,7 +381,7 @@ def _sources(journals: Journals, lineage: Lineage, log: HeldLog | None, log_text
     return found
 
 
-def _said(samples: Samples) -> str:
+def _samples_text(samples: Samples) -> str:
     text = f"{samples.files} files, {samples.answers:,} answers, of which {samples.sent:,} were sent"
     return f"{text} and {samples.trained:,} trained{_torn(samples.torn)}"
 

@@ -121,7 +121,7 @@ def _chain(lines: Mapping[str, LineageEntry], head: str, problems: list[Problem]
 def _check(chain: list[LineageEntry]) -> Iterator[Problem]:
     before = LineageEntry(checkpoint="", parent="", first=0, last=0, trained=0, env_steps=0, exceptions={})
     for line in chain:
-        # Of another parent a line is missing: said already.
+        # With another parent a line is missing, which is reported already.
         if line.parent == before.checkpoint and line.first != before.last + 1:
             what = (
                 f"checkpoint {line.checkpoint} begins at entry {line.first}, its parent ends at {before.last}"
@@ -164,7 +164,7 @@ _SHADOW = "shadow"
 
 @dataclass(slots=True)
 class JournalSession:
-    """What a session's actor was acknowledged: sequence → first bytes of the payload's digest."""
+    """The fragments acknowledged to a session's actor: sequence → first bytes of the payload's digest."""
 
     actor: str
     digests: dict[int, bytes] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class JournalSession:
 
 @dataclass(slots=True)
 class Journals:
-    """All records of actors. files, lines, torn: how many. updates: version → update that acted."""
+    """All records of actors. files, lines, torn: numbers of them. updates: weight version → its update."""
 
     sessions: dict[int, JournalSession] = field(default_factory=dict)
     files: int = 0
@@ -223,10 +223,10 @@ def check_versions(updates: dict[int, int], weights: Sequence[tuple[int, int]]) 
 
 
 class SessionHistory:
-    """Experience of a session only moves forward: episode and first step of a slot rise with the sequence.
+    """Checks that a session moves forward: episode, first step and weights of a slot rise with the sequence.
 
-    So do the weights that a slot acted with. Slots may differ: each episode that a policy server acts for
-    takes newer weights where its own experience is cut.
+    Slots may differ in their weights: an episode that a policy server acts for takes newer weights where its
+    own experience is cut.
     """
 
     def __init__(self, session: int) -> None:
@@ -260,7 +260,7 @@ class SessionHistory:
 
 
 class Experience:
-    """What a file or a log holds of sessions' experience: it moves forward, and none is there twice."""
+    """Checks that the experience in a file or log moves forward, and that none is there twice."""
 
     def __init__(self) -> None:
         self._histories: dict[int, SessionHistory] = {}
@@ -269,8 +269,8 @@ class Experience:
     def follow(self, one: Acknowledged | HeldEntry) -> Iterator[Problem]:
         """Check the next fragment.
 
-        Yields a problem also for a payload, made at one moment by one actor, that had another name before:
-        sent again, renumbered.
+        Yields a problem also for a payload that was renumbered and sent again: an earlier fragment of the
+        actor has the same payload and time of creation.
         """
         history = self._histories.setdefault(one.session, SessionHistory(one.session))
         yield from history.follow(one.sequence, one.slots, one.weights)
@@ -322,7 +322,7 @@ class Books:
             yield from _check_counters(self._log, self._lineage)
             yield from self._check_retained(self._log)
 
-    # ---- where things are
+    # ---- places
 
     def _note_places(self) -> None:
         for line in self._lineage.lines:
@@ -509,7 +509,7 @@ def _check_counters(log: HeldLog, lineage: Lineage) -> Iterator[Problem]:
 
 
 def _check_holes(log: HeldLog, position: int) -> Iterator[Problem]:
-    """Find entries missing behind the position; a marker ends a hole that is none (`open_log.lua`)."""
+    """Yield entries missing behind the position; a marker ends a gap that is no loss (`open_log.lua`)."""
     last = position
     for entry in log.entries:
         if entry.number <= position:

@@ -1,28 +1,28 @@
 """The group of all commands: those of the core, and those that installed workloads add (`Workload.commands`).
 
-It is the boundary as well: what any command raises for a file that cannot be read or written, and for a word
-that is no text, ends here.
+The module of a command is imported when the command is looked up, so that help is fast. An error that any
+command raises for a file that cannot be read or written, and for a word that is no text, ends here.
 """
 
 import errno
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.url_secrets import REDIS_REMEDY, remedy, secret_in, without_secret
 from penstock.config.workload import Workload, installed, load, record_of
 from penstock.runtime.exit import EXIT_USAGE
+from penstock.runtime.foreground import command as add_command
 
-# ---- A file or folder that cannot be what the command line wants of it, told as a mistake: key, value,
-# remedy.
+# ---- Errors about files and folders of the command line, as messages: option, value, remedy.
 
 _REMEDIES: Final = {
     errno.ENOENT: "name one that is there",
@@ -44,7 +44,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A place that a word of the command line names. key: the option, "" for an argument."""
+    """A path on the command line. key: the option, "" for an argument. value: the word."""
 
     key: str
     value: str
@@ -54,41 +54,42 @@ class _Named:
         return Path(self.value).absolute()
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         return f"{self.key} {self.value}".strip()
 
 
 def file_mistake(error: OSError, words: Sequence[str]) -> str | None:
-    """The mistake in words; None for an error that is about no file.
+    """Return the message for an error about a file; None for another error.
 
-    words: of the command line. A write that finds no room names no file; then the full disk is looked for.
+    words: of the command line. An error of a full disk names no file: then the first path on a full disk is
+    named.
     """
     remedy = _REMEDIES.get(error.errno or 0)
     if error.filename is None and error.errno in _NO_ROOM:
         for one in _places(words):
             there = next(folder for folder in (one.place, *one.place.parents) if folder.exists())
             if os.statvfs(there).f_bavail == 0:
-                return f"{one.said}: {error.strerror}; {remedy}"
+                return f"{one.text}: {error.strerror}; {remedy}"
         return f"{error.strerror}; {remedy}"
     if remedy is None or not isinstance(error.filename, str | bytes):
         return None
     file = Path(os.fsdecode(error.filename)).absolute()
-    # The longest of the places that were said which is the file or holds it.
+    # The longest path of the command line that is the file or holds it.
     found = [one for one in _places(words) if file == one.place or one.place in file.parents]
     named = max(found, key=lambda one: len(one.place.parts), default=None)
     if named is None:
         return f"{file}: {error.strerror}; {remedy}"
     where = "" if named.place == file else f"{file}: "
-    return f"{named.said}: {where}{error.strerror}; {remedy}"
+    return f"{named.text}: {where}{error.strerror}; {remedy}"
 
 
 def encoding_mistake(error: UnicodeDecodeError) -> str:
-    """A file that was to hold text and does not; it may hold a password, so nothing of it is repeated."""
+    """Return the message for a file that is not text, without its content, which may be a password."""
     return f"a file holds what is not UTF-8 at byte {error.start}; save it as UTF-8"
 
 
 def word_mistake(words: Sequence[str]) -> str | None:
-    """The first word that is no text, where one is wanted; None where all of them are."""
+    """Return the message for the first word that is not UTF-8; None where all are."""
     for named in _places(words):
         try:
             named.value.encode()
@@ -113,14 +114,14 @@ def _places(words: Sequence[str]) -> Iterator[_Named]:
         option = ""
 
 
-# ---- Secrets on a command line, which everybody on the machine can read: refused before anything else.
+# ---- Secrets on a command line, which everybody on the machine can read.
 
 _KEY: Final = "security.redis_password="
 _ASSIGNED: Final = re.compile(r"(--set=|--[\w-]+=)?([\w.-]+=)?(?=[a-z][a-z0-9+.-]*://)", re.IGNORECASE)
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Raise ConfigurationError that names URL or key, not the secret, and where the secret belongs."""
+    """Raise ConfigurationError for a secret; it names the URL or key, and where the secret belongs."""
     for word in words:
         if word.removeprefix("--set=").startswith(_KEY):
             raise ConfigurationError(
@@ -137,15 +138,64 @@ def check_words(words: Sequence[str]) -> None:
             )
 
 
+_LAUNCH: Final = "penstock.launch"
+COMMANDS: Final = {
+    "status": (
+        f"{_LAUNCH}.inspection.status:status",
+        "Show what a run is doing and what sets its pace, until Ctrl-C on a terminal, else once.",
+    ),
+    "audit": (
+        f"{_LAUNCH}.audit.audit_command:audit_run",
+        "Say for every acknowledged fragment where it went.",
+    ),
+    "evaluate": (
+        f"{_LAUNCH}.commands.play:evaluate",
+        "Play the final policy of a run on separate environments.",
+    ),
+    "record": (
+        f"{_LAUNCH}.commands.play:record_final",
+        "Record the final policy of a run at play, for `penstock train --from`.",
+    ),
+    "plot": (
+        f"{_LAUNCH}.commands.plot:plot",
+        "Draw return, rate and staleness of runs over environment steps into one picture.",
+    ),
+    "graph": (
+        f"{_LAUNCH}.commands.plot:graph",
+        "Draw the learning curve of a run in the terminal, until it ends.",
+    ),
+    "certificates": (
+        f"{_LAUNCH}.commands.certificates:main",
+        "Make an authority, certificates and tokens for a run; called again: new ones of the same authority.",
+    ),
+    "doctor": (f"{_LAUNCH}.commands.doctor:doctor", "Check that this machine can run Penstock."),
+    "policy": (
+        f"{_LAUNCH}.policy.policy_commands:policy_commands",
+        "Versions that were registered: look, promote, roll back, export.",
+    ),
+    "control": (
+        f"{_LAUNCH}.control.control_commands:control_commands",
+        "Control an active run: pause, resume, stop, checkpoint, flush, restore.",
+    ),
+    "gateway": (
+        f"{_LAUNCH}.gateway.gateway_commands:gateway_commands",
+        "Serve people over HTTP: accounts, projects, feedback.",
+    ),
+    "jobs": (
+        f"{_LAUNCH}.jobs.job_commands:job_commands",
+        "Trainings in the background of this machine.",
+    ),
+}
+"""Commands of the core that are imported when they are looked up: path and short help by name."""
 _SERVICES: Final = ("redis", "broker", "actor", "learner", "serve")
-"""The processes of a run, which an operator may start one by one: help lists them apart."""
+"""The services of a run, which help lists separately."""
 
 _WORDS: Final = "penstock.words"
-"""Where a context keeps the command line."""
+"""Key of the command line in a context."""
 
 
 class WithPluginCommands(TyperGroup):
-    """The commands of the core, which are looked up first, without any record, and those of workloads."""
+    """The commands of the core, which are looked up first, and those of workloads."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, and keep the words for `invoke`; a secret among them is refused."""
@@ -158,35 +208,36 @@ class WithPluginCommands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a file or a word that it cannot use is bad usage."""
+        """Run the command; an error about a file or a word of the command line is bad usage."""
         try:
             return super().invoke(ctx)
         except OSError as error:
-            told = file_mistake(error, ctx.meta[_WORDS])
-            if told is None:
+            message = file_mistake(error, ctx.meta[_WORDS])
+            if message is None:
                 raise
         except UnicodeDecodeError as error:
-            told = encoding_mistake(error)
+            message = encoding_mistake(error)
         except UnicodeEncodeError:
-            told = word_mistake(ctx.meta[_WORDS])
-            if told is None:
+            message = word_mistake(ctx.meta[_WORDS])
+            if message is None:
                 raise
-        sys.stderr.write(f"{told}\n")
+        sys.stderr.write(f"{message}\n")
         raise typer.Exit(EXIT_USAGE)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List those of the core first."""
-        own = super().list_commands(ctx)
+        own = [*super().list_commands(ctx), *COMMANDS]
         return [*own, *sorted(plugin_paths().keys() - set(own))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of a name; imports the module of a workload's command."""
+        """Return the command of a name; imports its module."""
         found = super().get_command(ctx, cmd_name)
         if found is not None:
             return found
-        path = plugin_paths().get(cmd_name)
-        if path is not None:
-            return _command(ctx, cmd_name, path)
+        if cmd_name in COMMANDS:
+            return _command(ctx, cmd_name, COMMANDS[cmd_name][0], add_command)
+        if (path := plugin_paths().get(cmd_name)) is not None:
+            return _command(ctx, cmd_name, path, typer.Typer.command)
         for record in _records():
             if cmd_name in record.moved_commands:
                 sys.stderr.write(
@@ -200,16 +251,20 @@ class WithPluginCommands(TyperGroup):
         names = self.list_commands(ctx)
         for heading in ("Commands", "Services"):
             chosen = [name for name in names if (name in _SERVICES) == (heading == "Services")]
-            commands = [(name, self.get_command(ctx, name)) for name in chosen]
             width = formatter.width - 6 - max(map(len, names))
             with formatter.section(heading):
-                formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in commands])
+                formatter.write_dl([(name, self._short_help(ctx, name, width)) for name in chosen])
+
+    def _short_help(self, ctx: Any, name: str, width: int) -> str:
+        is_listed = name in COMMANDS
+        found = TyperCommand(name, help=COMMANDS[name][1]) if is_listed else self.get_command(ctx, name)
+        return str(found.get_short_help_str(width))
 
 
 def plugin_paths() -> dict[str, str]:
     """Return the paths of all workloads' commands, by name.
 
-    A record that cannot be imported, and a name that is taken, are named on stderr and left out.
+    A record that cannot be imported, and a second command of a name, are reported on stderr and left out.
     """
     paths: dict[str, str] = {}
     for record in _records():
@@ -229,7 +284,8 @@ def _records() -> Iterator[Workload]:
             sys.stderr.write(f"{error}\n")
 
 
-def _command(ctx: Any, name: str, path: str) -> Any:
+def _command(ctx: Any, name: str, path: str, add: Callable[[typer.Typer, str], Callable[..., Any]]) -> Any:
+    """Return the command at a path. add: makes a function a command of a Typer group."""
     outer = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     try:
         found = load(path)
@@ -239,5 +295,5 @@ def _command(ctx: Any, name: str, path: str) -> Any:
     if isinstance(found, typer.Typer):
         outer.add_typer(found, name=name)
     else:
-        outer.command(name)(found)
+        add(outer, name)(found)
     return typer.main.get_group(outer).get_command(ctx, name)

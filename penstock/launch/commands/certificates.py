@@ -1,11 +1,10 @@
-"""`penstock certificates`: an authority and what each process of a run needs to prove who it is.
+"""`penstock certificates`: an authority, and certificates and tokens for each process of a run.
 
-For development and small installations; larger ones have an authority of their own that signs
-certificates with the same alternative name (`wire.identity`). Called again with the same folder it
-keeps the authority and replaces the rest: that is how certificates are rotated. Written: certificate
-and key per party, a token per party and the file by which a server accepts them, and with `users` the
-ACL file of Redis with a fresh password per user. `passwords` names others that are made once and kept. Keys,
-tokens and passwords are mode 0600.
+For development and small installations; larger ones have an authority that signs certificates with the same
+alternative name (`rpc.identity`). A second call with the same folder keeps the authority and replaces the
+rest: that is how certificates are rotated. Files: certificate and key per party, a token per party and the
+file by which a server accepts them, and with `users` the ACL file of Redis with a new password per user.
+`passwords` names further ones that are made once and kept. Keys, tokens and passwords have mode 0600.
 """
 
 import ipaddress
@@ -33,7 +32,7 @@ from penstock.runtime.exit import EXIT_OK
 AUTHORITY: Final = "authority"
 AUTHORITY_DAYS: Final = 3650
 SERVER: Final = "server"
-"""A policy server: an actor at the broker (its actor ids begin with this), and a server of clients."""
+"""Name of a policy server: an actor for the broker, with ids that begin with it, and a server for clients."""
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _CLOCK_SKEW: Final = timedelta(minutes=5)
 _SECRET_BYTES: Final = 32
@@ -49,7 +48,7 @@ class Authority:
 
 
 def main(order: Order) -> int:
-    """Make everything and say where it lies; raises ConfigurationError for names that are no ids."""
+    """Make an authority, certificates and tokens for a run; called again: new ones of the same authority."""
     try:
         check_id("--run", order.run)
         for name in order.actors:
@@ -73,7 +72,7 @@ def main(order: Order) -> int:
     _write_tokens(order)
     for name in order.passwords:
         path = order.folder / f"{name}.password"
-        if not path.exists():  # a database was told it when it was made
+        if not path.exists():  # a database may have it since it was made
             _write(path, f"{secrets.token_urlsafe(_SECRET_BYTES)}\n".encode(), secret=True)
     if order.users is not None:
         _write_users(order.folder, order.users)
@@ -82,7 +81,7 @@ def main(order: Order) -> int:
 
 
 def identities(order: Order) -> Iterator[tuple[str, Identity]]:
-    """File name and identity of every certificate but that of Redis."""
+    """Yield file name and identity of every certificate except that of Redis."""
     for party in Party:
         yield party.value, Identity(run=order.run, party=party)
     yield SERVER, Identity(run=order.run, party=Party.ACTOR, name=SERVER)
@@ -91,12 +90,12 @@ def identities(order: Order) -> Iterator[tuple[str, Identity]]:
 
 
 def issue(authority: Authority, order: Order, name: str, identity: Identity | None) -> None:
-    """Write NAME.key and NAME.pem; without identity: a server that calls only itself."""
+    """Write NAME.key and NAME.pem. identity: None for Redis, which calls no other process."""
     key = ec.generate_private_key(ec.SECP256R1())
     serves = identity is None or identity.party is Party.BROKER or name == SERVER
     builder = _builder(name, authority.certificate.subject, key, timedelta(days=order.days))
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    # An actor's certificate passes for no server, on any host. Redis is asked by its own probes.
+    # The certificate of an actor is not one of a server, on any host. Redis is called by its own probes.
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if serves else []
     purposes = x509.ExtendedKeyUsage([*server, ExtendedKeyUsageOID.CLIENT_AUTH])
     builder = builder.add_extension(purposes, critical=False)
@@ -114,7 +113,7 @@ def issue(authority: Authority, order: Order, name: str, identity: Identity | No
 
 
 def authority_of(folder: Path) -> Authority:
-    """The folder's authority; a new one where there is none."""
+    """Return the authority of a folder, made where there is none."""
     certificate_file, key_file = folder / f"{AUTHORITY}.pem", folder / f"{AUTHORITY}.key"
     if certificate_file.exists() and key_file.exists():
         key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
@@ -157,9 +156,9 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_tokens(order: Order) -> None:
-    """A token per party that calls, and the digests by which a server knows them.
+    """Write a token per calling party, and the file of digests by which a server accepts them.
 
-    The tokens of the call before stay known until the next one: they are still on their way to be replaced.
+    The tokens of the previous call stay accepted until the next one, while they are being replaced.
     """
     known = order.folder / "tokens"
     before = known.read_text().partition(_BEFORE)[0] if known.exists() else ""
@@ -174,7 +173,7 @@ def _write_tokens(order: Order) -> None:
 
 
 def _write_users(folder: Path, template: Path) -> None:
-    """The ACL file with the digest of a new password behind every user that is on."""
+    """Write the ACL file, with the digest of a new password for every enabled user."""
     lines = []
     for text in template.read_text().splitlines():
         words = text.split()
@@ -187,7 +186,7 @@ def _write_users(folder: Path, template: Path) -> None:
 
 
 def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replace a file at once, so that a server which rotates never reads half of it."""
+    """Replace a file atomically, so that a server that reads it again never reads a part."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)

@@ -10,12 +10,14 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
+
+import typer
 
 from penstock.config.configuration_error import how_to_install
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
@@ -26,23 +28,31 @@ _FREE_BYTES = 1024**3
 _FLOOR = (6, 2, 0)
 _PACKAGES = ("grpcio", "numpy", "torch", "redis", "hiredis", "gymnasium", "safetensors", "matplotlib")
 
+Checks = tuple[tuple[str, Callable[[], str]], ...]
+
 
 class Unfit(Exception):
     """Reports a check that failed; the text says what to do."""
 
 
-def main(endpoints: Sequence[str] = ()) -> int:
-    """Run every check. endpoints: URLs of servers of models that are asked as well."""
-    asked: list[tuple[str, Callable[[], str]]] = [
-        ("model", partial(check_endpoint, one)) for one in endpoints
-    ]
+def doctor(
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Also ask this server of a model, as OpenAI's API is reached: http://HOST:PORT/v1.",
+        ),
+    ] = None,
+) -> int:
+    """Check that this machine can run Penstock."""
     code = EXIT_OK
-    for name, check in (*CHECKS, *asked):
+    models: Checks = tuple(("model", partial(check_endpoint, one)) for one in endpoint or ())
+    for name, check in (*CHECKS, *models):
         try:
-            said = f"ok   {name:<9} {check()}"
+            line = f"ok   {name:<9} {check()}"
         except Unfit as error:
-            said, code = f"FAIL {name:<9} {error}", EXIT_FAILED
-        sys.stdout.write(f"{said}\n")
+            line, code = f"FAIL {name:<9} {error}", EXIT_FAILED
+        sys.stdout.write(f"{line}\n")
     return code
 
 
@@ -104,7 +114,7 @@ def check_disk() -> str:
 
 
 def check_endpoint(url: str) -> str:
-    """Ask a server of a model which models it has: `URL/models`, with the key of `OPENAI_API_KEY`."""
+    """Return the models that a server lists at `URL/models`; its key is in `OPENAI_API_KEY`."""
     place = urlsplit(url)
     if place.scheme not in ("http", "https") or not place.hostname:
         raise Unfit(f"{url}: is no address; write http://HOST:PORT/v1")
@@ -115,8 +125,8 @@ def check_endpoint(url: str) -> str:
     )
     try:
         with urllib.request.urlopen(request, timeout=_ENDPOINT_S) as reply:  # noqa: S310
-            told = json.loads(reply.read(_MOST_REPLY_BYTES))
-        names = [str(one["id"]) for one in told["data"]]
+            models = json.loads(reply.read(_MOST_REPLY_BYTES))
+        names = [str(one["id"]) for one in models["data"]]
     except urllib.error.HTTPError as error:
         remedy = "set OPENAI_API_KEY" if error.code in (401, 403) else "is it the address that ends in /v1?"
         raise Unfit(f"{where} answers {error.code}; {remedy}") from error
@@ -127,7 +137,7 @@ def check_endpoint(url: str) -> str:
     return f"{where}: {', '.join(names[:5]) or 'answers, and has no model'}"
 
 
-CHECKS: tuple[tuple[str, Callable[[], str]], ...] = (
+CHECKS: Final[Checks] = (
     ("python", platform.python_version),
     ("packages", check_packages),
     ("torch", check_torch),

@@ -23,7 +23,6 @@ from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import DeviceMemory, Memory, available, device_memory, together
 from penstock.launch.run.plan import Plan, changed, prepare_folder
 from penstock.launch.run.run import Run
-from penstock.launch.run.services import private_folder
 from penstock.launch.run.summary import RedisFacts, aligned
 from penstock.runtime import logs
 from penstock.runtime.exit import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Fatal
@@ -36,7 +35,7 @@ MOST_RUNS: Final = 4
 """Short runs at most: one with too few updates is repeated with twice its time."""
 _FOLDER_PREFIX: Final = ".penstock-dry-run-"
 _TIME_IS_OVER: Final = "seconds"
-"""The learner's word for an ending by `learner.total_seconds`."""
+"""Value of `ending` for `learner.total_seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class ShortRun:
 
 
 def check(plan: Plan, *, recording: bool, ui: bool) -> None:
-    """Raise ConfigurationError for runs that cannot be predicted. recording, ui: asked for."""
+    """Raise ConfigurationError for runs that cannot be predicted. recording, ui: the options are given."""
     refused = {
         "--resume: a run that has begun shows its pace in `penstock status`": plan.resumption.resume,
         "--from: a recording sets the end of the run, and there are no actors": recording,
@@ -99,7 +98,7 @@ def main(plan: Plan, *, as_json: bool) -> int:
 
 @contextmanager
 def _scratch(plan: Plan) -> Iterator[Path]:
-    """Yield a folder in the file system of the run's, whose speed is part of the measurement."""
+    """Yield a folder in the file system of the run, whose speed is part of the measurement."""
     place = next(folder for folder in plan.run_dir.parents if folder.is_dir())
     folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=place))
     log, style = folder / "launcher.log", plan.settings.logs.format
@@ -140,7 +139,7 @@ def _dry_run(plan: Plan, folder: Path, lifecycle: Lifecycle, stream: TextIO) -> 
 
 
 def _rehearse(plan: Plan, folder: Path, lifecycle: Lifecycle, stream: TextIO) -> Rehearsal:
-    """Prepare the run in short, where its workload can; else make all of its preparation."""
+    """Make a short preparation, where the workload has one; else the whole preparation."""
     workload = find(plan.settings.workload)
     folder.mkdir()
     with make_view(stream, "preparation", None, None) as view:
@@ -169,7 +168,7 @@ def _measure(plan: Plan, folder: Path, lifecycle: Lifecycle, stream: TextIO) -> 
 
 
 def shortened(plan: Plan, run_dir: Path, seconds: float) -> Plan:
-    """Return the plan of the run ended after some seconds, evaluated once, all of it in a folder."""
+    """Return the plan of a run of some seconds, with one evaluation and all files in a folder."""
     settings = plan.settings
     learner = {
         "total_seconds": min(seconds, settings.learner.total_seconds or seconds),
@@ -188,20 +187,16 @@ def shortened(plan: Plan, run_dir: Path, seconds: float) -> Plan:
 
 
 def _run(plan: Plan, lifecycle: Lifecycle, stream: TextIO) -> ShortRun:
-    """Raises Interrupted, and Fatal or ConfigurationError when the run fails."""
+    """Make a short run; raises Interrupted, and Fatal or ConfigurationError when it fails."""
     prepare_folder(plan)
-    sockets = private_folder()
     redis = RedisFacts(version="", durability=plan.settings.broker.durability)
     began_s = time.monotonic()
-    try:
-        with (
-            make_view(stream, plan.run_dir.name, plan.settings.learner.total_steps, None) as view,
-            closing(ForkServer()) as fork_server,
-        ):
-            run = Run(plan, sockets, lifecycle, view, redis, fork_server)
-            outcome = run.go()
-    finally:
-        shutil.rmtree(sockets, ignore_errors=True)
+    with (
+        make_view(stream, plan.run_dir.name, plan.settings.learner.total_steps, None) as view,
+        closing(ForkServer()) as fork_server,
+    ):
+        run = Run(plan, lifecycle, view, redis, fork_server)
+        outcome = run.go()
     wall_s = time.monotonic() - began_s
     if outcome.code == EXIT_INTERRUPTED:
         raise Interrupted

@@ -1,8 +1,8 @@
-"""`penstock evaluate RUN` and `penstock record RUN`: the run's final policy at play, without a broker.
+"""`penstock evaluate RUN` and `penstock record RUN`: play the final policy of a run, without a broker.
 
-Uses only what the run left in `policies/`. Of an evaluation episode i is seeded with the first seed + i. In a
-recording fragments are cut as a rollout worker cuts them and belong to no batch: a learner of the recording
-makes its own. Whole fragments are written until there are as many steps as were asked for.
+Only the run's `policies/` is read. Episode i of an evaluation is seeded with the first seed + i. Fragments of
+a recording are cut as by a rollout worker and belong to no batch: a learner of the recording makes its own
+batches. Whole fragments are written until there are at least as many steps as requested.
 """
 
 import json
@@ -10,9 +10,10 @@ import statistics
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from penstock.actor import specification as actor_run
 from penstock.actor.acting.masks import learner_reward
@@ -33,11 +34,13 @@ from penstock.launch.inspection.curve import shown
 from penstock.learner.feed.recording import RecordingWriter
 from penstock.learner.publish.kept_versions import FinalPolicy, read_final
 from penstock.policy.acting.array_policy import sha256
+from penstock.protocol.limits import MAX_NUMBER
 from penstock.protocol.messages import Publication
 from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.foreground import AsJson, Trust
 
 _RECORDER = "recorder"
-"""In place of an actor's name, in the seeds."""
+"""Stands for an actor's name in the seeds."""
 
 
 def _final(run: Path) -> FinalPolicy:
@@ -47,15 +50,17 @@ def _final(run: Path) -> FinalPolicy:
         raise ConfigurationError(f"{run}: {error}") from error
 
 
-def _tell(account: dict[str, Any], text: str, *, as_json: bool) -> int:
+def _print(account: dict[str, Any], text: str, *, as_json: bool) -> int:
     sys.stdout.write((json.dumps(account) if as_json else text) + "\n")
     return EXIT_OK
 
 
-def evaluate(run: Path, play: Play, *, as_json: bool) -> int:
-    """Evaluate and print. Raises ConfigurationError for a folder without a final policy.
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")], play: Play, as_json: AsJson = False
+) -> int:
+    """Play the final policy of a run on separate environments.
 
-    What is printed are undiscounted returns of whole episodes; `std` over episodes.
+    Mean and standard deviation are those of the undiscounted returns of whole episodes.
     """
     final = _final(run)
     local = local_settings(run, play.assignments, trust=play.trust)
@@ -86,13 +91,26 @@ def evaluate(run: Path, play: Play, *, as_json: bool) -> int:
         f"{shown(mean)} ± {shown(std, mean)} over {len(returns)} {how} episodes of version {final.version}, "
         f"seeds from {seed}"
     )
-    return _tell(account, text, as_json=as_json)
+    return _print(account, text, as_json=as_json)
 
 
 def record_final(
-    run: Path, out: Path, *, steps: int, seed: int, deterministic: bool, trust: bool, as_json: bool
+    run: Annotated[Path, typer.Argument(help="Folder of a run that has ended.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the recording, a new one.")],
+    steps: Annotated[int, typer.Option(min=1, help="Environment steps to record, or little more.")] = 20_000,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_NUMBER, help="Of the environments and of drawn actions.")
+    ] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Take the most likely action; default: draw actions.")
+    ] = False,
+    trust: Trust = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Record the final policy. Raises ConfigurationError for a run that goes on, or a taken folder."""
+    """Record the final policy of a run at play, for `penstock train --from`.
+
+    For what a learner consumes: learner.record.
+    """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigurationError(f"--out {out}: holds something already; name a new folder")
     final = _final(run)
@@ -102,13 +120,17 @@ def record_final(
         f"{out}: {account['steps']} steps of version {account['version']} in {account['fragments']} "
         f"fragments; {account['episodes']} episodes, mean return {account['mean_return']}"
     )
-    return _tell(account, text, as_json=as_json)
+    return _print(account, text, as_json=as_json)
 
 
 def record(
     run: Run, final: FinalPolicy, out: Path, *, steps: int, seed: int, deterministic: bool
 ) -> dict[str, Any]:
-    """Play with those weights; the account as JSON values."""
+    """Record the play of a policy in the folder `out`, and return the account as JSON values.
+
+    steps: environment steps, at least. seed: of the environments and of drawn actions. deterministic: take
+    the most likely action instead of drawing one.
+    """
     specification, section = final.specification, run.environment
     stepper = run.make_environment(section, section.count, seed)
     builder = FragmentBuilder(

@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.launch.inspection.curve import Curve, Point, rates, shown
 from penstock.launch.inspection.processes import METRICS_FILE, is_going_on
 from penstock.runtime.exit import EXIT_OK
+from penstock.runtime.foreground import Runs, finite
 from penstock.runtime.output_file import output_file
 
 _WIDTH_INCHES: Final = 9.0
@@ -21,10 +24,10 @@ _HEIGHT_INCHES: Final = 8.5
 _LEGEND_LINE_INCHES: Final = 0.26
 _DPI: Final = 120
 _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f6000", "#444444")
-"""Told apart by people with any kind of colour vision (Okabe and Ito), on white."""
+"""Colours that can be distinguished with any kind of colour vision (Okabe and Ito), on white."""
 _DASHES: Final = ("-", "--", ":", "-.")
 _SMOOTHED: Final = 60
-"""A rate is drawn over stretches of which a run has about this many."""
+"""Number of stretches of a run over which a rate is a mean."""
 
 Values = Sequence[float | None]
 
@@ -36,8 +39,27 @@ class _Panel:
     from_zero: bool
 
 
+def plot(
+    runs: Runs,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="PNG file; default: learning-curve.png in the run's folder, or here for several.",
+        ),
+    ] = None,
+) -> int:
+    """Draw return, rate and staleness of runs over environment steps into one picture."""
+    single = runs[0] if len(runs) == 1 else Path()
+    target = output or single / "learning-curve.png"
+    draw(runs, target)
+    sys.stdout.write(f"{target}\n")
+    return EXIT_OK
+
+
 def draw(runs: Sequence[Path], output: Path) -> None:
-    """Overlay `runs` in a picture, of the kind that the name of `output` ends with, else PNG."""
+    """Draw `runs` into one picture, of the format of the suffix of `output`, else PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -81,7 +103,7 @@ def _draw_panel(axes: Any, panel: _Panel, curves: Sequence[tuple[str, Sequence[P
 
 
 def _smooth_rates(points: Sequence[Point]) -> list[float | None]:
-    """A line of `metrics.jsonl` sums up a quarter of a second: over so little a rate is noise."""
+    """Return rates over stretches: over a line of `metrics.jsonl`, a quarter of a second, they are noise."""
     stretch = max(1, len(points) // _SMOOTHED)
     chosen = dict(zip(range(0, len(points), stretch), rates(points[::stretch]), strict=True))
     return [chosen.get(index) for index in range(len(points))]
@@ -124,8 +146,14 @@ _ROWS: Final = 16
 _HOME: Final = "\x1b[H\x1b[J"
 
 
-def main(run: Path, *, once: bool, interval_s: float) -> int:
-    """Draw until the run has ended or Ctrl-C; once where `once` is given or stdout is no terminal."""
+def graph(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, going on or ended.")],
+    once: Annotated[bool, typer.Option("--once", help="Draw once instead of going on.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.5, max=3600, callback=finite, help="Seconds between two pictures.")
+    ] = 1.0,
+) -> int:
+    """Draw the learning curve of a run in the terminal, until it ends."""
     curve = _curve(run)
     follows = not once and sys.stdout.isatty()
     while True:
@@ -136,7 +164,7 @@ def main(run: Path, *, once: bool, interval_s: float) -> int:
         sys.stdout.flush()
         if not goes_on:
             return EXIT_OK
-        time.sleep(interval_s)
+        time.sleep(interval)
 
 
 def drawn(points: Sequence[Point], columns: int, rows: int) -> str:
@@ -145,8 +173,8 @@ def drawn(points: Sequence[Point], columns: int, rows: int) -> str:
     if not known:
         return "nothing learned yet"
     last, value = known[-1]
-    told = f"mean return {shown(value)} of the last 100 training episodes, after {last:,} steps"
-    return "\n".join([*_plot(known, max(columns, _FEWEST_COLUMNS) - _LABEL - 1, rows), told])
+    caption = f"mean return {shown(value)} of the last 100 training episodes, after {last:,} steps"
+    return "\n".join([*_plot(known, max(columns, _FEWEST_COLUMNS) - _LABEL - 1, rows), caption])
 
 
 def _plot(known: Sequence[tuple[int, float]], wide: int, tall: int) -> list[str]:
@@ -169,7 +197,7 @@ def _plot(known: Sequence[tuple[int, float]], wide: int, tall: int) -> list[str]
 
 
 def _between(before: tuple[int, int], after: tuple[int, int]) -> Sequence[tuple[int, int]]:
-    """Return the dots of a straight line from one dot to another, both among them."""
+    """Return the dots of a straight line between two dots, including both."""
     steps = max(abs(after[0] - before[0]), abs(after[1] - before[1]), 1)
     (x, y), (to_x, to_y) = before, after
     return [

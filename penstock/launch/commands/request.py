@@ -1,4 +1,4 @@
-"""What is asked of `penstock train`, `evaluate` and `certificates`: their options, each stated once."""
+"""The options of `penstock train`, `evaluate` and `certificates` as dataclasses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from penstock.runtime.foreground import RepeatedAssignments, Trust, finite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A run to train, and the layer of settings that its options are; None: not said."""
+    """Options of a run to train; None: not given."""
 
     what: Annotated[
         str | None,
@@ -62,8 +62,8 @@ class Request:
     assignments: RepeatedAssignments = ()
 
     def layer(self) -> dict[str, Any]:
-        """The settings that the options stand for, nested as TOML; without those that were not said."""
-        return _said(
+        """Return the settings of the given options, nested as in TOML."""
+        return _given(
             {
                 "seed": self.seed,
                 "actor": {"count": self.actors},
@@ -79,14 +79,14 @@ class Request:
         )
 
 
-def _said(flags: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {key: _said(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {key: _given(value) if isinstance(value, Mapping) else value for key, value in flags.items()}
     return {key: value for key, value in nested.items() if value not in (None, {})}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """How a run's final policy is played."""
+    """Options of how the final policy of a run is played."""
 
     episodes: Annotated[int | None, typer.Option(min=1, help="Episodes; default: the run's setting.")] = None
     seed: Annotated[
@@ -101,7 +101,7 @@ class Play:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What certificates to make."""
+    """Options of the certificates to make."""
 
     folder: Annotated[Path, typer.Argument(help="Folder to write to.")]
     run: Annotated[str, typer.Option(help="Name of the run whose processes they are for.")]

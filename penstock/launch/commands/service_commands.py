@@ -1,26 +1,33 @@
-"""The commands that serve in the foreground: exactly what `penstock train` and the manifests start."""
+"""The commands of services in the foreground, which `penstock train` and the manifests start."""
 
 import os
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from penstock.learner.checkpoint.resume_options import ResumeOptions
-from penstock.runtime.foreground import Assignments, ConfigFile, EndpointFile, Insecure, Trust, in_foreground
+from penstock.runtime.foreground import (
+    Assignments,
+    EndpointFile,
+    Foreground,
+    Listen,
+    SecuredForeground,
+    Trust,
+)
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
-    from penstock.protocol.messages import Role
     from penstock.runtime.lifecycle import Lifecycle
 
 
+RedisUrl = Annotated[str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")]
 SERVING_EXPERIMENTS: Final = "-event_engine_listener"
-"""gRPC's older way to accept: the thread that polls a connection also reads it, and wakes no other."""
+"""gRPC's older listener: the thread that polls a connection also reads it, without waking another one."""
 EVALUATOR_NICENESS: Final = 4
-"""An evaluator gives way to learning while it starts; not while it measures, since a run may wait to end."""
+"""Niceness of an evaluator while it starts; not while it measures, because a run may wait for it to end."""
 
 LEARNING_NICENESS: Final = 10
 """Learner and rollout workers give way to a policy server beside them.
@@ -31,7 +38,7 @@ On two cores that much else wanted, the 99th percentile of an answer was 97 ms w
 
 
 def _id(name: str | None) -> str | None:
-    """The name of an actor; raises typer.BadParameter for what is no id."""
+    """Return the name of an actor; raises typer.BadParameter for an invalid id."""
     from penstock.protocol.limits import check_id
 
     try:
@@ -43,31 +50,23 @@ def _id(name: str | None) -> str | None:
 def redis(
     socket: Annotated[Path, typer.Option(help="Unix socket to listen on.")],
     folder: Annotated[Path, typer.Option("--dir", help="Folder of the append-only file.")],
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
+    foreground: Foreground,
 ) -> None:
     """Serve a private, durable redis-server on a unix socket."""
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
-        from penstock.launch.run.redis_service import ServerPlace, main
+        from penstock.launch.run.redis_service import main
 
-        return main(lifecycle, settings, ServerPlace(socket=socket.absolute(), folder=folder.absolute()))
+        return main(lifecycle, settings, path=socket.absolute(), folder=folder.absolute())
 
-    in_foreground("redis", body, config, assignments, endpoints)
+    foreground.run("redis", body)
 
 
 def broker(
-    redis_url: Annotated[
-        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
-    ],
-    listen: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
-    ] = "127.0.0.1:50051",
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-    insecure: Insecure = False,
+    redis_url: RedisUrl,
+    listen: Listen = "127.0.0.1:50051",
+    *,
+    foreground: SecuredForeground,
 ) -> None:
     """Serve actors: the gRPC front of a run's Redis."""
 
@@ -76,7 +75,7 @@ def broker(
 
         return main(lifecycle, settings, redis_url=redis_url, listen=listen)
 
-    in_foreground("broker", body, config, assignments, endpoints, insecure=insecure)
+    foreground.run("broker", body)
 
 
 def actor(
@@ -87,11 +86,11 @@ def actor(
         str | None,
         typer.Option(help="Name of this actor, constant over restarts; default: host and pid.", callback=_id),
     ] = None,
-    role: Annotated[str, typer.Option(help="rollout or evaluation.")] = "rollout",
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-    insecure: Insecure = False,
+    role: Annotated[
+        Literal["rollout", "evaluation"], typer.Option(help="What its steps are for.")
+    ] = "rollout",
+    *,
+    foreground: SecuredForeground,
 ) -> None:
     """Act: step environments with the newest weights, or with --role evaluation only measure."""
 
@@ -102,12 +101,12 @@ def actor(
             giving_way(partial(import_module, "penstock.actor.process"), EVALUATOR_NICENESS)
         _let_clients_go_first(settings)
         from penstock.actor.process import main
+        from penstock.protocol.messages import Role
 
-        return main(lifecycle, broker=broker_address, actor_id=actor_id, role=_role(role), settings=settings)
+        kind = Role[role.upper()]
+        return main(lifecycle, broker=broker_address, actor_id=actor_id, role=kind, settings=settings)
 
-    in_foreground(
-        "actor" if role == "rollout" else "evaluator", body, config, assignments, endpoints, insecure=insecure
-    )
+    foreground.run("actor" if role == "rollout" else "evaluator", body)
 
 
 def serve(
@@ -120,21 +119,17 @@ def serve(
             "--broker", metavar="ADDRESS", help="Follow a run that goes on, and learn from clients."
         ),
     ] = None,
-    listen: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
-    ] = "127.0.0.1:50052",
+    listen: Listen = "127.0.0.1:50052",
     actor_id: Annotated[
         str | None,
         typer.Option(help="Name of this server at the broker; default: host and pid.", callback=_id),
     ] = None,
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-    insecure: Insecure = False,
     trust: Trust = False,
+    *,
+    foreground: SecuredForeground,
 ) -> None:
     """Answer clients with actions: the versions in a run's folder, a run that goes on, or both."""
-    # gRPC reads it as it is loaded.
+    # gRPC reads it at its import.
     os.environ.setdefault("GRPC_EXPERIMENTS", SERVING_EXPERIMENTS)
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
@@ -144,16 +139,12 @@ def serve(
         return main(lifecycle, settings, source=source, listen=listen)
 
     folder = None if run_dir is None else run_dir.absolute()
-    in_foreground(
-        "server", body, config, assignments, endpoints, insecure=insecure, run_dir=folder, trust=trust
-    )
+    foreground.run("server", body, run_dir=folder, trust=trust)
 
 
 def learner(
     options: ResumeOptions,
-    redis_url: Annotated[
-        str, typer.Option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
-    ],
+    redis_url: RedisUrl,
     run_dir: Annotated[Path, typer.Option(help="Folder of checkpoints, curve and final policy.")],
     config: Annotated[Path, typer.Option(help="Configuration file (TOML).")],
     stay: Annotated[
@@ -184,21 +175,11 @@ def learner(
             lifecycle.draining.wait()
         return code
 
-    in_foreground("learner", body, config, assignments, endpoints)
-
-
-def _role(text: str) -> "Role":
-    from penstock.config.settings import ConfigurationError
-    from penstock.protocol.messages import Role
-
-    roles = {"rollout": Role.ROLLOUT, "evaluation": Role.EVALUATION}
-    if text not in roles:
-        raise ConfigurationError(f"--role {text!r}: use rollout or evaluation")
-    return roles[text]
+    Foreground(config=config, assignments=assignments, endpoints=endpoints).run("learner", body)
 
 
 def _let_clients_go_first(settings: "Settings") -> None:
-    """Give way to the run's policy server on this machine, whose clients wait for each answer."""
+    """Lower the priority below that of the run's policy server, whose clients wait for each answer."""
     if settings.serving.listen:
         from penstock.runtime.lifecycle import give_way
 

@@ -7,7 +7,6 @@ SIGTERM, an operator's Stop), else 1 or 2 with the cause on the last stderr line
 
 import asyncio
 import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,6 @@ from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import DeviceMemory
 from penstock.launch.run.plan import Plan, make_folders, prepare_folder, prepared
 from penstock.launch.run.run import Run
-from penstock.launch.run.services import private_folder
 from penstock.launch.run.summary import (
     SUMMARY_FILE,
     Ending,
@@ -38,7 +36,7 @@ from penstock.runtime.retry import Interrupted
 
 
 def train(plan: Plan, fork_server: ForkServer, *, as_json: bool, ui: bool = False) -> int:
-    """Run it; returns the exit code. ui: with a page that shows it, until it ends."""
+    """Run a plan, and return the exit code. ui: serve a page that shows the run until it ends."""
     started_s = time.monotonic()
     lifecycle = Lifecycle("launcher")
     lifecycle.install()
@@ -52,7 +50,7 @@ def train(plan: Plan, fork_server: ForkServer, *, as_json: bool, ui: bool = Fals
 
 @contextmanager
 def _page(plan: Plan, *, ui: bool) -> Iterator[str]:
-    """Yield where a browser finds the run; "" without a page."""
+    """Yield the URL of the page of the run; "" without a page."""
     if not ui:
         yield ""
         return
@@ -74,7 +72,6 @@ def _train(
 ) -> int:
     make_folders(plan)
     stream = sys.stderr if as_json else sys.stdout
-    sockets = private_folder()
     log_path = plan.run_dir / "logs" / "launcher.log"
     with logs.at_end_of(log_path, "launcher", plan.settings.run, style=plan.settings.logs.format):
         device = DeviceMemory()
@@ -84,15 +81,14 @@ def _train(
                 plan = prepared(plan, lifecycle, view.event)
                 preparation_s = time.monotonic() - preparing_s
                 prepare_folder(plan)
-                run = Run(plan, sockets, lifecycle, view, redis, fork_server, page_url)
+                run = Run(plan, lifecycle, view, redis, fork_server, page_url)
                 outcome = run.go()
         except Interrupted:
             sys.stderr.write(f"interrupted while preparing; with --run-dir {plan.run_dir} it goes on\n")
             return EXIT_INTERRUPTED
         finally:
             device.close()
-            plan.asked_config.unlink(missing_ok=True)
-            shutil.rmtree(sockets, ignore_errors=True)
+            plan.next_config.unlink(missing_ok=True)
         ending = Ending(
             wall_seconds=time.monotonic() - started_s,
             preparation_seconds=preparation_s,
@@ -115,9 +111,9 @@ def _train(
 
 
 def _examine_redis(plan: Plan, lifecycle: Lifecycle) -> RedisFacts:
-    """Return what is known of the server before the start: all of one that the user brings.
+    """Return facts about the run's Redis before the start; the version only of a server of the user.
 
-    Raises ConfigurationError where that is unsuitable, Fatal where it does not answer within
+    Raises ConfigurationError where that server is unsuitable, Fatal where it does not answer within
     `broker.redis_wait_s`, Interrupted when the lifecycle drains first.
     """
     section = plan.settings.broker
@@ -158,7 +154,7 @@ def _conclude(plan: Plan, ending: Ending, learnt: dict[str, Any], *, as_json: bo
 
 
 def tell(lines: Sequence[str]) -> None:
-    """Write lines on stdout; a reader that is gone misses them, for the summary is in the folder."""
+    """Write lines on stdout, whose reader may be gone: the summary is in the folder of the run, too."""
     stream = WatchedStream(sys.stdout)
     stream.write("\n".join(lines) + "\n")
     stream.flush()

@@ -1,6 +1,5 @@
-"""The calls behind `penstock control`: one broker, asked again until the learner has answered."""
+"""The calls behind `penstock control`: one broker, which is called again until the learner has answered."""
 
-import json
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from penstock.config.credentials import credentials
 from penstock.config.service_settings import calling_security
@@ -19,7 +19,7 @@ from penstock.launch.inspection.processes import broker_of, is_going_on, read_en
 from penstock.protocol.limits import CALL_DEADLINE_S
 from penstock.protocol.messages import RunState
 from penstock.rpc.channel import open_channel
-from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal, NoAnswer
+from penstock.runtime.exit import Fatal, NoAnswer
 from penstock.v1 import control_pb2 as pb
 from penstock.v1.control_pb2_grpc import ControlServiceStub
 
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 ASK_S: Final = 0.5
 """Seconds between two looks at an answer."""
-TELL_S: Final = 5.0
-"""Seconds between two words on the terminal that the answer has not come."""
+NOTE_S: Final = 5.0
+"""Seconds between two notes on the terminal that there is no answer yet."""
 _PASSING: Final = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
-"""A broker is away, or Redis: the command may have been noted, and asking again is safe."""
+"""Broker or Redis is away: the command may be recorded, and repeating it is safe."""
 
 _REQUESTS: Final[dict[str, Callable[..., Any]]] = {
     "Checkpoint": pb.ControlRequest,
@@ -38,7 +38,7 @@ _REQUESTS: Final[dict[str, Callable[..., Any]]] = {
     "Flush": pb.FlushRequest,
 }
 Ask = Callable[[], pb.Command]
-"""Asks for the same command once more."""
+"""Calls for a command, also again: a repeated call returns the state of the same command."""
 
 
 @contextmanager
@@ -73,50 +73,42 @@ class ControlCalls:
     def __init__(self, stub: Any, address: str) -> None:
         self._stub, self._address = stub, address
 
-    def want(self, call: str, reason: str, *, as_json: bool) -> int:
-        """Make Pause, Resume or Stop, and print what is wanted now."""
-        state, revision = self.wanted(call, reason)
-        text = f"{state} (revision {revision})"
-        _say(json.dumps({"desired": state, "revision": revision}) if as_json else text)
-        return EXIT_OK
-
     def wanted(self, call: str, reason: str) -> tuple[str, int]:
-        """Make Pause, Resume or Stop; returns the state that is wanted now, and its revision."""
+        """Make the call Pause, Resume or Stop; return the desired state, and its revision."""
         request = pb.ControlRequest(reason=reason)
         reply = self.called(lambda: getattr(self._stub, call)(request, timeout=CALL_DEADLINE_S))
         return RunState(reply.desired).label, reply.revision
 
     def command(self, call: str, **fields: Any) -> Ask:
-        """Return the call Checkpoint, Restore or Flush, which asks for a command; fields: of its request."""
+        """Return the call Checkpoint, Restore or Flush. fields: of its request."""
         request = _REQUESTS[call](**fields)
         return lambda: getattr(self._stub, call)(request, timeout=CALL_DEADLINE_S).command
 
-    def await_answer(self, ask: Ask, timeout_s: float, *, as_json: bool) -> int:
-        """Ask until the learner has answered; prints the answer and returns the exit code.
+    def await_answer(self, ask: Ask, timeout_s: float) -> pb.Command:
+        """Ask until the learner has answered, and return the command; at once where `timeout_s` is 0.
 
-        Raises Fatal where it has not within `timeout_s`; 0: print the command as it is.
+        Raises Fatal where it has not answered within `timeout_s` seconds.
         """
         command = self.called(ask)
-        began = told = time.monotonic()
+        began = noted = time.monotonic()
         pause = threading.Event()
         while command.state == pb.COMMAND_STATE_PENDING and timeout_s:
             now = time.monotonic()
             if now - began > timeout_s:
                 raise Fatal(
                     f"{command.action} {command.number}: not answered within {timeout_s:g} s, and still "
-                    "asked for; is the learner running, or the run paused with a flush that waits? The same "
+                    "pending; is the learner running, or the run paused with a flush that waits? The same "
                     f"command with --request-id {command.request_id} looks again"
                 )
-            if now - told > TELL_S:
-                told = now
+            if now - noted > NOTE_S:
+                noted = now
                 sys.stderr.write(f"waiting for the learner ({now - began:.0f} s)\n")
             pause.wait(ASK_S)
             command = self.called(ask, passing=command)
-        _say(json.dumps(command_json(command)) if as_json else _line(command))
-        return EXIT_FAILED if command.state == pb.COMMAND_STATE_REFUSED else EXIT_OK
+        return command
 
     def called(self, call: Callable[[], T], passing: T | None = None) -> T:
-        """Return what a call does; `passing`, where it is given, while the broker or Redis is away."""
+        """Return the result of a call; `passing`, where it is given, while the broker or Redis is away."""
         try:
             return call()
         except grpc.RpcError as error:
@@ -131,7 +123,8 @@ class ControlCalls:
             raise NoAnswer(text) from error
 
 
-def _line(command: pb.Command) -> str:
+def command_line(command: pb.Command) -> str:
+    """Return a command and its answer as a line for people."""
     what = f"{command.action} {command.number}"
     match command.state:
         case pb.COMMAND_STATE_DONE:
@@ -140,12 +133,9 @@ def _line(command: pb.Command) -> str:
             reason = pb.CommandRefusal.Name(command.refusal).removeprefix("COMMAND_REFUSAL_")
             return f"{what}: {reason}: {command.detail}"
         case _:
-            return f"{what}: asked for, --request-id {command.request_id}"
+            return f"{what}: pending, --request-id {command.request_id}"
 
 
-def command_json(command: pb.Command) -> dict[str, Any]:
-    return MessageToDict(command, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+def message_json(message: Message) -> dict[str, Any]:
+    """Return a message as JSON values, under the names of its fields and with empty ones."""
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)

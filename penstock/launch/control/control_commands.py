@@ -1,30 +1,32 @@
 """`penstock control`: pause, resume, stop, checkpoint, flush, restore.
 
-The first three change what is wanted and return. The others are commands that the learner answers: they wait
-for the answer and leave with 0 where it is done, 1 where it is refused or does not come in time.
+The first three set the desired state and return. The others are commands that the learner answers: they wait
+for the answer; exit code 0: done, 1: refused, or no answer in time.
 """
 
+import json
 import secrets
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
+from penstock.launch.control.control_calls import ControlCalls, command_line, message_json, opened_for
 from penstock.protocol.limits import MAX_NUMBER
+from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.runtime.foreground import AsJson, Configured, command
-
-if TYPE_CHECKING:
-    from penstock.launch.control.control_calls import ControlCalls
+from penstock.v1 import control_pb2 as pb
 
 control_commands = typer.Typer(
-    help="Steer a run that goes on: pause, resume, stop, checkpoint, flush, restore.", no_args_is_help=True
+    help="Control an active run: pause, resume, stop, checkpoint, flush, restore.", no_args_is_help=True
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Which run is steered, why, and how its broker is reached."""
+    """Options of a call: the run, the reason, and how its broker is reached."""
 
     run: Annotated[
         str,
@@ -34,19 +36,23 @@ class Call:
     as_json: AsJson = False
     configured: Configured
 
-    def opened(self) -> "AbstractContextManager[ControlCalls]":
-        from penstock.launch.control.control_calls import opened_for
-
+    def opened(self) -> AbstractContextManager[ControlCalls]:
         return opened_for(self.run, self.configured.config, self.configured.assigned)
 
-    def want(self, state: str) -> int:
+    def want(self, call: str) -> int:
+        """Make the call Pause, Resume or Stop, and print the state that is wanted from now on."""
         with self.opened() as calls:
-            return calls.want(state, self.reason, as_json=self.as_json)
+            state, revision = calls.wanted(call, self.reason)
+        return self.print({"desired": state, "revision": revision}, f"{state} (revision {revision})")
+
+    def print(self, content: dict[str, Any], line: str) -> int:
+        sys.stdout.write(f"{json.dumps(content) if self.as_json else line}\n")
+        return EXIT_OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command that the learner answers."""
+    """Options of a command that the learner answers."""
 
     timeout: Annotated[
         float, typer.Option("--timeout", min=0, help="Seconds to wait for the answer; 0: do not wait.")
@@ -56,19 +62,19 @@ class Command:
         typer.Option(
             "--request-id",
             metavar="ID",
-            help=(
-                "Id of the command: asked again with the same one it is not done twice. Default: a new one."
-            ),
+            help=("Id of the command: a command with the same one is not done twice. Default: a new one."),
         ),
     ] = None
     call: Call
 
     def ask(self, call: str, **about: str | int) -> int:
-        """Make a command of what it is about; return the exit code when it is answered."""
+        """Make the call with the fields of its request; return the exit code when it is answered."""
         request_id = self.request_id or secrets.token_hex(8)
         with self.call.opened() as calls:
             ask = calls.command(call, request_id=request_id, reason=self.call.reason, **about)
-            return calls.await_answer(ask, self.timeout, as_json=self.call.as_json)
+            answered = calls.await_answer(ask, self.timeout)
+        self.call.print(message_json(answered), command_line(answered))
+        return EXIT_FAILED if answered.state == pb.COMMAND_STATE_REFUSED else EXIT_OK
 
 
 def _named(name: str | None) -> str | None:
@@ -104,18 +110,18 @@ def checkpoint(
         ),
     ] = None,
     *,
-    asked: Command,
+    order: Command,
 ) -> int:
     """Make a checkpoint now; one with a name stays until its folder is removed."""
-    return asked.ask("Checkpoint", name=name or "")
+    return order.ask("Checkpoint", name=name or "")
 
 
 @command(control_commands)
 def restore(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a checkpoint.")], asked: Command
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a checkpoint.")], order: Command
 ) -> int:
-    """Go back to model, optimiser and normalisers of a named checkpoint; all that counts goes on."""
-    return asked.ask("Restore", name=name)
+    """Go back to model, optimiser and normalisers of a named checkpoint; counters are not reset."""
+    return order.ask("Restore", name=name)
 
 
 @command(control_commands)
@@ -127,7 +133,7 @@ def flush(
         ),
     ] = 1,
     *,
-    asked: Command,
+    order: Command,
 ) -> int:
     """Have the learner take what is pending as its next batch, though it is smaller than a batch."""
-    return asked.ask("Flush", min_steps=min_steps)
+    return order.ask("Flush", min_steps=min_steps)

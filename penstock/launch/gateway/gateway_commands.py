@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 from typer.core import TyperGroup
@@ -22,14 +21,13 @@ from penstock.launch.gateway.people import (
     STATE,
     AccountsPlace,
     DatabaseUrl,
-    KeysFile,
     RegistryUrl,
     State,
     token_commands,
     user_commands,
 )
 from penstock.runtime.exit import EXIT_OK, EXIT_USAGE
-from penstock.runtime.foreground import Foreground, command, unfolded
+from penstock.runtime.foreground import ListenHttp, SecuredForeground, command, unfolded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -97,7 +95,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class WithSites(TyperGroup):
-    """The commands of the gateway, and behind them one for each site."""
+    """The commands of the gateway, followed by one for each site."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         own = super().list_commands(ctx)
@@ -116,13 +114,6 @@ class WithSites(TyperGroup):
 gateway_commands = typer.Typer(cls=WithSites, help="Serve people over HTTP: accounts, projects, feedback.")
 gateway_commands.add_typer(user_commands, name="user")
 gateway_commands.add_typer(token_commands, name="token")
-
-
-class RunnerName(StrEnum):
-    """Names who runs trainings."""
-
-    LOCAL = "local"
-    KUBERNETES = "kubernetes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +145,9 @@ class WorkOptions:
         ),
     ] = None
     runner: Annotated[
-        RunnerName,
+        Literal["local", "kubernetes"],
         typer.Option("--runner", help="Where trainings run: as processes here, or as Jobs of a cluster."),
-    ] = RunnerName.LOCAL
+    ] = "local"
     cluster: Annotated[
         Path | None,
         typer.Option("--cluster", metavar="FILE", help="Describes it, for --runner kubernetes."),
@@ -175,17 +166,15 @@ class WorkOptions:
 def gateway(
     context: typer.Context,
     *,
-    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT.")] = "127.0.0.1:8000",
-    state: State = STATE,
-    database: DatabaseUrl = "",
+    listen: ListenHttp = "127.0.0.1:8000",
+    accounts: AccountsPlace,
     registry: RegistryUrl = "",
-    keys: KeysFile = None,
     reached: Reached,
     trainings: WorkOptions,
     quotas: QuotaList = None,
     oidc: ProviderFile = None,
     sites: FurtherSites = None,
-    foreground: Foreground,
+    foreground: SecuredForeground,
 ) -> None:
     """Serve people over HTTP. With a command behind it: look after people and tokens."""
     _check_extra()
@@ -198,23 +187,21 @@ def gateway(
         from penstock.gateway.accounts.oidc import read_provider
         from penstock.gateway.process import Mount, Places, gateway_of, main
 
-        places = Places(state=state, database=database, registry=registry, keys=keys, models=trainings.models)
-        _check_runner(trainings.runner, trainings.cluster, registry)
-        doors = reached.doors()
-        own = partial(
-            gateway_of,
-            places,
-            doors,
-            None
-            if trainings.templates is None
-            else partial(_work, state, trainings.templates, trainings, registry),
-            None if oidc is None else read_provider(oidc),
-            Quotas.of(quotas or ()),
+        places = Places(
+            state=accounts.state,
+            database=accounts.database,
+            registry=registry,
+            keys=accounts.keys,
+            models=trainings.models,
         )
+        _check_runner(trainings.runner, trainings.cluster, registry)
+        doors, templates = reached.doors(), trainings.templates
+        work = None if templates is None else partial(_work, accounts.state, templates, trainings, registry)
+        provider = None if oidc is None else read_provider(oidc)
         mount = Mount(
             name="gateway",
             listen=listen,
-            open=own,
+            open=partial(gateway_of, places, doors, work, provider, Quotas.of(quotas or ())),
             insecure=foreground.insecure,
             proxies=doors.proxies,
         )
@@ -261,7 +248,7 @@ def text(
     ] = "",
     agents: FurtherAgents = None,
     listen: Annotated[str, typer.Option(metavar="ADDRESS", help="HOST:PORT of this machine.")] = SITE_ADDRESS,
-    foreground: Foreground,
+    foreground: SecuredForeground,
 ) -> None:
     """Serve agents the API that they know (OpenAI's chat completions), over one server of text or several."""
 
@@ -298,7 +285,7 @@ def _check_extra() -> None:
 
 
 def _refuse_options_before(context: typer.Context, command: str) -> None:
-    """End where an option stands before a command: the command has its own, and would work elsewhere."""
+    """End where an option stands before a command, which would not see it: it has its own."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if source is not None and source.name == "COMMANDLINE":
@@ -309,22 +296,22 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
             raise typer.Exit(EXIT_USAGE)
 
 
-def _check_runner(runner: RunnerName, cluster: Path | None, registry: str) -> None:
-    if (runner is RunnerName.KUBERNETES) is (cluster is None):
+def _check_runner(runner: str, cluster: Path | None, registry: str) -> None:
+    if (runner == "kubernetes") is (cluster is None):
         raise ConfigurationError(
             f"--runner {runner} --cluster {cluster}: --runner kubernetes and --cluster FILE come together"
         )
-    if runner is RunnerName.KUBERNETES and not registry.startswith("postgresql://"):
+    if runner == "kubernetes" and not registry.startswith("postgresql://"):
         raise ConfigurationError(
             f"--registry {registry!r}: trainings on a cluster register their versions in it from their "
             "pods; name a PostgreSQL"
         )
 
 
-def _work(state: Path, templates: Path, said: WorkOptions, registry: str) -> "Work":
-    """Return how jobs are run; raises ConfigurationError.
+def _work(state: Path, templates: Path, options: WorkOptions, registry: str) -> "Work":
+    """Return what runs jobs; raises ConfigurationError.
 
-    registry: URL of theirs; "": a file in `state`.
+    registry: URL of the registry of their runs; "": a file in `state`.
     """
     from penstock.gateway.process import Places, Work
     from penstock.launch.gateway.job_templates import check_templates
@@ -334,42 +321,31 @@ def _work(state: Path, templates: Path, said: WorkOptions, registry: str) -> "Wo
 
     if not templates.is_dir():
         raise ConfigurationError(f"--templates {templates}: no folder")
-    services = _services()
+    paths = [workload.http for workload in map(find, installed()) if workload.http]
+    services = [cast("Service", load(path)()) for path in paths]
     kinds = {kind for one in services for kind in one.kinds}
     check_templates(templates, kinds)  # before the folder of the jobs is made
+    runner: LocalRunner | KubernetesRunner
     try:
-        if said.cluster is None:
-            local = LocalRunner(state / "jobs", templates)
+        if options.cluster is None:
+            runner = LocalRunner(state / "jobs", templates)
             url = Places(state=state, registry=registry).registry_url()
-            return Work(
-                runner=local,
-                steering=RunSteering(local.run_folder, url),
-                at_once=said.jobs_at_once,
-                services=services,
-            )
-        pods = KubernetesRunner(state / "jobs", templates, read_cluster(said.cluster))
+            steering = RunSteering(runner.run_folder, url)
+        else:
+            runner = KubernetesRunner(state / "jobs", templates, read_cluster(options.cluster))
+            steering = PodSteering(runner.run_folder, registry)
     except OSError as error:
         raise ConfigurationError(f"--state {state}: {error.strerror}") from error
-    return Work(
-        runner=pods,
-        steering=PodSteering(pods.run_folder, registry),
-        at_once=said.jobs_at_once,
-        services=services,
-    )
-
-
-def _services() -> "list[Service]":
-    paths = [workload.http for workload in map(find, installed()) if workload.http]
-    return [cast("Service", load(path)()) for path in paths]
+    return Work(runner=runner, steering=steering, at_once=options.jobs_at_once, services=services)
 
 
 # ---- Sites: the API of a workload over one run, and further runs behind it by name.
 
 
 def named_agents(said: "Sequence[str]", settings: "Settings") -> "dict[str, RunBehind]":
-    """Return the runs that `NAME=DIR` and `NAME=ADDRESS` say, by name; raises ConfigurationError for others.
+    """Return the runs of options `NAME=DIR` and `NAME=ADDRESS` by name; raises ConfigurationError.
 
-    settings: what was said here, of the runs that are known by an address alone.
+    settings: of this process, for runs that are given by an address.
     """
     from penstock.launch.gateway.run_behind import NamedRun
 
@@ -388,7 +364,7 @@ def named_agents(said: "Sequence[str]", settings: "Settings") -> "dict[str, RunB
 
 
 def _named_server(option: str, server: str, broker: str, settings: "Settings") -> "RunBehind":
-    """Return a run by addresses; raises ConfigurationError that names the option. broker: "" for none."""
+    """Return a run by its addresses. broker: "" for none. Raises ConfigurationError with the option."""
     from penstock.launch.gateway.run_behind import NamedServer
     from penstock.rpc.address import check_address
 
@@ -418,7 +394,7 @@ class SiteOptions:
     broker: Annotated[
         str, typer.Option("--broker", metavar="ADDRESS", help="With --server: the broker of its run.")
     ] = ""
-    listen: Annotated[str, typer.Option("--listen", metavar="ADDRESS", help="HOST:PORT.")] = SITE_ADDRESS
+    listen: ListenHttp = SITE_ADDRESS
     state: Annotated[
         Path | None,
         typer.Option(
@@ -458,7 +434,7 @@ class SiteOptions:
 
 def _command(name: str) -> "Callable[..., None]":
     @unfolded
-    def serve_site(options: SiteOptions, reached: Reached, foreground: Foreground) -> None:
+    def serve_site(options: SiteOptions, reached: Reached, foreground: SecuredForeground) -> None:
         def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
             from penstock.gateway.process import Mount, main
 
@@ -481,7 +457,7 @@ def _command(name: str) -> "Callable[..., None]":
     return serve_site
 
 
-def chosen_site(name: str, said: SiteOptions, settings: "Settings") -> "tuple[Service, RunBehind, Opened]":
+def chosen_site(name: str, options: SiteOptions, settings: "Settings") -> "tuple[Service, RunBehind, Opened]":
     """Return the service of a workload, the run behind it, and what opens both (`process.site_over`).
 
     Raises ConfigurationError.
@@ -491,41 +467,45 @@ def chosen_site(name: str, said: SiteOptions, settings: "Settings") -> "tuple[Se
     from penstock.launch.gateway.run_behind import LoopBeside, NamedRun, OwnRun
 
     service: Service = load(find(name).site)()
-    _check_one(said.run, said.server, said.broker)
-    others = agents_of(name, service, said.agents or (), settings)
-    words = loop_words(name, service, said.loop or (), learn=said.learn, server=said.server)
-    kept = said.state or Path(f"{name}-state")
+    if options.run is not None and options.server:
+        raise ConfigurationError("--run, --server: name one of them")
+    if options.broker and not options.server:
+        raise ConfigurationError("--broker: belongs to --server; a run's folder says where its broker is")
+    if options.agents and not service.takes_agents:
+        raise ConfigurationError(f"--agent {options.agents[0]}: {name} answers for one run: leave it out")
+    loop, state = service.loop, options.state or Path(f"{name}-state")
+    words = loop_words(name, service, options.loop or (), learn=options.learn, server=options.server)
     behind: RunBehind
-    if said.run is not None:
-        behind = NamedRun(said.run)
-    elif said.server:
-        behind = _named_server("--server", said.server, said.broker, settings)
+    if options.run is not None:
+        behind = NamedRun(options.run)
+    elif options.server:
+        behind = _named_server("--server", options.server, options.broker, settings)
     else:
-        behind = OwnRun.of_site(service, kept, said.recipe, said.train or (), learns=said.learn)
-        if words is not None and service.loop is not None and said.recipe is None:
-            words = (*service.loop.options, *words)
-    loop = None
-    if service.loop is not None and words is not None:
-        loop = LoopBeside(service.loop.words, words, behind.settings, kept)
-    place = AccountsPlace(state=said.accounts, database=said.database, keys=said.keys)
+        behind = OwnRun.of_site(service, state, options.recipe, options.train or (), learns=options.learn)
+        if words is not None and loop is not None and options.recipe is None:
+            words = (*loop.options, *words)
+    learning = (
+        LoopBeside(loop.words, words, state, behind) if loop is not None and words is not None else None
+    )
+    place = AccountsPlace(state=options.accounts, database=options.database, keys=options.keys)
     opened = partial(
         site_over,
         service,
         behind,
         credentials(settings.security),
-        state=kept,
-        agents=others,
-        loop=loop,
-        accounts=place.opened if said.project else None,
-        project=said.project,
+        state=state,
+        agents=named_agents(options.agents or (), settings),
+        loop=learning,
+        accounts=place.opened if options.project else None,
+        project=options.project,
     )
     return service, behind, opened
 
 
 def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]":
-    """Return what `--site NAME[=HOST:PORT]` says; raises ConfigurationError for a name of none.
+    """Return the listeners of options `--site NAME[=HOST:PORT]`; raises ConfigurationError for other names.
 
-    `text` answers for the runs of the others that people talk to.
+    `text` answers for the runs of those of the others that people talk to.
     """
     from penstock.config.credentials import credentials
     from penstock.gateway.frame.envelope import Doors
@@ -570,9 +550,9 @@ def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]"
 def loop_words(
     name: str, site: "Service", said: "Sequence[str]", *, learn: bool, server: str
 ) -> tuple[str, ...] | None:
-    """Return the options of a site's loop, None where it is not to learn.
+    """Return the options of a site's loop, None where the site is not to learn.
 
-    Raises ConfigurationError for options that the loop would refuse, and for those of none.
+    Raises ConfigurationError for options that the loop refuses, and for options without a loop.
     """
     if not learn:
         if said:
@@ -588,19 +568,3 @@ def loop_words(
     words = tuple(f"--{one}" for one in said)
     site.loop.check(words)
     return words
-
-
-def agents_of(
-    name: str, site: "Service", said: "Sequence[str]", settings: "Settings"
-) -> "dict[str, RunBehind]":
-    """Return the further runs of a site by name; raises ConfigurationError for what is none."""
-    if said and not site.takes_agents:
-        raise ConfigurationError(f"--agent {said[0]}: {name} answers for one run: leave it out")
-    return named_agents(said, settings)
-
-
-def _check_one(run: Path | None, server: str, broker: str) -> None:
-    if run is not None and server:
-        raise ConfigurationError("--run, --server: name one of them")
-    if broker and not server:
-        raise ConfigurationError("--broker: belongs to --server; a run's folder says where its broker is")

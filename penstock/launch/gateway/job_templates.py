@@ -1,8 +1,8 @@
 """Templates of jobs: recipes for `penstock train`, each with a table that says what callers may choose.
 
-`penstock/recipes/service` has some. The name of a template is that of its file. A file is read anew
-when it has changed; while it is wrong, as one that is half written, what it said before goes on, so that no
-other template and no job suffers.
+`penstock/recipes/service` has some. The name of a template is that of its file. Files are read again each
+time; while one is wrong, as a half-written one is, its last right content is used, so that no other template
+and no job suffers.
 """
 
 import copy
@@ -10,7 +10,7 @@ import logging
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -31,52 +31,40 @@ class _Table(BaseModel):
     numbers: dict[str, Number] = Field(default_factory=dict)
 
 
-class _Read(NamedTuple):
-    template: Template
-    recipe: dict[str, Any]
-
-
 class TemplateFolder:
-    """The templates of a folder. Raises ConfigurationError for a file that is none when this is made."""
+    """The templates of a folder. Raises ConfigurationError for a wrong file when this is made."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known = {file.stem: _read(file) for file in _files(folder)}
-        self._told = dict[str, str]()
+        self._known = read_templates(folder)
+        self._reported = dict[str, str]()
 
     def templates(self) -> dict[str, Template]:
-        return {name: one.template for name, one in self._now().items()}
-
-    def recipe(self, name: str) -> dict[str, Any] | None:
-        """Return the configuration of a template, without its table; None where there is none of the name."""
-        found = self._now().get(name)
-        return None if found is None else copy.deepcopy(found.recipe)
-
-    def _now(self) -> dict[str, _Read]:
-        found = dict[str, _Read]()
+        """Return the templates by name, each as of its file when that was last right."""
+        found = dict[str, Template]()
         for file in _files(self._folder):
             try:
                 found[file.stem] = _read(file)
-                self._told.pop(file.stem, None)
+                self._reported.pop(file.stem, None)
             except ConfigurationError as error:
                 if (known := self._known.get(file.stem)) is not None:
                     found[file.stem] = known
-                if self._told.get(file.stem) != str(error):
-                    self._told[file.stem] = str(error)
+                if self._reported.get(file.stem) != str(error):
+                    self._reported[file.stem] = str(error)
                     log.warning(
-                        "a template is wrong: what it said before goes on", extra={"error": str(error)}
+                        "a template is wrong: its last right content is used", extra={"error": str(error)}
                     )
         self._known = found
         return found
 
 
 def read_templates(folder: Path) -> dict[str, Template]:
-    """Return the templates of a folder by name; raises ConfigurationError for a file that is none."""
-    return {file.stem: _read(file).template for file in _files(folder)}
+    """Return the templates of a folder by name; raises ConfigurationError for a wrong file."""
+    return {file.stem: _read(file) for file in _files(folder)}
 
 
 def check_templates(folder: Path, kinds: Collection[str]) -> None:
-    """Raise ConfigurationError for a file that is none, or of no kind that there is."""
+    """Raise ConfigurationError for a wrong file, or one of a kind that is not installed."""
     for one in read_templates(folder).values():
         if one.kind not in {"", *kinds}:
             known = ", ".join(sorted(kinds)) or "none"
@@ -85,28 +73,24 @@ def check_templates(folder: Path, kinds: Collection[str]) -> None:
             )
 
 
-def recipe_of(file: Path) -> dict[str, Any]:
-    return _read(file).recipe
-
-
-def chosen_settings(template: Template, numbers: Mapping[str, float]) -> dict[str, Any]:
-    """Return the settings that the numbers of a job stand for, nested as in TOML."""
-    found: dict[str, Any] = {}
+def configured(template: Template, numbers: Mapping[str, float]) -> dict[str, Any]:
+    """Return the recipe of a template with the settings that the numbers of a job stand for."""
+    recipe: dict[str, Any] = copy.deepcopy(dict(template.recipe))
     for name, value in numbers.items():
         number = template.numbers[name]
         for setting, times in number.settings.items():
             one: Any = round(value * times) if number.whole else value * times
             for key in reversed(setting.split(".")):
                 one = {key: one}
-            lay_over(found, one)
-    return found
+            lay_over(recipe, one)
+    return recipe
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.toml"))
 
 
-def _read(file: Path) -> _Read:
+def _read(file: Path) -> Template:
     content = _content(file)
     try:
         table = _Table.model_validate(content.pop(TABLE, {}))
@@ -114,7 +98,7 @@ def _read(file: Path) -> _Read:
         first = error.errors()[0]
         key = ".".join((TABLE, *map(str, first["loc"])))
         raise ConfigurationError(f"{file}: {key}: {first['msg']}") from error
-    template = Template(
+    return Template(
         name=file.stem,
         title=table.title or file.stem,
         kind=table.kind,
@@ -125,8 +109,8 @@ def _read(file: Path) -> _Read:
             "algorithm": _section(file, content, "algorithm").get("name", "ppo"),
             "policy": _section(file, content, "policy").get("kwargs", {}),
         },
+        recipe=content,
     )
-    return _Read(template, content)
 
 
 def _section(file: Path, content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

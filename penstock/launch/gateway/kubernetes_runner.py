@@ -3,16 +3,16 @@
     NOT_BEGUN ── create, under the name that the job's id gives ──► GOING_ON ──► outcome
                      AlreadyExists: it is there, and stays                  └─ delete (stop) ─► outcome
 
-What the cluster says and what lies in the folder tell together where a job is; a gateway remembers nothing:
+The state of a job follows from the cluster and the folder together; a gateway remembers nothing:
 
     Job in the cluster      begun.json    the job
-    none                    none          was never begun, or taken away before it began: nothing of it ran
-    none                    there         has ended: the folder says how, or it is lost
-    goes on, or is ending   any           goes on; if its pod cannot begin: `refused.json`, and it has failed
-    ended                   any           has ended: the folder says how, else its pods do
+    absent                  absent        has not begun, or was deleted before it began: nothing of it ran
+    absent                  present       has ended: the folder tells how, or it is lost
+    running, or ending      any           is running; if its pod cannot begin: `refused.json`, failed
+    ended                   any           has ended: the folder tells how, else its pods do
 
-A pod notes once in the folder that it began, and a second one that the cluster starts does nothing
-(`job_process`). While the cluster does not answer nothing is begun and nothing is settled.
+A pod records once in the folder that it began, and a second pod that the cluster starts does nothing
+(`job_process`). While the cluster does not answer, no job is begun and none is settled.
 
 docs/gateway-team.md has an example of the file of `--cluster`.
 """
@@ -38,31 +38,25 @@ from penstock.config.run_folder import read_whole
 from penstock.gateway.jobs.job_records import CannotBegin, CannotLook, Job, Outcome, Stage
 from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway.local_runner import CONFIG_FILE, RUN_FOLDER, JobFolders, dry_run
-from penstock.launch.jobs.job_process import (
-    ENDED_FILE,
-    EXIT_BEGUN_BEFORE,
-    IN_A_POD,
-    LOG_FILE,
-    note_durably,
-)
-from penstock.launch.jobs.local_jobs import has_begun, read_noted
+from penstock.launch.jobs.job_process import EXIT_BEGUN_BEFORE, IN_A_POD, LOG_FILE, note_durably
+from penstock.launch.jobs.local_job import has_begun, noted_exit_code, read_noted
 from penstock.launch.run.supervisor import last_line
 
 REFUSED_FILE: Final = "refused.json"
 OUTPUT_FILE: Final = "output"
 FRESH_S: Final = 2.0
-"""How long one look at the cluster stands for all jobs, in seconds."""
+"""Seconds for which one look at the cluster is used for all jobs."""
 ESTIMATE_S: Final = 1800.0
-"""Longest time of a dry run, in seconds; its pod may wait for room, and its image be pulled."""
+"""Longest time of a dry run, in seconds, with the wait for a node and the pull of the image."""
 ANSWER_S: Final = 20
 """Longest wait for an answer of the cluster, in seconds."""
 KEPT_S: Final = 7 * 24 * 3600
-"""How long a Job that has ended can be looked at in the cluster, in seconds; its folder stays."""
+"""Seconds for which a Job that has ended stays in the cluster; its folder stays for good."""
 JOB_LABEL: Final = "penstock/job"
 PLACE_LABEL: Final = "penstock/place"
 MANAGER: Final = "penstock-gateway"
 USER: Final = 65532
-"""That of the images: gateway and trainings write the same folders."""
+"""User id of the images: gateway and trainings write the same folders."""
 _TMP: Final = "/tmp"  # noqa: S108 - a volume of the pod's own
 _TMP_BYTES: Final = "2Gi"
 _GONE: Final = "its Job was taken away from the cluster: nothing says how it ended"
@@ -72,7 +66,7 @@ _NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 _BOUNDED: Final = frozenset({"cpu", "memory"})
 _NO_ANSWER: Final = frozenset({0, 401, 408, 429})
-"""Statuses, beside those from 500 on, by which a cluster says nothing of what was asked; 0: no TLS."""
+"""Statuses, beside those from 500 on, that do not answer the request; 0: TLS failed."""
 _IN_VAIN: Final = {
     "ErrImagePull": "its image cannot be pulled",
     "ImagePullBackOff": "its image cannot be pulled",
@@ -82,21 +76,21 @@ _IN_VAIN: Final = {
     "CreateContainerError": "its container cannot be made",
     "RunContainerError": "its container cannot be started",
 }
-"""Reasons for which a container waits that more time does not cure."""
+"""Reasons of a waiting container that will not go away."""
 _MOST_CHARS: Final = 500
-"""Of a message of the cluster."""
+"""Most characters that are kept of a message of the cluster."""
 
 Name = Annotated[str, Field(pattern=_NAME)]
 Object = Mapping[str, Any]
 
 
 class Cluster(BaseModel):
-    """Says where on a cluster trainings run, as what, and with how much; the fields are those of the file.
+    """Where on a cluster trainings run, as which user, and with what resources; fields as in the file.
 
-    claim: PersistentVolumeClaim that all share: ReadWriteMany. claim_folder: where in it the jobs lie, `jobs`
-    where the claim is the --state. service_account: of the trainings; it needs no rights. registry_secret:
-    Secret whose key `password` is that of the registry. grace_s: that a cancelled training has to write what
-    it has. start_s: after which a pod that cannot begin is given up.
+    claim: shared PersistentVolumeClaim, ReadWriteMany. claim_folder: folder of the jobs in it, `jobs` where
+    the claim is the --state. service_account: of the trainings; it needs no rights. registry_secret: Secret
+    whose key `password` is the password of the registry. grace_s: seconds that a cancelled training has for
+    its last checkpoint. start_s: seconds after which a pod that cannot begin is given up.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -115,14 +109,14 @@ class Cluster(BaseModel):
 
     @field_validator("requests", "limits")
     @classmethod
-    def _are_amounts(cls, said: dict[str, str]) -> dict[str, str]:
-        missing = ", ".join(sorted(_BOUNDED - said.keys()))
+    def _are_amounts(cls, amounts: dict[str, str]) -> dict[str, str]:
+        missing = ", ".join(sorted(_BOUNDED - amounts.keys()))
         if missing:
             raise ValueError(f"say {missing}, too: no training may take a whole node")
-        for what, amount in said.items():
+        for what, amount in amounts.items():
             if not _QUANTITY.fullmatch(amount):
                 raise ValueError(f'{what}={amount!r}: use an amount such as "500m", "2" or "4Gi"')
-        return said
+        return amounts
 
     @field_validator("image")
     @classmethod
@@ -135,7 +129,7 @@ class Cluster(BaseModel):
 
 
 def read_cluster(file: Path) -> Cluster:
-    """Return what a file says; raises ConfigurationError that names what is wrong in it."""
+    """Return the cluster that a file describes; raises ConfigurationError that names the mistake."""
     try:
         return Cluster.model_validate(tomllib.loads(file.read_text()))
     except ValidationError as error:
@@ -149,8 +143,8 @@ def read_cluster(file: Path) -> Cluster:
 class KubernetesRunner(JobFolders):
     """Runs jobs on a cluster. jobs: their folder, on the claim. templates: folder of the templates' files.
 
-    Raises ConfigurationError for a template that is wrong and where no cluster is known, OSError for a folder
-    that cannot be used.
+    Raises ConfigurationError for a wrong template and where no cluster is known, OSError for a folder that
+    cannot be used.
     """
 
     def __init__(self, jobs: Path, templates: Path, cluster: Cluster) -> None:
@@ -195,7 +189,7 @@ class KubernetesRunner(JobFolders):
             self.write_recipe(folder, template, numbers, prepare(folder))
             self._create(name, folder, OUTPUT_FILE, ("--dry-run", "--json"))
             ended = self._awaited(name)
-            code = (read_noted(folder / ENDED_FILE) or {}).get("code")
+            code = noted_exit_code(folder)
             if code is None:
                 raise CannotBegin(f"the dry run ended: {ended.cause}")
             return dry_run(read_whole(folder / OUTPUT_FILE), last_line(folder / LOG_FILE), code)
@@ -216,7 +210,7 @@ class KubernetesRunner(JobFolders):
         self._forget()
 
     def _awaited(self, name: str) -> Outcome:
-        """Return how a job of this runner has ended, when it has; raises CannotBegin after ESTIMATE_S."""
+        """Wait until a job has ended, and return how; raises CannotBegin after ESTIMATE_S."""
         until_s = time.monotonic() + ESTIMATE_S
         while time.monotonic() < until_s:
             found = self.find(name)
@@ -226,8 +220,8 @@ class KubernetesRunner(JobFolders):
         raise CannotBegin(f"the dry run took longer than {ESTIMATE_S:g} s: train without it")
 
     def _ended(self, job: str, found: Object, pods: list[Object]) -> Outcome:
-        """Return how a job has ended whose Job has: by what it left, else by what the cluster says."""
-        if read_noted(self.jobs / job / ENDED_FILE) is not None or _ended_by(found) == "Complete":
+        """Return how a job ended whose Job has ended: by its files, else by the state of the cluster."""
+        if noted_exit_code(self.jobs / job) is not None or _ended_by(found) == "Complete":
             return self.outcome(job)
         killed = _why_killed(pods)
         outcome = self.outcome(job, lost=killed or _why_failed(found, pods))
@@ -264,9 +258,9 @@ def _age_s(job: Object) -> float:
 
 
 class _Api:
-    """The Jobs and pods of a namespace. The cluster is that of KUBECONFIG, else that of the pod this is in.
+    """The Jobs and pods of a namespace of the cluster of KUBECONFIG, else of that of this process's pod.
 
-    Raises ConfigurationError where there is neither, or no package that speaks to a cluster.
+    Raises ConfigurationError without either of them, or without the package for Kubernetes.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -283,7 +277,7 @@ class _Api:
         self._namespace = namespace
 
     def create(self, one: Object) -> bool:
-        """Make a Job; False: there is one of its name, and it stays as it is.
+        """Make a Job; False where one of its name exists, which stays as it is.
 
         Raises CannotBegin where the cluster refuses it, CannotLook where it does not answer.
         """
@@ -296,9 +290,9 @@ class _Api:
         return True
 
     def jobs_and_pods(self, selector: str) -> tuple[list[Object], list[Object]]:
-        """Return the Jobs that a label selector names, and the pods.
+        """Return the Jobs and the pods of a label selector.
 
-        Raises CannotLook where the cluster does not answer, or does not let them be seen.
+        Raises CannotLook where the cluster does not answer, or refuses.
         """
         try:
             jobs = self._ask(self._batch.list_namespaced_job, label_selector=selector)
@@ -308,7 +302,7 @@ class _Api:
         return jobs["items"], pods["items"]
 
     def delete_job(self, name: str) -> bool:
-        """Have a Job end, its pods first; False: there is none. Raises CannotLook."""
+        """Delete a Job, its pods first; False where there is none. Raises CannotLook."""
         try:
             self._ask(self._batch.delete_namespaced_job, name=name, propagation_policy="Foreground")
         except self._refused as error:
@@ -318,7 +312,7 @@ class _Api:
         return True
 
     def _ask(self, call: Callable[..., Any], **words: Any) -> dict[str, Any]:
-        """Return an answer as JSON has it: a newer cluster may say more than the package knows.
+        """Return an answer as JSON values: a newer cluster may send fields that the package does not know.
 
         Raises ApiException where the cluster refuses, CannotLook where it does not answer.
         """
@@ -353,14 +347,14 @@ def _credentials() -> Any:
 
 def _message(error: Any) -> str:
     try:
-        said = json.loads(error.body)["message"]
+        text = json.loads(error.body)["message"]
     except (TypeError, ValueError, KeyError):
-        said = error.body or error.reason
-    return " ".join(str(said).split())[:_MOST_CHARS]
+        text = error.body or error.reason
+    return " ".join(str(text).split())[:_MOST_CHARS]
 
 
 def name_of(job: str) -> str:
-    """Return the name of a job's object: the same for the same job, so that it is there once."""
+    """Return the name of a job's Job: always the same for a job, so that it exists once."""
     return f"penstock-{job}"
 
 
@@ -380,8 +374,8 @@ def job_object(
     """Return the Job that runs a command.
 
     job: its id, which is the last part of `folder`. place: that of the gateway. folder: of the job, at the
-    path at which the gateway has it; the pod has it there, too, and nothing else of the claim. owner: project
-    and agent, which are told as annotations.
+    same path for the gateway and the pod, which sees nothing else of the claim. owner: project and agent, for
+    annotations.
     """
     labels = {
         "app.kubernetes.io/part-of": "penstock",
@@ -454,11 +448,11 @@ def _pod(cluster: Cluster, job: str, folder: Path, command: Sequence[str]) -> di
 
 
 def _environment(cluster: Cluster) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = [{"name": "HOME", "value": _TMP}]
+    variables: list[dict[str, Any]] = [{"name": "HOME", "value": _TMP}]
     if cluster.registry_secret is not None:
         key = {"name": cluster.registry_secret, "key": "password"}
-        told.append({"name": "PGPASSWORD", "valueFrom": {"secretKeyRef": key}})
-    return told
+        variables.append({"name": "PGPASSWORD", "valueFrom": {"secretKeyRef": key}})
+    return variables
 
 
 def _is_over(job: Object) -> bool:
@@ -474,26 +468,26 @@ def _ended_by(job: Object) -> str:
 
 
 def _waits_in_vain(pods: Sequence[Object]) -> str:
-    """Return why a pod cannot begin, where waiting does not help; "" where there is no such reason."""
+    """Return why a pod can never begin; "" where it may still begin."""
     for status in _containers(pods):
         waiting = status.get("state", {}).get("waiting") or {}
         if waiting.get("reason") in _IN_VAIN:
-            return _told(_IN_VAIN[waiting["reason"]], waiting.get("message", ""))
+            return _with(_IN_VAIN[waiting["reason"]], waiting.get("message", ""))
     return ""
 
 
 def _why_killed(pods: Sequence[Object]) -> str:
-    """Return how the cluster ended a training, or lost sight of it; "" where its program ended it."""
+    """Return how the cluster ended a training, or lost track of it; "" where the program ended itself."""
     for status in _containers(pods):
         if (status.get("state", {}).get("terminated") or {}).get("exitCode") == EXIT_BEGUN_BEFORE:
             return "the cluster started it a second time, which did nothing: the end of the first is unknown"
     for pod in pods:
         status = pod.get("status", {})
         if status.get("reason") == "Evicted":
-            return _told("its node had no room for it and evicted it", status.get("message", ""))
+            return _with("its node had no room for it and evicted it", status.get("message", ""))
         for one in status.get("conditions") or ():
             if one["type"] == "DisruptionTarget" and one["status"] == "True":
-                return _told("its pod was taken off its node", one.get("message", ""))
+                return _with("its pod was taken off its node", one.get("message", ""))
     return ""
 
 
@@ -505,10 +499,10 @@ def _why_failed(job: Object, pods: Sequence[Object]) -> str:
         if ended.get("reason") == "OOMKilled":
             return f"it needed more memory than its limit of {limit}: use a smaller preset, or ask for more"
         if ended.get("exitCode"):
-            return _told(f"it ended with exit code {ended['exitCode']}", ended.get("message", ""))
+            return _with(f"it ended with exit code {ended['exitCode']}", ended.get("message", ""))
     for one in job.get("status", {}).get("conditions") or ():
         if one["type"] == "Failed":
-            return _told("its Job failed", one.get("message", ""))
+            return _with("its Job failed", one.get("message", ""))
     return "its Job failed, and nothing says why"
 
 
@@ -517,6 +511,6 @@ def _containers(pods: Sequence[Object]) -> Iterator[Object]:
         yield from pod.get("status", {}).get("containerStatuses") or ()
 
 
-def _told(what: str, message: str) -> str:
-    said = " ".join(message.split())[:_MOST_CHARS]
-    return f"{what}: {said}" if said else what
+def _with(what: str, message: str) -> str:
+    short = " ".join(message.split())[:_MOST_CHARS]
+    return f"{what}: {short}" if short else what

@@ -1,4 +1,4 @@
-"""Jobs of a gateway on this machine: `penstock train` in a folder each, which any gateway finds again."""
+"""Jobs of a gateway on this machine: `penstock train` in a folder each, by which any gateway finds it."""
 
 import fcntl
 import json
@@ -17,12 +17,18 @@ import tomli_w
 from penstock.config.run_folder import NoPlainFile, guard, make_private, open_regular, opener
 from penstock.gateway.jobs.job_records import CannotBegin, Job, Outcome, Stage, Template
 from penstock.gateway.store.tables import JobState
-from penstock.launch.gateway.job_templates import TemplateFolder, chosen_settings
+from penstock.launch.gateway.job_templates import TemplateFolder, configured
 from penstock.launch.inspection.curve import Curve
 from penstock.launch.inspection.processes import METRICS_FILE
-from penstock.launch.jobs import local_jobs
-from penstock.launch.jobs.job_process import ENDED_FILE, LOG_FILE
-from penstock.launch.jobs.local_jobs import has_begun, lifeline, read_noted, try_lock
+from penstock.launch.jobs.job_process import LOG_FILE
+from penstock.launch.jobs.local_job import (
+    LocalJob,
+    has_begun,
+    lifeline,
+    noted_exit_code,
+    read_noted,
+    try_lock,
+)
 from penstock.launch.run.memory import problem
 from penstock.launch.run.summary import SUMMARY_FILE
 from penstock.launch.run.supervisor import last_line, last_line_of, penstock, without_configuration
@@ -31,7 +37,7 @@ from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 from penstock.runtime.output_file import sync_folder, write_once
 from penstock.training import lay_over
 
-# ---- The folders of jobs: what runners on one place of files have in common, wherever the processes are.
+# ---- The folders of jobs, which both runners have.
 
 RUN_FOLDER: Final = "run"
 CONFIG_FILE: Final = "job.toml"
@@ -40,9 +46,9 @@ _LOST: Final = "its processes were killed, or the machine went down: nothing say
 
 
 class JobFolders:
-    """The folders below `jobs`, which all runners have. templates: folder of the templates' files.
+    """The folders of jobs below `jobs`. templates: folder of the templates' files.
 
-    Raises ConfigurationError for a template that is wrong, OSError for a folder that cannot be used.
+    Raises ConfigurationError for a wrong template, OSError for a folder that cannot be used.
     """
 
     def __init__(self, jobs: Path, templates: Path) -> None:
@@ -57,7 +63,7 @@ class JobFolders:
 
     @contextmanager
     def hold(self) -> Iterator[bool]:
-        """Hold the place, where no other gateway does; the kernel lets go of it when a process ends."""
+        """Hold the place, where no other gateway does; the kernel releases it when a process ends."""
         with (self.jobs / "place.lock").open("a") as file:
             yield try_lock(file, fcntl.LOCK_EX)
 
@@ -92,26 +98,25 @@ class JobFolders:
     def write_recipe(
         self, folder: Path, template: str, numbers: Mapping[str, float], settings: Mapping[str, Any]
     ) -> None:
-        """Write what a job is configured by: its template, numbers over it, `settings` over both.
+        """Write the configuration of a job: its template, numbers over it, `settings` over both.
 
-        Raises CannotBegin for a template that is there no more, OSError.
+        Raises CannotBegin for a template that does not exist any more, OSError.
         """
-        found, recipe = self.templates().get(template), self._templates.recipe(template)
-        if found is None or recipe is None:
+        found = self.templates().get(template)
+        if found is None:
             raise CannotBegin(f"there is no template {template!r} any more")
-        for layer in (chosen_settings(found, numbers), settings):
-            lay_over(recipe, layer)
+        recipe = configured(found, numbers)
+        lay_over(recipe, settings)
         with open(folder / CONFIG_FILE, "w", opener=opener) as file:
             file.write(tomli_w.dumps(recipe))
 
     def outcome(self, job: str, lost: str = _LOST) -> Outcome:
-        """Return how a job that was begun, and whose processes are gone, has ended.
+        """Return how a job that had begun, and whose processes are gone, has ended.
 
-        lost: the cause where nothing in its folder says one.
+        lost: the cause where nothing in the folder tells one.
         """
         folder = self.jobs / job
-        summary, ended = read_noted(folder / RUN_FOLDER / SUMMARY_FILE), read_noted(folder / ENDED_FILE)
-        code = None if ended is None else ended["code"]
+        summary, code = read_noted(folder / RUN_FOLDER / SUMMARY_FILE), noted_exit_code(folder)
         is_whole = summary is not None and not summary["interrupted"] and "failure" not in summary
         if is_whole and code in {EXIT_OK, None}:
             return Outcome(state=JobState.FINISHED, summary=summary)
@@ -120,25 +125,24 @@ class JobFolders:
             return Outcome(state=JobState.LOST, cause=lost if full is None else full, summary=summary)
         if code == EXIT_INTERRUPTED:
             return Outcome(state=JobState.CANCELLED, cause="it was asked to end", summary=summary)
-        said = (summary or {}).get("failure") or last_line(folder / LOG_FILE)
-        return Outcome(
-            state=JobState.FAILED, cause=said or f"it ended with exit code {code}", summary=summary
-        )
+        cause = (summary or {}).get("failure") or last_line(folder / LOG_FILE)
+        cause = cause or f"it ended with exit code {code}"
+        return Outcome(state=JobState.FAILED, cause=cause, summary=summary)
 
 
-def dry_run(said: bytes, last: str, code: int) -> dict[str, Any]:
-    """Return the dry run that a process has printed; raises CannotBegin with its last word where it has none.
+def dry_run(output: bytes, last: str, code: int) -> dict[str, Any]:
+    """Return the result of a dry run from the output of its process; raises CannotBegin without one.
 
-    said: its standard output. last: line of its log, "" for none. code: with which it ended.
+    last: last line of its log, "" for none. code: its exit code.
     """
     try:
-        return dict(json.loads(said))
+        return dict(json.loads(output))
     except ValueError as error:
         raise CannotBegin(last or f"the dry run ended with {code}") from error
 
 
 def _written(file: Path) -> float:
-    """Return when a file was written last, in Unix seconds; 0.0 where there is none."""
+    """Return the Unix time at which a file was last written; 0.0 without the file."""
     try:
         with open_regular(file) as opened:
             return os.fstat(opened.fileno()).st_mtime
@@ -147,9 +151,9 @@ def _written(file: Path) -> float:
 
 
 def _place(file: Path) -> str:
-    """Return the name of a place, made once, also where gateways of several machines share it.
+    """Return the name of a place, made once, also where gateways of several machines share its folder.
 
-    Jobs are found again by it: it is on the disk, with the folder that it names, before a row has it.
+    The name is on the disk before the row of a job has it: jobs are found by it.
     """
     if write_once(file, os.urandom(8).hex().encode()):
         sync_folder(file.parent.parent)
@@ -162,44 +166,37 @@ _ESTIMATE: Final = "estimate-"
 
 
 class LocalRunner(JobFolders):
-    """Runs jobs below a folder. templates: folder of their files.
-
-    Raises ConfigurationError for a template that is wrong, OSError for a folder that cannot be used.
-    """
+    """Runs jobs as processes of this machine; arguments and errors are those of `JobFolders`."""
 
     def __init__(self, jobs: Path, templates: Path) -> None:
         super().__init__(jobs, templates)
-        self._begun = dict[str, subprocess.Popen[bytes]]()
+        self._started = dict[str, LocalJob]()
 
     def begin(self, job: Job, settings: Mapping[str, Any]) -> None:
         folder = self.folder(job.id)
         self.write_recipe(folder, job.template, job.numbers, settings)
-        command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--json")
+        one = LocalJob(folder)
         try:
-            child = local_jobs.start(folder, command, cwd=folder, env=without_configuration(os.environ))
+            one.start(penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--json"))
         except Fatal as error:
             raise CannotBegin(str(error)) from error
-        if child is not None:
-            self._begun[job.id] = child
+        self._started[job.id] = one
 
     def find(self, job: str) -> Stage | Outcome:
-        goes_on = local_jobs.goes_on(self.jobs / job)
-        if goes_on is None:
-            return Stage.NOT_BEGUN
-        if goes_on:
+        is_running = self._started.get(job, LocalJob(self.jobs / job)).is_running()
+        if is_running:
             return Stage.GOING_ON
-        child = self._begun.pop(job, None)
-        if child is not None:
-            child.wait()  # its lock is free, so it has ended: the kernel may forget it
-        return self.outcome(job) if has_begun(self.jobs / job) else Stage.NOT_BEGUN
+        self._started.pop(job, None)
+        is_over = is_running is not None and has_begun(self.jobs / job)
+        return self.outcome(job) if is_over else Stage.NOT_BEGUN
 
     def stop(self, job: str) -> bool:
-        return local_jobs.stop(self.jobs / job)
+        return LocalJob(self.jobs / job).stop()
 
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """It ends with the gateway, also one that is killed: the kernel closes what its launcher watches."""
+        """Make the dry run; it ends with the gateway, whose end closes the pipe that its launcher watches."""
         command = penstock("train", CONFIG_FILE, "--run-dir", RUN_FOLDER, "--dry-run", "--json")
         self._remove_left()
         with (
@@ -210,7 +207,7 @@ class LocalRunner(JobFolders):
             folder = Path(made)
             self.write_recipe(folder, template, numbers, prepare(folder))
             try:
-                # A pipe for its errors would end it where it next says something.
+                # With a pipe for its errors it would end at its next line, were this process killed.
                 done = subprocess.run(
                     command,
                     cwd=folder,
@@ -230,7 +227,7 @@ class LocalRunner(JobFolders):
         return dry_run(done.stdout, last, done.returncode)
 
     def _remove_left(self) -> None:
-        """Remove the folders of dry runs whose gateway was killed; they hold what people wrote."""
+        """Remove the folders of dry runs whose gateway was killed, with the people's texts in them."""
         for folder in self.jobs.glob(f"{_ESTIMATE}*"):
             if time.time() - folder.lstat().st_mtime > 2 * ESTIMATE_S:
                 shutil.rmtree(folder, ignore_errors=True)

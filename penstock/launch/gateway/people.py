@@ -1,7 +1,7 @@
-"""`penstock gateway user` and `token`: what the operator of a gateway does to people and tokens.
+"""`penstock gateway user` and `token`: commands of the operator of a gateway about people and tokens.
 
-They work on the accounts database itself, whether a gateway serves or not. Who can read it and the keys is
-the operator; the audit names them so.
+They change the database of the accounts, whether a gateway serves or not. Everybody who can read it and the
+keys acts as the operator, and is called so in the audit.
 """
 
 import getpass
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from penstock.gateway.accounts.accounts import Accounts
-    from penstock.gateway.store.tables import ApiTokenRow, Role
+    from penstock.gateway.store.tables import ApiTokenRow
 
 State = Annotated[
     Path, typer.Option("--state", help="Folder of keys and SQLite files that have no other place.")
@@ -43,7 +43,7 @@ KeysFile = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="Name by which a person signs in.")]
 Project = Annotated[str, typer.Option("--project", help="Project; its first owner adds it.")]
-RoleName = Annotated[str, typer.Option("--role", help="viewer, editor or owner.")]
+RoleName = Annotated[Literal["viewer", "editor", "owner"], typer.Option("--role")]
 PasswordFile = Annotated[
     Path | None,
     typer.Option("--password-file", help="File with the password; default: asked for, or read from stdin."),
@@ -62,16 +62,16 @@ class AccountsPlace:
 
     @contextmanager
     def opened(self, *, make: bool = False) -> "Iterator[Accounts]":
-        """Open the accounts. make: where there are none; else a place that holds none is refused."""
+        """Open the accounts. make: make them where there are none; default: refuse such a place."""
         from penstock.config.run_folder import keep_private
         from penstock.gateway.process import Places, open_accounts
 
-        keep_private()  # a file of accounts that is made here holds what passwords can be tried against
+        keep_private()  # passwords can be tried against a file of accounts
         accounts, database = open_accounts(
             Places(state=self.state, database=self.database, keys=self.keys), make=make
         )
         try:
-            with _told():
+            with _refusals():
                 yield accounts
         finally:
             database.close()
@@ -93,13 +93,13 @@ def add_user(
     from penstock.gateway.accounts import projects, users
     from penstock.gateway.store.tables import Role
 
-    kind = _role(role)
-    with _told():
+    kind = Role(role)
+    with _refusals():
         account = users.check_name(name)
         projects.check_project(project)
         password = _password(password_file)
         users.check_password(password, name=account)
-    # Tables and keys are made where there are none, for somebody who may add a project: its owner.
+    # Tables and keys are made, where there are none, for an owner only, who may add a project.
     with places.opened(make=kind is Role.OWNER) as accounts:
         id_ = accounts.add_user(name, password, project=project, role=kind, by=OPERATOR)
     sys.stdout.write(f"user/{id_}\n")
@@ -109,9 +109,10 @@ def add_user(
 @command(user_commands)
 def grant(places: AccountsPlace, name: Name, project: Project, role: RoleName = "editor") -> int:
     """Make a person who has an account a member of another project, or change their role."""
-    kind = _role(role)
+    from penstock.gateway.store.tables import Role
+
     with places.opened() as accounts:
-        accounts.add_member(name, project=project, role=kind, by=OPERATOR)
+        accounts.add_member(name, project=project, role=Role(role), by=OPERATOR)
     return EXIT_OK
 
 
@@ -147,19 +148,21 @@ def add_token(
     places: AccountsPlace,
     name: Annotated[str, typer.Argument(help="What the token is for.")],
     project: Project,
-    role: Annotated[str, typer.Option("--role", help="viewer or editor.")] = "editor",
+    role: RoleName = "editor",
     days: Annotated[int | None, typer.Option(min=1, max=3650, help="Default: until it is revoked.")] = None,
 ) -> int:
     """Print a new token, this once; a netrc file may hold it as the password."""
     from penstock.gateway.accounts import api_tokens, projects
+    from penstock.gateway.store.tables import Role
 
-    kind = _role(role)
     with places.opened() as accounts:
         projects.check_project(project)
 
         def work(session: "Session", now: "datetime") -> "tuple[ApiTokenRow, str]":
             projects.check_known(session, project)
-            return api_tokens.add(session, now, project=project, name=name, role=kind, days=days, by=OPERATOR)
+            return api_tokens.add(
+                session, now, project=project, name=name, role=Role(role), days=days, by=OPERATOR
+            )
 
         made, secret = accounts.run(work)
     sys.stderr.write(f"token/{made.id}\n")
@@ -182,8 +185,8 @@ def revoke_token(
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Turn what the accounts refuse into what a command says."""
+def _refusals() -> Iterator[None]:
+    """Raise refusals of the accounts as errors of a command."""
     from penstock.gateway.accounts.principal import AccountError, BadInput
     from penstock.registry.records import RegistryError
 
@@ -195,17 +198,8 @@ def _told() -> Iterator[None]:
         raise Fatal(str(error)) from error
 
 
-def _role(text: str) -> "Role":
-    from penstock.gateway.store.tables import Role
-
-    try:
-        return Role(text)
-    except ValueError as error:
-        raise ConfigurationError(f"--role {text!r}: use viewer, editor or owner") from error
-
-
 def _password(file: Path | None) -> str:
-    """Return a password that no command line shows: of a file, asked for, or the first line of stdin."""
+    """Return a password from a file, from a prompt on a terminal, or from the first line of stdin."""
     try:
         if file is not None:
             return (file.read_text("utf-8").splitlines() or [""])[0]

@@ -1,22 +1,21 @@
-"""The runs that a site may answer for: one that it begins and ends, one of a folder, or a server's address.
+"""The run behind a site: one that the gateway starts and stops, one of a folder, or a server's address.
 
-    STATE/train.log, begun.json, ended.json, lock     those of a local job
+    STATE/train.log, begun.json, ended.json, lock     files of a local job (`local_job`)
     STATE/run                                          the run
-    STATE/loop.log                                     of the loop beside it, where the site learns
+    STATE/loop.log                                     log of the loop, where the site learns
 
-A run that a gateway began goes on when the gateway is killed; the next one on the same folder finds it, or
-resumes it where it has ended. The loop is begun again where it ends, and ends with the gateway: its results
-lie in the folder of the run, so that the next one goes on from there.
+A run that a gateway started survives a kill of the gateway; the next gateway on the same folder finds it, or
+resumes it where it has ended. The loop is started again when it ends, and it ends with the gateway: its
+results lie in the folder of the run, from which the next loop continues.
 """
 
 import fcntl
-import json
 import logging
 import os
-import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -29,20 +28,18 @@ from penstock.gateway.application import Service
 from penstock.gateway.upstream import RunAddresses, RunBehind, RunSettings
 from penstock.launch.gateway.local_runner import RUN_FOLDER
 from penstock.launch.inspection.processes import is_going_on, read_endpoints
-from penstock.launch.jobs import local_jobs
-from penstock.launch.jobs.job_process import BEGUN_FILE, LOG_FILE
-from penstock.launch.jobs.local_jobs import LOCK_FILE, lifeline, try_lock
+from penstock.launch.jobs.local_job import LocalJob, lifeline, try_lock
 from penstock.launch.run.supervisor import last_line, penstock, without_configuration
 from penstock.registry.weight_files import registry_url
 from penstock.runtime.exit import Fatal
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE
 
 END_S: Final = 60.0
-"""Longest wait for a run that drains, and for a loop that ends, in seconds."""
+"""Longest wait for a run, and for a loop, that was asked to end, in seconds."""
 LOOP_LOG: Final = "loop.log"
 LOOK_S: Final = 1.0
 AGAIN_S: Final = 10.0
-"""Seconds after which a loop that ended is begun again."""
+"""Seconds after which a loop that ended is started again."""
 _LONGEST_SOCKET: Final = 100
 _MOST_STEPS: Final = 10**15
 _NEVER_S: Final = 10**9
@@ -62,7 +59,7 @@ def addresses_in(folder: Path) -> RunAddresses:
 
 
 def settings_in(folder: Path) -> RunSettings | None:
-    """Return what a run's folder says that it was begun with; None before it says so.
+    """Return the settings of the run in a folder; None before its configuration is written.
 
     Raises ConfigurationError for a folder that names modules or places and that this user did not make.
     """
@@ -80,26 +77,27 @@ def settings_in(folder: Path) -> RunSettings | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class NamedServer(RunBehind):
-    """A policy server, and perhaps a broker, by their addresses; own: settings that were said here."""
+    """A policy server, and perhaps a broker, by their addresses. own: settings of this process."""
 
-    def __init__(self, server: str, broker: str, own: Settings) -> None:
-        self._addresses = RunAddresses(server=server, broker=broker)
-        self._own = own
+    server: str
+    broker: str
+    own: Settings
 
     def addresses(self) -> RunAddresses:
-        return self._addresses
+        return RunAddresses(server=self.server, broker=self.broker)
 
     def settings(self) -> RunSettings:
         return RunSettings(
-            task=self._own.environment.kwargs, registry=registry_with_password(self._own.registry)
+            task=self.own.environment.kwargs, registry=registry_with_password(self.own.registry)
         )
 
 
 class NamedRun(RunBehind):
-    """A run of somebody's, by its folder.
+    """A run that was started elsewhere, by its folder.
 
-    Entering raises ConfigurationError for what is none, and for one without a server.
+    Entering raises ConfigurationError for a folder without a run, and for a run without a policy server.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -129,24 +127,25 @@ class NamedRun(RunBehind):
 
 
 class OwnRun(RunBehind):
-    """The run of a site's recipe, below a folder: found, resumed or begun by entering, ended by leaving.
+    """The run of a site's recipe, below a folder: entering finds, resumes or starts it, leaving ends it.
 
     Entering raises ConfigurationError for a folder that cannot be used.
     """
 
     def __init__(self, state: Path, recipe: Path, settings: Sequence[str]) -> None:
-        self._said, self._recipe, self._settings = state, recipe, tuple(settings)
+        self._named, self._recipe, self._settings = state, recipe, tuple(settings)
         self._state = state.absolute()
         self._run = self._state / RUN_FOLDER
-        self._child: subprocess.Popen[bytes] | None = None
+        self._job = LocalJob(state)
 
     @classmethod
     def of_site(
         cls, site: Service, state: Path, recipe: Path | None, settings: Sequence[str], *, learns: bool = False
     ) -> Self:
-        """Return the run of a site. recipe: None for its own. settings: over those of the site.
+        """Return the run of a site.
 
-        learns: whether the site's loop learns from it.
+        state: its folder. recipe: file; None: the recipe of the site. settings: `SECTION.KEY=VALUE` over
+        those of the site. learns: the loop of the site learns from the run.
         """
         own = site.loop.settings if learns and site.loop is not None else ()
         return cls(state, recipe or site.recipe, (*_UNENDING, *site.settings, *own, *settings))
@@ -160,40 +159,31 @@ class OwnRun(RunBehind):
             make_private(self._state)
             self._lock = (self._state / "gateway.lock").open("a")
         except OSError as error:
-            raise ConfigurationError(f"--state {self._said}: {error.strerror}; name a folder") from error
+            raise ConfigurationError(f"--state {self._named}: {error.strerror}; name a folder") from error
         if not try_lock(self._lock, fcntl.LOCK_EX):
-            raise ConfigurationError(f"--state {self._said}: another gateway holds it; name another folder")
-        if not local_jobs.goes_on(self._state):
+            raise ConfigurationError(f"--state {self._named}: another gateway holds it; name another folder")
+        if not self._job.is_running():
             self._begin()
         return self
 
     def __exit__(self, *_error: object) -> None:
         """Ask the run to end, and wait until it has; raises Fatal for one that does not end."""
-        if local_jobs.goes_on(self._state):
-            os.killpg(self._group(), signal.SIGTERM)  # the lock says that the group is there
-        if self._child is None:
-            with (self._state / LOCK_FILE).open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH)
-        else:
-            try:
-                self._child.wait(END_S)
-            except subprocess.TimeoutExpired as late:
-                raise Fatal(f"the run below {self._state} has not ended within {END_S:g} s") from late
+        self._job.stop()
+        if not self._job.wait(END_S):
+            raise Fatal(f"the run below {self._state} has not ended within {END_S:g} s")
         self._lock.close()
 
     def addresses(self) -> RunAddresses:
-        return addresses_in(self._run) if local_jobs.goes_on(self._state) else RunAddresses()
+        return addresses_in(self._run) if self._job.is_running() else RunAddresses()
 
     def settings(self) -> RunSettings | None:
         return settings_in(self._run)
 
     def failure(self) -> str:
-        if local_jobs.goes_on(self._state):
-            return ""
-        return last_line(self._state / LOG_FILE) or "it left no word"
+        return "" if self._job.is_running() else self._job.last_line() or "its log is empty"
 
     def _begin(self) -> None:
-        local_jobs.forget(self._state)
+        self._job.forget()
         words = ["--json", *(f"--set={one}" for one in self._settings)]
         if (self._run / CONFIG_FILE).exists():
             command = penstock("train", str(self._run), "--resume", *words)
@@ -202,14 +192,7 @@ class OwnRun(RunBehind):
             command = penstock(
                 "train", str(self._recipe.absolute()), "--run-dir", str(self._run), *served, *words
             )
-        self._child = local_jobs.start(
-            self._state, command, cwd=self._state, env=without_configuration(os.environ)
-        )
-
-    def _group(self) -> int:
-        if self._child is not None:
-            return self._child.pid
-        return int(json.loads((self._state / BEGUN_FILE).read_bytes())["group"])
+        self._job.start(command)
 
     def _socket(self) -> str:
         path = self._run / "serve.sock"
@@ -217,20 +200,14 @@ class OwnRun(RunBehind):
 
 
 class LoopBeside:
-    """The process of a site's loop while the block runs.
+    """The process of a site's loop while the block runs; it is started again where it ends.
 
-    words: of `penstock`, before the folder of the run. options: behind it. settings: say where the run is,
-    None until that is known. state: folder of its log.
+    words: arguments of `penstock` before the folder of the run. options: those behind it. state: folder of
+    the log. run: that the loop learns for.
     """
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        options: Sequence[str],
-        settings: Callable[[], RunSettings | None],
-        state: Path,
-    ) -> None:
-        self._words, self._options, self._settings, self._state = words, options, settings, state
+    def __init__(self, words: Sequence[str], options: Sequence[str], state: Path, run: RunBehind) -> None:
+        self._words, self._options, self._state, self._behind = words, options, state, run
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go, name="loop", daemon=True)
 
@@ -245,21 +222,21 @@ class LoopBeside:
 
     def _go(self) -> None:
         try:
-            while (run := self._settings()) is None or run.folder is None:
+            while (run := self._behind.settings()) is None or run.folder is None:
                 if self._over.wait(LOOK_S):
                     return
         except ConfigurationError as error:
-            log.warning("there is no loop", extra={"why": str(error)})
+            log.warning("the loop is not started", extra={"why": str(error)})
             return
         while not self._over.is_set():
             code = self._run(run.folder)
             if not self._over.is_set():
-                said = last_line(self._state / LOOP_LOG)
-                log.warning("the loop has ended, and is begun again", extra={"code": code, "said": said})
+                last = last_line(self._state / LOOP_LOG)
+                log.warning("the loop has ended, and is started again", extra={"code": code, "last": last})
             self._over.wait(AGAIN_S)
 
     def _run(self, folder: Path) -> int:
-        """Run the process to its end, or until this one is over; returns its exit code."""
+        """Run the loop on the folder of a run until it ends or the block does; return its exit code."""
         self._state.mkdir(parents=True, exist_ok=True, mode=0o700)
         with lifeline() as watched, (self._state / LOOP_LOG).open("ab") as out:
             child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Steers the runs of local jobs: orders go to the run's broker, decisions about versions to its registry."""
+"""Controls the runs of jobs: orders go to a run's broker, decisions about versions to its registry."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,10 +9,10 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.config.run_folder import NoPlainFile
 from penstock.gateway.jobs import job_records
 from penstock.gateway.jobs.job_records import Action, CannotSteer, Order, VersionFile
-from penstock.launch.control.control_calls import command_json, opened_for
-from penstock.launch.policy.policy_commands import Wish
+from penstock.launch.control.control_calls import message_json, opened_for
 from penstock.launch.policy.policy_versions import (
     RegistryPolicy,
+    Wish,
     find_place,
     opened,
     rolled_back,
@@ -25,19 +25,15 @@ from penstock.registry.registry import Registry
 from penstock.registry.weight_files import open_kept
 from penstock.runtime.exit import Fatal, NoAnswer
 
-_COMMANDS: Mapping[Action, str] = {
-    Action.CHECKPOINT: "Checkpoint",
-    Action.RESTORE: "Restore",
-    Action.FLUSH: "Flush",
-}
-_STATES: Mapping[Action, str] = {Action.PAUSE: "Pause", Action.RESUME: "Resume", Action.STOP: "Stop"}
+_STATES = frozenset({Action.PAUSE, Action.RESUME, Action.STOP})
+"""Orders that set a state; the others are commands that the learner answers."""
 
 
 class RunSteering:
     """`Steering` of runs by their folders.
 
-    folder_of: returns the folder of one by its name. registry: URL of theirs, policy: the name of theirs in
-    it; None: those that each folder names, which was made here.
+    folder_of: returns the folder of a run by the job's id. registry, policy: URL of the registry and name of
+    the policy of all these runs; None: those in the configuration of each run, which was made here.
     """
 
     def __init__(
@@ -49,20 +45,19 @@ class RunSteering:
         return type(self)(self._run, self._registry, None if self._registry is None else policy)
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
-        with _told(), opened_for(str(self._run(job)), None, ()) as calls:
+        call = order.action.capitalize()
+        with _refusals(), opened_for(str(self._run(job)), None, ()) as calls:
             if order.action in _STATES:
-                state, revision = calls.wanted(_STATES[order.action], order.reason)
+                state, revision = calls.wanted(call, order.reason)
                 return {"desired": state, "revision": revision}
             about = {"min_steps": order.min_steps} if order.action is Action.FLUSH else {"name": order.name}
-            ask = calls.command(
-                _COMMANDS[order.action], request_id=order.request_id, reason=order.reason, **about
-            )
-            return command_json(calls.called(ask))
+            ask = calls.command(call, request_id=order.request_id, reason=order.reason, **about)
+            return message_json(calls.called(ask))
 
     def versions(self, job: str) -> Mapping[str, Any]:
         """Return the registered versions of the policy that a run trains, and its traffic."""
         run = self._run(job)
-        with _told():
+        with _refusals():
             if not run.is_dir():
                 return {"versions": [], "traffic": None}
             place = self._place(run)
@@ -77,7 +72,7 @@ class RunSteering:
 
     def weights(self, job: str, version: int | str) -> VersionFile:
         """Return a registered version as a file, if its bytes are those that were registered."""
-        with _told():
+        with _refusals():
             place = self._place(self._run(job))
             with opened(place) as registry:
                 found = registry.get(place.policy, _number(registry, place, version))
@@ -88,7 +83,7 @@ class RunSteering:
     def promote(
         self, job: str, version: int | str, *, to: str, canary_share: float | None, reason: str, by: str
     ) -> Mapping[str, Any]:
-        with _told():
+        with _refusals():
             place = self._place(self._run(job))
             with opened(place, to_write=True) as registry:
                 number, wanted = _number(registry, place, version), Status(to)
@@ -98,14 +93,14 @@ class RunSteering:
         return version_json(made)
 
     def roll_back(self, job: str, version: int | str | None, *, reason: str, by: str) -> Mapping[str, Any]:
-        with _told():
+        with _refusals():
             place = self._place(self._run(job))
             with opened(place) as registry:
                 number = None if version is None else _number(registry, place, version)
             return rolled_back(place, number, reason, by=by)[0]
 
     def set_traffic(self, job: str, *, reason: str, by: str, **change: Any) -> Mapping[str, Any]:
-        with _told():
+        with _refusals():
             place = self._place(self._run(job))
             with opened(place, to_write=True) as registry:
                 now = registry.traffic(place.policy)
@@ -116,13 +111,13 @@ class RunSteering:
 
 
 class PodSteering(RunSteering):
-    """Steers runs in pods, of which files and registry are in reach, and no broker is."""
+    """Controls runs in pods: their files and registry can be reached, their brokers cannot."""
 
     def order(self, job: str, order: Order) -> Mapping[str, Any]:
-        """Refuse: the broker of such a run listens in its own pod alone."""
+        """Refuse: the broker of such a run listens inside its pod only."""
         raise CannotSteer(
-            f"{order.action}: the run of this job goes on in a pod of its own, which takes no orders; "
-            "its job may be cancelled, and its versions promoted and rolled back"
+            f"{order.action}: the run of this job is in a pod, which takes no orders; its job may be "
+            "cancelled, and its versions promoted and rolled back"
         )
 
 
@@ -137,8 +132,8 @@ def _is_absent(url: str) -> bool:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Tell refusals as the gateway knows them."""
+def _refusals() -> Iterator[None]:
+    """Raise errors of the block as the gateway's CannotSteer and NoAnswer."""
     try:
         yield
     except NoAnswer as error:

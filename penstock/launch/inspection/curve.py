@@ -1,9 +1,9 @@
 """A run's `metrics.jsonl` as a curve: at most MAX_POINTS points, however long the run.
 
-Read as it grows, for a picture at the end as for a page that reads every second. When there are too many
-points every second one is removed, and of later ones only as many are taken; the newest line always stands at
-the end. A resumed learner does some steps again: the second time counts. A line that is still being
-written is read next time.
+Read while it grows, for a picture at the end and for a page that reads every second. When there are too many
+points every second one is removed, and later ones are thinned as much; the newest line is always the last
+point. A resumed learner repeats some steps: the second time counts. A line that is still being written is
+read next time.
 """
 
 import itertools
@@ -17,15 +17,15 @@ from typing import Any, Final, Self
 
 from penstock.config.run_folder import open_regular
 
-# ---- Lines of a `metrics.jsonl`, read as they are: a crash may have torn one, or somebody written others.
+# ---- Lines of a `metrics.jsonl`, of which a crash may have torn one, and which anybody may have written.
 
 COUNTS: Final = ("env_steps", "updates", "version")
 _MOST: Final = 2**63
-"""No count is larger; an integer of JSON may be, and be no float."""
+"""No count is larger; larger integers of JSON may not fit a float."""
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The figures of a line, numbers or None by name; None for a line that no learner has written whole."""
+    """Return the figures of a line, numbers or None by name; None for a damaged line."""
     if not (line.startswith(b"{") and line.endswith(b"}")):
         return None
     try:
@@ -61,20 +61,20 @@ class Point:
 
 
 class _GrowingFile:
-    """Reads the lines of a file that grows; a missing one is empty. offset: what is before it is left out."""
+    """Reads the lines of a file that grows; a missing file is empty. offset: bytes that are skipped."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path, self._offset, self._rest = path, offset, b""
 
     def lines(self) -> Iterator[bytes | None]:
-        """Yield what is whole since the last time; None before the lines of another file in its place."""
+        """Yield the whole lines since the last call; None before the lines of a file that replaced it."""
         try:
             with open_regular(self._path) as file:
                 end = file.seek(0, os.SEEK_END)
                 if end < self._offset:
                     self._offset, self._rest = 0, b""
                     yield None
-                # Of more than that only the newest lines are shown: a file may have any length.
+                # Only the newest part of a larger file is read.
                 self._offset = max(self._offset, end - _MOST_BYTES)
                 file.seek(self._offset)
                 while data := file.read(_READ_BYTES):
@@ -136,7 +136,7 @@ def rates(points: Sequence[Point]) -> list[float | None]:
 
 def _point(row: dict[str, Any], before: Point | None) -> Point:
     updates = int(row.get("updates") or 0)
-    # A line without an update since the one before knows of no fragment's age.
+    # Without an update since the line before there is no new staleness.
     has_learned = updates != (before.updates if before is not None else 0)
     return Point(
         env_steps=int(row.get("env_steps") or 0),
@@ -154,7 +154,7 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """One line of `metrics.jsonl`, in what people watch. NaN: not known yet."""
+    """The figures of a line of `metrics.jsonl` that people watch. NaN: not known yet."""
 
     env_steps: int = 0
     updates: int = 0
@@ -176,7 +176,7 @@ class Progress:
 class MetricsTail:
     """Reads a growing `metrics.jsonl`; a missing file is an empty one.
 
-    The learner writes lines from its first second on, so the first ones tell of no experience.
+    The learner writes lines from its first second on, so the first ones are without experience.
     """
 
     def __init__(self, path: Path) -> None:
@@ -187,7 +187,6 @@ class MetricsTail:
 
     def poll(self) -> Progress | None:
         """The newest progress, None until the first experience after this launcher's start."""
-        # A crash may have torn one; the learner begins another below it.
         rows = [row for line in self._file.lines() if line and (row := parse_line(line)) is not None]
         if rows:
             self._first = self._first or Progress.of(rows[0])
@@ -200,7 +199,7 @@ class MetricsTail:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a `metrics.jsonl`, without what a learner that went back has made again."""
+    """Return the whole lines of a `metrics.jsonl`, without steps that a resumed learner repeated."""
     rows: list[dict[str, Any]] = []
     with path.open("rb") as file:
         whole = (parse_line(line[:-1]) for line in file if line.endswith(b"\n"))
@@ -233,14 +232,13 @@ def span(seconds: float) -> str:
     return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
 
 
-# ---- Format returns for people: one decimal where they are hundreds, three where they are between −1 and
-# 1.
+# ---- Format returns for people: one decimal from 10 on, three below.
 
 _SMALL: Final = 10.0
 
 
 def shown(value: float | None, like: float | None = None) -> str:
-    """Return a return as text, or with `like` a spread of returns around that one; "–" for None and NaN."""
+    """Return a return as text, with the decimals of `like` where it is given; "–" for None and NaN."""
     if value is None or math.isnan(value):
         return "–"
     digits = 3 if abs(value if like is None else like) < _SMALL else 1

@@ -1,8 +1,8 @@
-"""The way of a fragment in figures: the rate at each hop between two observations, and the waits.
+"""The flow of fragments in figures: the rate at each stage between two observations, and the waits.
 
-Counters are compared only within one process, so a process that was started again counts from its second
-observation on. A wait that has not ended is in no counter yet: an actor that made no step and may not begin
-another fragment has waited all the time, and so has a learner that made no update while an actor may go on.
+Counters are compared only within one process, so a restarted process counts from its second observation on.
+A wait that has not ended is in no counter yet: an actor that made no step and has no credit for another
+fragment has waited all the time, and so has a learner that made no update while an actor has credit.
 """
 
 import math
@@ -34,12 +34,12 @@ from penstock.rpc.channel import open_channel
 from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2, control_pb2_grpc
 
-# ---- The stage of a run that limits its pace: one pure judgement of measured figures.
+# ---- The stage of a run that limits its pace, as a pure function of measured figures.
 
 WAITS: Final = 0.2
 """Share of waiting below which there is no bottleneck."""
 _CLEARLY: Final = 2.0
-"""Of two stages that wait for one another, the one that waits this much longer is the one kept waiting."""
+"""Ratio of the waits of two stages from which on the stage that waits less is the bottleneck."""
 
 
 class Bound(StrEnum):
@@ -58,8 +58,8 @@ class Bound(StrEnum):
 class Figures:
     """Measurements over a window. Shares are of time, 0 to 1; None: not measured.
 
-    halted: why nothing is to be expected ("paused", "starting"), "" while the run should go on. Problems name
-    the process that does not answer, is red or is gone. starved: actors that may not begin another fragment.
+    halted: why no progress is expected ("paused", "starting"), "" while there should be some. Problems name a
+    process that does not answer, is unhealthy or has ended. starved: actors without credit for a fragment.
     """
 
     halted: str = ""
@@ -166,7 +166,7 @@ _ROLLOUT: Final = Role.ROLLOUT.label
 
 
 Flow = Mapping[str, Any]
-"""Rates per second, times in seconds, both over `window_s`; the log as it is now. None: not measured."""
+"""Rates per second and times in seconds, over `window_s`, and the present log. None: not measured."""
 
 
 class Change:
@@ -239,7 +239,7 @@ def figures_between(before: Observation, after: Observation) -> Figures:
         halted=_halted(after),
         broker_problem=_problem(after, "broker", "redis") or after.silence,
         learner_problem=_problem(after, "learner"),
-        # Only when no working actor is left: the others' share is measured.
+        # Only when no healthy actor is left: otherwise the others' waits are measured.
         actor_problem=_problem(after, "actor") if all(one.problem for one in actors) else "",
         actors=len(actors) or len({row.actor_id for row in rollouts}),
         starved=len(starved),
@@ -277,7 +277,7 @@ def _problem(after: Observation, *roles: str) -> str:
 
 
 def _updates_written(before: Observation, after: Observation) -> int | None:
-    """Return the updates by the learner's lines, where its port is silent."""
+    """Return the updates by the learner's lines, where its port does not answer."""
     if before.learnt is None or after.learnt is None:
         return None
     return max(0, int(after.learnt.row.get("updates", 0)) - int(before.learnt.row.get("updates", 0)))
@@ -400,7 +400,7 @@ def _version(role: str, now: Observation) -> str:
 
 
 def _versions_behind(role: str, now: Observation) -> str:
-    """An evaluator plays the version that it was asked for, and lags behind none."""
+    """Return the lag of a role's weights; "" for evaluators, which play the version that was requested."""
     applied = _applied(role, now) if role != "evaluator" else []
     if not applied or now.status is None:
         return ""
@@ -412,7 +412,7 @@ WINDOW_S: Final = 5.0
 """Seconds over which rates and shares are means."""
 MIN_INTERVAL_S: Final = 0.5
 _FORGOTTEN_S: Final = 2 * WINDOW_S
-"""Seconds of pause after which earlier observations are dropped."""
+"""Seconds without a look after which earlier observations are dropped."""
 _DEADLINE_S: Final = 2.0
 
 
@@ -440,7 +440,7 @@ class Watch:
     """
 
     def __init__(self, run_dir: Path, config: Path | None = None, assignments: tuple[str, ...] = ()) -> None:
-        """config, assignments: they name the credentials; default: the run's own."""
+        """config, assignments: configuration with the credentials; default: the run's own."""
         self._run_dir = run_dir
         self._security = calling_security(run_dir, config, assignments)
         self._seen: deque[Observation] = deque()
@@ -470,7 +470,7 @@ class Watch:
 
 
 def comparable(seen: Sequence[Observation]) -> Observation:
-    """Return the oldest observation with an answer of all who answer in the newest, else the oldest."""
+    """Return the oldest observation with an answer of all that answer in the newest, else the oldest."""
     answering = _answering(seen[-1])
     whole = (one for one in seen if one is not seen[-1] and answering <= _answering(one))
     return next(whole, seen[0])

@@ -1,6 +1,6 @@
-"""What a person sees while a run goes on: a live view on a terminal, plain lines elsewhere.
+"""Views of a running run for people: a live view on a terminal, plain lines elsewhere.
 
-Both take the same three calls; a view is used by one thread and closed in the end.
+Both have the same methods and are context managers; a view belongs to one thread.
 """
 
 import errno
@@ -39,7 +39,7 @@ class PlainView:
         self._write(text)
 
     def show(self, progress: Progress) -> None:
-        """Write a line when the last one is old and says something else: a run may stand still for days."""
+        """Write a line unless the last one is recent or the same: a run may be idle for days."""
         now = time.monotonic()
         if now - self._last_s < PLAIN_INTERVAL_S:
             return
@@ -86,7 +86,7 @@ class LiveView:
         )
 
     def event(self, text: str) -> None:
-        # Not markup: brackets in a message, such as those of a list, are its own.
+        # Not as markup: a message may contain brackets.
         self._live.console.print(Text.assemble((time.strftime("%H:%M:%S"), "dim"), f" {text}"))
 
     def show(self, progress: Progress) -> None:
@@ -138,14 +138,14 @@ def _text(value: float, form: str) -> str:
     return "–" if math.isnan(value) else format(value, form)
 
 
-# ---- The stream on which a run is watched: when its reader goes away, the run goes on unwatched.
+# ---- The output stream of a run, whose reader may go away while the run continues.
 
 T = TypeVar("T")
 _READER_IS_GONE: Final = (errno.EPIPE, errno.EIO)
 
 
 class WatchedStream:
-    """A stream that leads nowhere once its reader is gone; everything else is the stream's own."""
+    """A stream that discards output once its reader is gone; other methods are those of the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -165,7 +165,7 @@ class WatchedStream:
         except OSError as error:
             if error.errno not in _READER_IS_GONE:
                 raise
-            # What still waits to be written goes there too, also at the end of the process.
+            # Buffered output is discarded, too, also at the end of the process.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)

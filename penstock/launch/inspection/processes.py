@@ -1,8 +1,8 @@
 """Examine each process of a run: whether it runs, whether it is healthy, and its counters.
 
-Asks the HTTP port that the process has announced in the run's `endpoints.json`. Port and pid of a process
-that has ended may belong to another one by now: an answer in another role does not count, and a silent
-process that is younger than the announcement is another one.
+The HTTP port of a process is in the run's `endpoints.json`. Port and pid of a process that has ended may
+belong to another one by now: an answer in another role does not count, and a silent process that is younger
+than the file is another one.
 """
 
 import http.client
@@ -25,13 +25,13 @@ from penstock.runtime.exit import Fatal
 from penstock.runtime.health import Endpoint
 from penstock.v1 import control_pb2
 
-# ---- One look at the health of a process, on the HTTP port that it has announced.
+# ---- The health of a process, by its HTTP port.
 
 _TIMEOUT_S: Final = 1.0
 
 
 def probe(endpoint: Endpoint, path: str) -> str | None:
-    """Return None when a page, `/healthz` or `/readyz`, is green, else why it is not."""
+    """Return None when a page, `/healthz` or `/readyz`, answers 200, else the reason."""
     try:
         status, reason = _get(endpoint, path)
     except (OSError, http.client.HTTPException) as error:
@@ -84,9 +84,9 @@ class ProcessSnapshot:
 
 
 def read_endpoints(run_dir: Path) -> dict[str, Endpoint]:
-    """Return the processes that the launcher has seen come up, by name; empty before the first.
+    """Return the processes that the launcher has seen start, by name; empty before the first.
 
-    Raises ConfigurationError for a file that the launcher has not written.
+    Raises ConfigurationError for a damaged file.
     """
     try:
         content = json.loads(read_whole(run_dir / ENDPOINTS_FILE))
@@ -103,7 +103,7 @@ def broker_of(endpoints: Mapping[str, Endpoint]) -> str:
 
 
 def look_at_all(run_dir: Path) -> tuple[ProcessSnapshot, ...]:
-    """Examine all processes of a run at once: one that is silent costs its timeout once."""
+    """Examine all processes of a run in parallel, so that silent ones cost one timeout together."""
     endpoints = read_endpoints(run_dir)
     if not endpoints:
         return ()
@@ -131,7 +131,7 @@ def look(name: str, endpoint: Endpoint, announced_at: float) -> ProcessSnapshot:
 
 
 def has_delivered(name: str, endpoint: Endpoint) -> bool:
-    """Return whether a process that lives has had a fragment acknowledged; False when it does not say."""
+    """Return whether a living process has had a fragment acknowledged; False without an answer."""
     return bool(look(name, endpoint, announced_at=time.time()).total("fragments_acked_total"))
 
 
@@ -159,7 +159,7 @@ def _is_younger(pid: int, unix_s: float) -> bool:
 
 
 def _ask(endpoint: Endpoint) -> tuple[str, tuple[Sample, ...]]:
-    """Return why the process is not healthy, "" when it is, and its samples: none when it does not answer."""
+    """Return why the process is not healthy, "" when it is, and its samples, () without an answer."""
     problem = probe(endpoint, "/healthz") or ""
     try:
         status, text = _get(endpoint, "/metrics")
@@ -196,7 +196,8 @@ class Learnt:
 class Observation:
     """The visible state of a run at one moment.
 
-    status: the broker's reply, None with `silence` when it gave none. learnt: None before the first line.
+    status: the broker's reply, None without one; silence: why there is none. learnt: None before the first
+    line.
     """
 
     at_s: float
@@ -249,7 +250,7 @@ def read_learnt(path: Path) -> Learnt | None:
 
 
 def _asked(ask: Ask, sights: tuple[ProcessSnapshot, ...]) -> tuple[control_pb2.StatusReply | None, str]:
-    """Return the broker's reply; one that is known to stand still is not waited for."""
+    """Return the broker's reply, or why there is none, without waiting for a broker that is known to hang."""
     brokers = [snapshot for snapshot in sights if snapshot.role == "broker"]
     if brokers and all(snapshot.problem and not snapshot.samples for snapshot in brokers):
         return None, f"{brokers[0].name} {brokers[0].problem}"

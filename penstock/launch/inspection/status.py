@@ -7,9 +7,9 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from google.protobuf.json_format import MessageToDict
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -18,11 +18,12 @@ from rich.text import Text
 from penstock.config.credentials import credentials
 from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError
+from penstock.launch.control.control_calls import message_json
 from penstock.launch.inspection.flow import RunSnapshot, Watch, ask
 from penstock.launch.inspection.processes import ENDPOINTS_FILE, is_going_on
 from penstock.protocol.messages import RunState
 from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.foreground import Configured
+from penstock.runtime.foreground import AsJson, Configured, finite
 from penstock.v1 import control_pb2
 
 _MIB: Final = 1024 * 1024
@@ -32,18 +33,22 @@ _PIPE_COLUMNS: Final = 200
 _REFRESHES_PER_SECOND: Final = 4
 
 
-def main(
-    run: Path | None,
-    broker: str | None,
-    configured: Configured,
+def status(
+    run: Annotated[Path | None, typer.Argument(help="Folder of a run on this machine.")] = None,
+    broker: Annotated[
+        str | None, typer.Option("--broker", metavar="ADDRESS", help="Ask this broker.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once instead of going on.")] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.5, max=3600, callback=finite, help="Seconds between two looks.")
+    ] = 1.0,
+    as_json: AsJson = False,
     *,
-    as_json: bool,
-    once: bool,
-    interval_s: float,
+    configured: Configured,
 ) -> int:
-    """Show a run until Ctrl-C or its end; once where `once` or `as_json` is given or stdout is no terminal.
+    """Show what a run is doing and what sets its pace, until Ctrl-C on a terminal, else once.
 
-    run: its folder, None for the newest, or with `broker`, the address of one.
+    Section `security` of the configuration names the files for TLS.
     """
     if broker is not None:
         reply = ask(broker, credentials(service_settings(configured.config, configured.assigned).security))
@@ -67,7 +72,7 @@ def main(
         try:
             while is_going_on(folder):
                 live.update(Group(*look_parts(watch.look())))
-                time.sleep(interval_s)
+                time.sleep(interval)
         except KeyboardInterrupt:
             return EXIT_OK
     console.print("the run has ended")
@@ -89,10 +94,7 @@ def look_parts(look: RunSnapshot) -> list[RenderableType]:
 
 
 def _reply_json(reply: control_pb2.StatusReply) -> dict[str, Any]:
-    content = MessageToDict(
-        reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return content | {"learner": json.loads(reply.learner_json or "null")}
+    return message_json(reply) | {"learner": json.loads(reply.learner_json or "null")}
 
 
 def _reply_parts(reply: control_pb2.StatusReply) -> list[RenderableType]:

@@ -1,1 +1,1 @@
-"""Trainings that go on in the background: jobs of this machine, and the commands `penstock jobs`."""
+"""Jobs of this machine: trainings in the background, and the commands `penstock jobs`."""

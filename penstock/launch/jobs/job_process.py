@@ -1,16 +1,15 @@
-"""The process around a job: it notes that the job has begun, runs the command, and notes its exit code.
+"""The process around a job: it records that the job has begun, runs the command, and records its exit code.
 
     python -P -m penstock.launch.jobs.job_process LOCK_FD FOLDER COMMAND…       of a job on this machine
     python -P -m penstock.launch.jobs.job_process pod FOLDER OUTPUT COMMAND…    of a job in a pod
 
-On a machine it and the command hold the job's lock: while either lives, every other process sees that the job
-goes on. It heads a process group of its own, which the end of its starter does not reach, and a signal to the
-group reaches the command.
+On a machine this process and the command hold the job's lock: while either lives, every other process sees
+that the job is running. They are a process group, which the end of its starter does not reach, and which a
+signal reaches as a whole.
 
-In a pod it is the first process, the only one that gets signals, and hands them on. A cluster may start a
-pod a second time, for a node that it lost sight of: the second one finds the note, and ends with
-EXIT_BEGUN_BEFORE without doing anything. What the command prints goes into the file OUTPUT of the folder,
-errors into its log.
+In a pod this is the first process, the only one that gets signals, and it forwards them. A cluster may start
+a second pod for a job whose node it lost sight of: that one finds the note, and ends with EXIT_BEGUN_BEFORE
+without doing anything. What the command prints goes into the file OUTPUT of the folder, errors into the log.
 """
 
 import json
@@ -32,50 +31,43 @@ IN_A_POD: Final = "pod"
 EXIT_BEGUN_BEFORE: Final = 76
 
 
-def main(lock_fd: int, folder: Path, command: list[str]) -> int:
-    """Run the command to its end and return its exit code, as the shell counts it where a signal ended it."""
-    asked = []
+def main(folder: Path, command: list[str], *, lock_fd: int | None = None, output: str = LOG_FILE) -> int:
+    """Run the command, unless another pod has; return its exit code, or EXIT_BEGUN_BEFORE.
 
-    def note(number: int, _: FrameType | None) -> None:
-        asked.append(number)  # the command got it, too, if it had begun
+    lock_fd: of the job's lock, None in a pod. output: file for what the command prints. The exit code of a
+    command that a signal ended is 128 + its number, as in a shell.
+    """
+    is_in_pod = lock_fd is None
+    signals, children = list[int](), list[subprocess.Popen[bytes]]()
 
-    signal.signal(signal.SIGTERM, note)
-    signal.signal(signal.SIGINT, note)
+    def on_signal(number: int, _: FrameType | None) -> None:
+        signals.append(number)
+        for child in children if is_in_pod else ():  # on a machine the command is in the signalled group
+            child.send_signal(number)
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
     guard(folder)
-    note_durably(folder / BEGUN_FILE, {"group": os.getpid()})
-    with open(folder / LOG_FILE, "ab", opener=opener) as log:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(lock_fd,)
-        )
-    return _ended(folder, child, asked)
-
-
-def main_of_pod(folder: Path, output: str, command: list[str]) -> int:
-    """Run the command, unless another pod has; return its exit code, or EXIT_BEGUN_BEFORE."""
-    asked, child = list[int](), list[subprocess.Popen[bytes]]()
-
-    def hand_on(number: int, _: FrameType | None) -> None:
-        asked.append(number)
-        for one in child:
-            one.send_signal(number)
-
-    signal.signal(signal.SIGTERM, hand_on)
-    signal.signal(signal.SIGINT, hand_on)
-    guard(folder)
-    note = {"pid": os.getpid(), "host": os.uname().nodename}
-    if not write_once(folder / BEGUN_FILE, json.dumps(note).encode()):
-        return EXIT_BEGUN_BEFORE
+    if lock_fd is not None:
+        note_durably(folder / BEGUN_FILE, {"group": os.getpid()})
+    else:
+        note = {"pid": os.getpid(), "host": os.uname().nodename}
+        if not write_once(folder / BEGUN_FILE, json.dumps(note).encode()):
+            return EXIT_BEGUN_BEFORE
     with (
         open(folder / LOG_FILE, "ab", opener=opener) as log,
         open(folder / output, "ab", opener=opener) as out,
     ):
-        child.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, cwd=folder))
-    return _ended(folder, child[0], asked)
-
-
-def _ended(folder: Path, child: subprocess.Popen[bytes], asked: list[int]) -> int:
-    """Wait for the command, which ends if that was asked before it began; return its exit code, noted."""
-    if asked:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=log,
+            cwd=folder if is_in_pod else None,
+            pass_fds=() if lock_fd is None else (lock_fd,),
+        )
+    children.append(child)
+    if signals:  # one may have come before the command could get it
         child.terminate()
     code = child.wait()
     code = code if code >= 0 else 128 - code
@@ -90,5 +82,5 @@ def note_durably(file: Path, content: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == IN_A_POD:
-        sys.exit(main_of_pod(Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
+        sys.exit(main(Path(sys.argv[2]), sys.argv[4:], output=sys.argv[3]))
+    sys.exit(main(Path(sys.argv[2]), sys.argv[3:], lock_fd=int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""Versions, events and traffic of a registry: on the screen, as plain columns or JSON, steered and exported.
+"""Versions and traffic of a registry: found by a run's folder, as lines and JSON, changed and exported.
 
 A rollback is at once: the standby is active when this returns. Its content then gets a number of its own:
 from the learner of the run where one lives, which alone draws numbers; here where none does (the lock in
@@ -7,15 +7,15 @@ from the learner of the run where one lives, which alone draws numbers; here whe
 
 import contextlib
 import getpass
-import json
 import os
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from penstock.config.configuration_error import how_to_install
 from penstock.config.credentials import registry_with_password
@@ -23,15 +23,11 @@ from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.service_settings import local_settings
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.config.trusted import check_places
-from penstock.launch.policy.policy_commands import Wish
 from penstock.protocol.limits import MAX_NUMBER
 from penstock.registry.records import (
-    MAX_EVENTS,
     Conflict,
-    Event,
     PolicyVersion,
     RegistryError,
-    Status,
     Traffic,
     Unavailable,
 )
@@ -44,8 +40,8 @@ from penstock.registry.weight_files import (
     registry_url,
     write_kept,
 )
-from penstock.runtime.exit import EXIT_OK, Fatal, NoAnswer
-from penstock.runtime.output_file import check_output, output_file
+from penstock.runtime.exit import Fatal, NoAnswer
+from penstock.runtime.foreground import finite
 
 # ---- Find the registry that a command of `penstock policy` means, and map its errors to exit codes.
 
@@ -60,7 +56,7 @@ class RegistryPolicy:
 
 
 def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPolicy:
-    """Return the policy of a registry that is meant.
+    """Find the policy that a command names.
 
     run: folder of a run, or URL of a registry. registry, policy: None: the run's own; its registry only where
     the folder was made here. Raises ConfigurationError for a folder that holds no run.
@@ -84,7 +80,7 @@ def find_place(run: str, registry: str | None, policy: str | None) -> RegistryPo
 
 @contextmanager
 def opened(place: RegistryPolicy, *, to_write: bool = False) -> Iterator[Registry]:
-    """Open the registry. Its errors become ConfigurationError, Fatal or, while it is away, NoAnswer."""
+    """Open the registry; its errors become ConfigurationError, Fatal or, while it is away, NoAnswer."""
     file = place.url.removeprefix("sqlite:///")
     if file != place.url and not Path(file).exists():
         raise ConfigurationError(
@@ -106,31 +102,6 @@ def operator() -> str:
         return f"operator/{getpass.getuser()}"
     except (KeyError, OSError):
         return "operator"
-
-
-_HEADINGS = ("version", "status", "origin", "update", "evaluation", "parent", "registered", "reason")
-
-
-def show_versions(place: RegistryPolicy, *, as_json: bool) -> int:
-    with opened(place) as registry:
-        versions, traffic = registry.list(place.policy), registry.traffic(place.policy)
-    content = {"versions": [version_json(one) for one in versions], "traffic": traffic_json(traffic)}
-    return _told(content, *table([_HEADINGS, *map(_row, versions)]), traffic_line(traffic), as_json=as_json)
-
-
-def show_version(place: RegistryPolicy, version: int, *, as_json: bool) -> int:
-    """Print a version, whether its weights are here, and its events, oldest first."""
-    with opened(place) as registry:
-        found = registry.get(place.policy, version)
-        events = [one for one in registry.events(place.policy, MAX_EVENTS) if one.version == version][::-1]
-    weights = _weights(place, found)
-    content = version_json(found) | {"weights": weights, "events": [_event_json(one) for one in events]}
-    fields = [(name, _text(value)) for name, value in version_json(found).items()]
-    lines = [
-        f"{one.time:%Y-%m-%d %H:%M:%S}  {one.action.value}  {one.by}  {_one_line(one.reason)}"
-        for one in events
-    ]
-    return _told(content, *table([*fields, ("weights", weights)]), *lines, as_json=as_json)
 
 
 def version_line(version: PolicyVersion) -> str:
@@ -165,59 +136,29 @@ def traffic_json(traffic: Traffic) -> dict[str, Any]:
     return {name: getattr(traffic, name) for name in names} | {"pins": dict(traffic.pins), "changed": changed}
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The changes of the traffic; None: unchanged."""
 
+    canary_share: Annotated[
+        float | None, typer.Option(callback=finite, help="Share of clients that get the canary.")
+    ] = None
+    latest_share: Annotated[
+        float | None, typer.Option(callback=finite, help="Share that follows the learner's newest weights.")
+    ] = None
+    shadow: Annotated[
+        int | None,
+        typer.Option(min=0, max=MAX_NUMBER, help="Version that also computes each answer; 0: none."),
+    ] = None
+    pins: Annotated[
+        tuple[str, ...],
+        typer.Option("--pin", metavar="CLIENT=VERSION", help="Tie a client to a version; may be repeated."),
+    ] = ()
+    unpins: Annotated[
+        tuple[str, ...], typer.Option("--unpin", metavar="CLIENT", help="Untie a client; may be repeated.")
+    ] = ()
+    experiment: Annotated[str | None, typer.Option(help="A new name deals the clients anew.")] = None
 
-def _told(content: dict[str, Any], *lines: str, as_json: bool) -> int:
-    sys.stdout.write((json.dumps(content, indent=2) if as_json else "\n".join(lines)) + "\n")
-    return EXIT_OK
-
-
-def _row(version: PolicyVersion) -> tuple[str, ...]:
-    return (
-        str(version.version),
-        f"{version.status.value} (standby)" if version.standby else version.status.value,
-        version.origin.value,
-        str(version.update),
-        _text(None if version.evaluation is None else asdict(version.evaluation)),
-        _text(version.parent),
-        f"{version.created:%Y-%m-%d %H:%M:%S}",
-        _one_line(version.reason),
-    )
-
-
-def _one_line(reason: str) -> str:
-    """Return what an operator wrote as a part of a line: it cannot look like further lines of the audit."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in reason)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{value['mean']:.4g} ± {value['std']:.3g} over {value['episodes']}"
-    return "-" if value in (None, "") else _one_line(str(value))
-
-
-def _weights(place: RegistryPolicy, version: PolicyVersion) -> str:
-    folder = Path(version.place) if version.place else place.folder
-    if folder is None or not version.pinned:
-        return "not held" if not version.pinned else "in the folder of the run"
-    try:
-        read_kept(folder, version.version, version.sha256)
-    except ValueError as error:
-        return str(error)
-    return "held, undamaged"
-
-
-def _event_json(event: Event) -> dict[str, Any]:
-    content = {"action": event.action.value, "time": event.time.isoformat(), "detail": dict(event.detail)}
-    return {"number": event.number, "by": event.by, "reason": event.reason} | content
-
-
-# ---- The operator's decisions, written to the registry.
 
 LEAP: Final = 2**20
 """Distance above every registered number, as when a log is opened again.
@@ -226,38 +167,20 @@ A run publishes fewer versions behind its newest registered one.
 """
 
 
-def promote(
-    place: RegistryPolicy, version: int, *, to: str, canary_share: float | None, reason: str, as_json: bool
-) -> int:
-    if to not in ("active", "canary"):
-        raise ConfigurationError(f"--to {to!r}: use active or canary")
-    with opened(place, to_write=True) as registry:
-        share = registry.traffic(place.policy).canary_share if canary_share is None else canary_share
-        if to == "canary" and not share:
-            raise ConfigurationError(
-                "--to canary: no client would get it; name the share of those that do, --canary-share 0.1"
-            )
-        done = registry.promote(
-            place.policy, version, reason, by=operator(), to=Status(to), canary_share=canary_share
-        )
-    return _told(version_json(done), version_line(done), as_json=as_json)
+def retired(place: RegistryPolicy, version: int, reason: str, *, by: str) -> PolicyVersion:
+    """Retire a version, and remove its weights where no learner of the run lives, which removes them itself.
 
-
-def retire(place: RegistryPolicy, version: int, *, reason: str, as_json: bool) -> int:
+    by: for the audit.
+    """
     with opened(place, to_write=True) as registry:
-        done = registry.retire(place.policy, version, reason, by=operator())
+        done = registry.retire(place.policy, version, reason, by=by)
     folder = _folder(place, done)
     lock = None if folder is None else hold(folder)
-    if folder is not None and lock is not None:  # a learner of the run that lives removes them itself
+    if folder is not None and lock is not None:
         with lock, contextlib.suppress(ValueError):
             read_kept(folder, done.version, done.sha256)  # raises for what is not this version's
             forget_kept(folder, done.version)
-    return _told(version_json(done), version_line(done), as_json=as_json)
-
-
-def rollback(place: RegistryPolicy, version: int | None, *, reason: str, as_json: bool) -> int:
-    content, lines = rolled_back(place, version, reason, by=operator())
-    return _told(content, *lines, as_json=as_json)
+    return done
 
 
 def rolled_back(
@@ -265,7 +188,7 @@ def rolled_back(
 ) -> tuple[dict[str, Any], list[str]]:
     """Withdraw the canary or the active version. by: for the audit.
 
-    Returns what it came to as JSON values, and in lines for people.
+    Returns the result as JSON values, and as lines for people.
     """
     with opened(place, to_write=True) as registry:
         done = registry.rollback(place.policy, reason, by=by, version=version)
@@ -286,16 +209,8 @@ def rolled_back(
     return content, lines
 
 
-def traffic(place: RegistryPolicy, wish: Wish, *, reason: str, as_json: bool) -> int:
-    with opened(place, to_write=wish != Wish()) as registry:
-        now = registry.traffic(place.policy)
-        if wish != Wish():
-            now = registry.set_traffic(wished(now, wish), reason, by=operator())
-    return _told(traffic_json(now), traffic_line(now), as_json=as_json)
-
-
 def _renumbered(registry: Registry, place: RegistryPolicy, by: str) -> PolicyVersion | None:
-    """Return the copy under a new number; None where there is nothing to copy, or a learner will do it."""
+    """Copy the content of a rollback under a new number; None without one, or where a learner will do it."""
     original = registry.awaiting_number(place.policy)
     folder = None if original is None else _folder(place, original)
     if original is None or folder is None:
@@ -316,7 +231,7 @@ def _renumbered(registry: Registry, place: RegistryPolicy, by: str) -> PolicyVer
 
 
 def _folder(place: RegistryPolicy, version: PolicyVersion) -> Path | None:
-    """Return the folder in which the weights of a version lie, None where it is not known or not here."""
+    """Return the folder of the weights of a version, None where it is unknown or not on this machine."""
     if not version.place:
         return place.folder
     return Path(version.place) if Path(version.place).is_dir() else None
@@ -347,38 +262,17 @@ def _pins(wish: Wish) -> dict[str, int]:
     return pins
 
 
-def export(
-    place: RegistryPolicy, version: int | None, *, kind: str, output: Path, trust: bool = False
-) -> int:
-    """Write a version, or the active one; raises ConfigurationError where its weights are not here."""
-    if kind not in ("safetensors", "onnx"):
-        raise ConfigurationError(f"--format {kind!r}: use safetensors or onnx")
-    if place.folder is None:
-        raise ConfigurationError(
-            f"{place.url}: a registry holds no weights; name the run's folder, with --registry beside it"
-        )
-    check_output(output)
-    with opened(place) as registry:
-        chosen = registry.active(place.policy) if version is None else registry.get(place.policy, version)
-    if chosen is None:
-        raise ConfigurationError(f"policy={place.policy!r} has no active version: name the one to export")
-    try:
-        blob = read_kept(place.folder, chosen.version, chosen.sha256)
-        data = blob if kind == "safetensors" else _onnx(place.folder, chosen, blob, trust=trust)
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    with output_file(output, "wb") as file:
-        file.write(data)
-    sys.stdout.write(f"{output}: version {chosen.version} of {chosen.policy}, {len(data)} bytes\n")
-    return EXIT_OK
+def to_onnx(folder: Path, version: PolicyVersion, blob: bytes, *, trust: bool) -> bytes:
+    """Return the network of a version with its weights, as a file of ONNX.
 
-
-def _onnx(folder: Path, version: PolicyVersion, blob: bytes, *, trust: bool) -> bytes:
+    folder: of its run. trust: import what the folder names although it was not made here. Raises Fatal where
+    the package for ONNX is absent.
+    """
     from penstock.actor.specification import policy_maker
     from penstock.policy.weights import load_into
 
     try:
-        from penstock.policy.onnx_export import to_onnx
+        from penstock.policy.onnx_export import to_onnx as exported
     except ImportError as error:
         raise Fatal(f"{error}; {how_to_install('onnx')}") from error
     specification = read_specification(folder)
@@ -392,4 +286,4 @@ def _onnx(folder: Path, version: PolicyVersion, blob: bytes, *, trust: bool) -> 
         "sha256": version.sha256,
     }
     masks = [rule.name for rule in specification.schema.tensors if rule.name.startswith("mask/")]
-    return to_onnx(policy, {name: str(value) for name, value in content.items()}, masks=masks)
+    return exported(policy, {name: str(value) for name, value in content.items()}, masks=masks)

@@ -78,11 +78,11 @@ class ForkServer:
         """
         if self._process is None or tuple(command[: len(PENSTOCK) + 1]) not in _FORKED:
             return None
-        told, telling = os.pipe()
-        # It was killed before it has read all: who waits for its end sees that.
-        with suppress(BrokenPipeError), os.fdopen(telling, "w") as words:
+        reading, writing = os.pipe()
+        # A copy that was killed before it has read all breaks the pipe; its exit shows that.
+        with suppress(BrokenPipeError), os.fdopen(writing, "w") as words:
             try:
-                with os.fdopen(told) as reader:
+                with os.fdopen(reading) as reader:
                     pid = self._fork([reader.fileno(), log_fd, lifeline_fd])
             except OSError as error:
                 log.info("services are started as programs: the fork server is gone", extra={"error": error})
@@ -101,7 +101,7 @@ class ForkServer:
         return int(pid)
 
     def give_up(self) -> None:
-        """Wait for it no more: services are programs from now on. Safe from any thread."""
+        """Stop waiting for it: services are started as programs from now on. Safe from any thread."""
         with suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -120,13 +120,13 @@ class ForkServer:
 
 
 def _settable(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return it without a name that is empty: a program can be given it, and no process can set it."""
+    """Return an environment without an empty name, which a program may inherit and none can set."""
     return {name: value for name, value in environment.items() if name}
 
 
 @contextmanager
 def _adopting() -> Iterator[None]:
-    """Be the parent of whom a descendant leaves behind. Raises OSError where the kernel does not have it."""
+    """Adopt orphaned descendants inside the block; raises OSError where the kernel cannot do that."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no parent can be made of this process")
     try:
@@ -167,9 +167,9 @@ def main() -> None:
         import_module(module)
     gc.freeze()
     is_alone = len(list(Path("/proc/self/task").iterdir())) == 1
-    told = _serve(socket.socket(fileno=int(sys.argv[1]))) if is_alone else None
-    if told is not None:
-        _become(**told)
+    service = _serve(socket.socket(fileno=int(sys.argv[1]))) if is_alone else None
+    if service is not None:
+        _become(**service)
         app.main()
 
 
@@ -180,14 +180,14 @@ def _serve(launcher: socket.socket) -> dict[str, Any] | None:
             message, descriptors, _, _ = socket.recv_fds(launcher, 1, 3)
             if not message:
                 return None
-            told, log, lifeline = descriptors
+            reading, log, lifeline = descriptors
             pid = _fork_orphan()
             if pid == 0:
                 break
             launcher.sendall(PID.pack(pid))
             for descriptor in descriptors:
                 os.close(descriptor)
-    with os.fdopen(told) as words:
+    with os.fdopen(reading) as words:
         text = words.read()
     return {**json.loads(text), "log": log, "lifeline": lifeline} if text else None
 
@@ -213,7 +213,7 @@ def _fork_orphan() -> int:
 
 
 def _become(command: list[str], environment: dict[str, str], log: int, lifeline: int) -> None:
-    """Have what a program has that the launcher starts."""
+    """Set up this copy as a program that the launcher starts: log, environment, and command line."""
     import numpy as np
 
     from penstock.runtime.lifecycle import LIFELINE_VARIABLE

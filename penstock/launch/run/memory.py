@@ -2,8 +2,8 @@
 
 The kernel keeps the peak of each process (VmHWM). Pages of files, such as libraries, are in it for every
 process that maps them and in memory once, and so are pages of a fork server that its copies have not written
-to: of several processes all peaks are added and these pages counted once. psutil tells neither the peak nor
-a container's limit, and takes two to three times as long to find out who has started whom.
+to: the peaks of several processes are added, and these pages are counted once. psutil knows neither the peak
+nor a container's limit, and takes two to three times as long to find the children of a process.
 """
 
 import math
@@ -59,19 +59,19 @@ def together(parts: Iterable[Memory]) -> Memory:
 
 
 def of_process(pid: int) -> Memory:
-    """Peak so far, inherited pages not told apart; nothing of a process that has ended."""
+    """Return the peak so far, without the inherited part; zeros for a process that has ended."""
     peak, shared = _fields(pid, "status", "VmHWM", "RssFile")
     return Memory(peak=peak, shared=min(peak, shared))
 
 
 def of_fork_server(pid: int) -> Memory:
-    """Do as `of_process`, for one whose pages its copies have too."""
+    """Return the peak so far of a fork server, whose pages its copies share."""
     peak, shared, own = _fields(pid, "status", "VmHWM", "RssFile", "RssAnon")
     return Memory(peak=peak, shared=shared, inherited=min(own, peak - shared))
 
 
 def inherited_by(pid: int) -> int:
-    """Bytes of a copy's pages that are still its fork server's, at least; 0 of a large process."""
+    """Return a lower bound of the bytes that a copy shares with its fork server; 0 for a large process."""
     resident, files = _fields(pid, "status", "VmRSS", "RssFile")
     if resident > _MOST_WALKED:
         return 0
@@ -79,7 +79,7 @@ def inherited_by(pid: int) -> int:
 
 
 def _fields(pid: int, file: str, *names: str) -> list[int]:
-    """Sizes that the kernel tells of a process; zeros of one that has ended, or has become another user's."""
+    """Return sizes of a process in bytes; zeros for one that has ended or belongs to another user now."""
     try:
         text = Path(f"/proc/{pid}/{file}").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -89,7 +89,7 @@ def _fields(pid: int, file: str, *names: str) -> list[int]:
 
 
 class Trees:
-    """Processes with all that they started and that still run; who started whom is looked up at intervals."""
+    """Memory of processes with their living descendants, which are looked up at intervals."""
 
     def __init__(self) -> None:
         self._children: dict[int, list[int]] = {}
@@ -132,7 +132,7 @@ def _tree(root: int, children: dict[int, list[int]]) -> list[int]:
 
 
 def available(root: Path = Path("/")) -> int:
-    """Bytes for new processes: the least of the machine's and the container's. root: of /proc and /sys."""
+    """Return the bytes free for new processes, in the machine and the container. root: of /proc and /sys."""
     meminfo = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
     rooms = [_kib(meminfo["MemAvailable"])]
     for limit, usage in _CGROUP_LIMITS:
@@ -174,7 +174,7 @@ class DeviceMemory:
 
 
 def device_memory() -> tuple[int, int] | None:
-    """Bytes in use and bytes there are, over all GPUs; None where there is none."""
+    """Return the used and the total bytes of all GPUs; None without a GPU."""
     if shutil.which(_DEVICE_QUERY[0]) is None:
         return None
     try:
@@ -182,12 +182,12 @@ def device_memory() -> tuple[int, int] | None:
             _DEVICE_QUERY, capture_output=True, text=True, check=True, timeout=_DEVICE_TIMEOUT_S
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        return None  # there is the program and no device that answers
+        return None  # the program is installed, and no device answers
     return parse_device_memory(reply.stdout)
 
 
 def parse_device_memory(text: str) -> tuple[int, int] | None:
-    """Sum of "used, total" lines in MiB; None for a device that does not say."""
+    """Return the sums in bytes of lines "used, total" in MiB; None where a device reports no number."""
     rows = [line.split(",") for line in text.splitlines() if line.strip()]
     if not rows or any(not cell.strip().isdecimal() for row in rows for cell in row):
         return None
@@ -199,7 +199,7 @@ _PROBE_BYTES: Final = 16 * 1024
 
 
 def problem(folders: Iterable[Path]) -> str | None:
-    """Why a small file cannot be written in one of these folders; None when it can in all that exist."""
+    """Return why a small file cannot be written in a folder; None where it can in all that exist."""
     for folder in folders:
         probe = folder / f".probe-{os.getpid()}"
         try:
@@ -218,6 +218,6 @@ def problem(folders: Iterable[Path]) -> str | None:
 
 
 def explain(cause: str, run_dir: Path) -> str:
-    """`cause`, behind what a full disk kept it from saying."""
+    """Return `cause`, after the error of a full disk, which may have hidden it."""
     found = problem((run_dir, run_dir / "checkpoints", run_dir / "redis", run_dir / "logs"))
     return cause if found is None else f"{found}; make room, then resume ({cause})"

@@ -24,13 +24,13 @@ from penstock.learner.ledger import check_same, sections
 from penstock.protocol.limits import new_run_name
 from penstock.runtime.lifecycle import Lifecycle
 
-# ---- Whether a run can be gone on with under the settings that are asked for, before anything is written.
+# ---- Checks whether a run can be resumed with other settings, before anything is written.
 
 
 def check_resumable(run_dir: Path, settings: Settings) -> None:
-    """Raise ConfigurationError that names what must not change since the newest checkpoint and does.
+    """Raise ConfigurationError that names a setting which must stay since the newest checkpoint and changes.
 
-    A run without a readable checkpoint may change anything: the learner begins it anew, or says why not.
+    A run without a readable checkpoint may change every setting: the learner starts it anew, or refuses.
     """
     begun = _newest_state(run_dir)
     if begun is None:
@@ -45,7 +45,7 @@ def check_resumable(run_dir: Path, settings: Settings) -> None:
 
 
 def _newest_state(run_dir: Path) -> dict[str, Any] | None:
-    """Ids sort by age, and one half-written begins with a dot."""
+    """Return the state in the newest checkpoint that can be read; ids sort by age."""
     for file in sorted(run_dir.glob("checkpoints/[!.]*/state.json"), reverse=True):
         try:
             state = json.loads(file.read_text())
@@ -56,13 +56,13 @@ def _newest_state(run_dir: Path) -> dict[str, Any] | None:
     return None
 
 
-_ASKED = "config.next.toml"
+_NEXT_CONFIG_FILE = "config.next.toml"
 _NEVER_S = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run that can be started. `target`: mean return that counts as solved, None: there is none."""
+    """A run that can be started. target: mean return that counts as solved, None for no such value."""
 
     settings: Settings
     run_dir: Path
@@ -74,13 +74,13 @@ class Plan:
         return self.run_dir / CONFIG_FILE
 
     @property
-    def asked_config(self) -> Path:
-        """What a run is resumed with where that is not its configuration, until the learner has taken it."""
-        return self.run_dir / _ASKED
+    def next_config(self) -> Path:
+        """File of the other settings that a run is resumed with, until the learner has accepted them."""
+        return self.run_dir / _NEXT_CONFIG_FILE
 
     @property
     def service_config(self) -> Path:
-        return self.asked_config if self.asked_config.exists() else self.config
+        return self.next_config if self.next_config.exists() else self.config
 
 
 def make_plan(request: Request) -> Plan:
@@ -92,11 +92,11 @@ def make_plan(request: Request) -> Plan:
         written = configuration.parse_toml(run_dir / CONFIG_FILE)
         settings = resolve(written, request)
         if not request.trust:
-            check_own(run_dir, configuration.load([written]), _said_to_be_allowed(request))
+            check_own(run_dir, configuration.load([written]), _newly_allowed(request))
     else:
         settings = resolve(_first_layer(request.what), request)
         name = new_run_name(settings.run or settings.environment.id.rpartition(":")[2])
-        settings = _with_what_follows(settings).model_copy(update={"run": name})
+        settings = _with_derived(settings).model_copy(update={"run": name})
         if request.recording is not None:
             if not (request.recording / DESCRIPTION).is_file():
                 raise ConfigurationError(
@@ -131,10 +131,12 @@ def make_plan(request: Request) -> Plan:
     )
 
 
-def _said_to_be_allowed(request: Request) -> tuple[str, ...]:
-    said = [configuration.from_environment(), *map(configuration.parse_assignment, request.assignments)]
-    # Without the run's own layer below, settings of its algorithm would be unknown.
-    return configuration.load([{"actor": one["actor"]} for one in said if "actor" in one]).actor.allow_modules
+def _newly_allowed(request: Request) -> tuple[str, ...]:
+    """Return `actor.allow_modules` of the environment and the command line, without the run's own."""
+    layers = [configuration.from_environment(), *map(configuration.parse_assignment, request.assignments)]
+    # Other settings may need the run's own layer: those of its algorithm would be unknown.
+    actor = [{"actor": layer["actor"]} for layer in layers if "actor" in layer]
+    return configuration.load(actor).actor.allow_modules
 
 
 def changed(settings: Settings, **sections: Mapping[str, Any]) -> Settings:
@@ -142,8 +144,8 @@ def changed(settings: Settings, **sections: Mapping[str, Any]) -> Settings:
     return settings.model_copy(update=made)
 
 
-def _with_what_follows(settings: Settings) -> Settings:
-    """Return the settings of a new run with what follows from others where the user says nothing."""
+def _with_derived(settings: Settings) -> Settings:
+    """Return the settings of a new run with those that follow from others where the user sets none."""
     actor, registry, learner = dict[str, Any](), dict[str, Any](), dict[str, Any]()
     # Actors started here may import what the user names here for environment, rewards and network.
     names = (settings.environment.id, settings.policy.network, *potentials(settings.environment))
@@ -190,24 +192,24 @@ def make_folders(plan: Plan) -> None:
 def prepare_folder(plan: Plan) -> None:
     """Make the run's folder and the configuration that its services start from.
 
-    The configuration of a run that is resumed stays as it is: other settings lie beside it until
+    The configuration of a resumed run stays as it is: other settings are in `next_config` until
     `take_configuration`, because the learner may refuse them.
     """
     make_folders(plan)
-    asked = dump(plan.settings)
-    plan.asked_config.unlink(missing_ok=True)
+    text = dump(plan.settings)
+    plan.next_config.unlink(missing_ok=True)
     if not plan.config.exists():
-        replace_text(plan.config, asked)
-    elif plan.config.read_text() != asked:
-        replace_text(plan.asked_config, asked)
-    if not plan.asked_config.exists():
+        replace_text(plan.config, text)
+    elif plan.config.read_text() != text:
+        replace_text(plan.next_config, text)
+    if not plan.next_config.exists():
         seal(plan.run_dir, plan.settings)
 
 
 def take_configuration(plan: Plan) -> None:
-    """The learner has begun with what was asked for: that is the run's configuration now."""
-    if plan.asked_config.exists():
-        replace_text(plan.config, plan.asked_config.read_text())
+    """Make the settings that the learner has accepted the configuration of the run."""
+    if plan.next_config.exists():
+        replace_text(plan.config, plan.next_config.read_text())
         seal(plan.run_dir, plan.settings)
 
 

@@ -3,7 +3,7 @@
 The server is our child and dies with us: the kernel kills it when we die, and when we drain it gets
 SIGTERM once its clients have left, because the learner's last commit must still find it. A lock in
 the data folder, inherited by the server, keeps a restarted service from opening the append-only
-file while an old server still writes it. What the server says passes through here: when it dies, its last
+file while an old server still writes it. The server's output passes through here: when it dies, its last
 warnings are the cause, and they are not lost with a log whose disk is full.
 """
 
@@ -112,46 +112,39 @@ _libc = ctypes.CDLL(None, use_errno=True)
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerPlace:
-    """Where the server listens and keeps its files."""
+def main(lifecycle: Lifecycle, settings: Settings, *, path: Path, folder: Path) -> int:
+    """Serve on the socket `path`, with files in `folder`, until drained.
 
-    socket: Path
-    folder: Path
-
-
-def main(lifecycle: Lifecycle, settings: Settings, place: ServerPlace) -> int:
-    """Serve until drained. Raises Fatal when the server cannot start or dies."""
-    _check_socket(place.socket)
+    Raises Fatal when the server cannot start or dies.
+    """
+    _check_socket(path)
     health = Health("redis")
     _http, port = serve_http(health, settings.metrics.host, settings.metrics.port)
-    place.folder.mkdir(parents=True, exist_ok=True)
-    lock_fd = _lock(place.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock_fd = _lock(folder)
     binary = newest()
-    server = _start(binary, place, settings, lock_fd)
+    server = _start(arguments(binary, path, folder, settings), lock_fd)
     words = ServerWords(server)
     changed = threading.Event()
     threading.Thread(target=_wait, args=(server, changed), name="server", daemon=True).start()
     lifecycle.on_drain(changed.set)
-    _await_answer(place.socket, words, lifecycle)
+    _await_answer(path, words, lifecycle)
     health.set_ready(ready=True)
-    announce("redis", metrics_port=port, address=f"unix://{place.socket}", server_pid=server.pid)
-    log.info(
-        "redis serves", extra={"version": binary.version_text, "pid": server.pid, "socket": place.socket}
-    )
+    announce("redis", metrics_port=port, address=f"unix://{path}", server_pid=server.pid)
+    log.info("redis serves", extra={"version": binary.version_text, "pid": server.pid, "socket": path})
     health.watch(SERVER, settings.broker.stall_timeout_s)
     while not changed.wait(PING_INTERVAL_S):
-        _look(place.socket, health)
+        _look(path, health)
     if not lifecycle.draining.is_set():
-        raise _death(server, words, place.folder)
+        raise _death(server, words, folder)
     health.set_ready(ready=False, why="draining")
-    _await_clients_gone(place.socket, server)
+    _await_clients_gone(path, server)
     _stop(server)
     return EXIT_OK
 
 
 def _check_socket(path: Path) -> None:
-    """Refuse a place that cannot be listened on, and what is no socket: redis-server would remove it."""
+    """Refuse a path that cannot be a socket, and a file there, which redis-server would remove."""
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
         raise ConfigurationError(
             f"--socket {path}: longer than the {_MAX_SOCKET_PATH_BYTES} bytes that a socket's path may have; "
@@ -164,9 +157,10 @@ def _check_socket(path: Path) -> None:
 
 
 def _death(server: subprocess.Popen[bytes], words: "ServerWords", folder: Path) -> Fatal:
-    """At `fsync` a server that cannot write ends itself, and would again: that is the end of the run.
+    """Return the error of a server that died.
 
-    One that a signal ended may have had a full disk before and found room since.
+    At `fsync` a server that cannot write ends itself, and would again: that ends the run. One that a signal
+    ended may have had a full disk before and room since.
     """
     text = f"redis-server died ({_how(server.returncode)}): {words.last()}"
     if server.returncode > 0 and _CANNOT_WRITE in text:
@@ -175,7 +169,7 @@ def _death(server: subprocess.Popen[bytes], words: "ServerWords", folder: Path) 
 
 
 def _look(path: Path, health: Health) -> None:
-    """Report whether the server answers and takes writes; to end one with a full disk would not help."""
+    """Report whether the server answers and accepts writes; a restart would not help against a full disk."""
     info = ask(path, b"INFO persistence")
     if info:
         health.progress(SERVER)
@@ -188,7 +182,7 @@ def _look(path: Path, health: Health) -> None:
 
 
 class ServerWords:
-    """What the server says, passed on to stderr; the warnings among it are kept."""
+    """The output of the server, copied to stderr; the last warnings are kept."""
 
     def __init__(self, server: subprocess.Popen[bytes]) -> None:
         self.server = server
@@ -198,7 +192,7 @@ class ServerWords:
 
     def last(self) -> str:
         self._thread.join(SERVER_STOP_S)
-        return "; ".join(self._warnings) or "it did not say why"
+        return "; ".join(self._warnings) or "it gave no reason"
 
     def _pass_on(self) -> None:
         assert self.server.stdout is not None
@@ -211,13 +205,14 @@ class ServerWords:
                 sys.stderr.flush()
 
 
-def arguments(binary: RedisBinary, place: ServerPlace, settings: Settings) -> list[str]:
+def arguments(binary: RedisBinary, path: Path, folder: Path, settings: Settings) -> list[str]:
+    """Return the command line of a server on the socket `path`, with its files in `folder`."""
     durability = settings.broker.durability
     options = {
         "port": "0",
-        "unixsocket": str(place.socket),
+        "unixsocket": str(path),
         "unixsocketperm": "700",
-        "dir": str(place.folder),
+        "dir": str(folder),
         "appendonly": "no" if durability == "memory" else "yes",
         "appendfsync": FSYNC[durability],
         "save": "",
@@ -232,9 +227,7 @@ def arguments(binary: RedisBinary, place: ServerPlace, settings: Settings) -> li
     ]
 
 
-def _start(
-    binary: RedisBinary, place: ServerPlace, settings: Settings, lock_fd: int
-) -> subprocess.Popen[bytes]:
+def _start(command: list[str], lock_fd: int) -> subprocess.Popen[bytes]:
     parent = os.getpid()
 
     def die_with_parent() -> None:
@@ -246,7 +239,7 @@ def _start(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     return subprocess.Popen(
-        arguments(binary, place, settings),
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

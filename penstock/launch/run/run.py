@@ -3,16 +3,16 @@
 All start at once: each waits for those it needs. Ends when the learner ends, on Ctrl-C or SIGTERM
 (everything drains within the times of `drain_bounds`), or when a service keeps dying. The order of a drain is
 the way of a fragment: actors, policy server, learner, broker, Redis. If this process is killed, the kernel
-closes the lifeline and every service drains by itself.
+closes the lifeline, and every service drains by itself.
 """
 
 import json
 import logging
 import os
 import re
+import shutil
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import ConfigurationError
@@ -22,7 +22,7 @@ from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import explain, of_process, together
 from penstock.launch.run.plan import Plan, replace_text, take_configuration
 from penstock.launch.run.redis_service import ask
-from penstock.launch.run.services import service_environment, service_specs
+from penstock.launch.run.services import private_folder, service_environment, service_specs
 from penstock.launch.run.summary import LearnerAccount, RedisFacts
 from penstock.launch.run.supervisor import Account, DrainStage, GaveUp, Supervisor, gone_by
 from penstock.rpc.address import AddressInUse
@@ -54,7 +54,6 @@ class Run:
     def __init__(
         self,
         plan: Plan,
-        sockets: Path,
         lifecycle: Lifecycle,
         view: View,
         redis: RedisFacts,
@@ -64,7 +63,7 @@ class Run:
         """page_url: where a browser sees the run, "" where no page is served."""
         self._plan = plan
         self._page_url = page_url
-        self._sockets = sockets
+        self._sockets = private_folder()
         self._lifecycle = lifecycle
         self._view = view
         self._health = Health("launcher")
@@ -87,14 +86,21 @@ class Run:
         self.redis_facts = redis
 
     def go(self) -> Outcome:
+        """Start the services, watch them until the run ends, and drain them."""
+        try:
+            return self._go()
+        finally:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def _go(self) -> Outcome:
         self._lifecycle.on_drain(self._supervisor.wake)
-        # It may still be importing, or hang: who asks for the end does not wait for it.
+        # It may still be importing, or hang, and the drain does not wait for it.
         self._lifecycle.on_drain(self._fork_server.give_up)
         specs = service_specs(self._plan, self._sockets)
         self._say(f"{self._plan.settings.run}: starting {', '.join(spec.name for spec in specs)}")
         self._say(f"everything of this run is in {self._plan.run_dir}")
         if self._page_url:
-            self._say(f"to be watched at {self._page_url}")
+            self._say(f"its page is {self._page_url}")
         for spec in specs:
             self._supervisor.start(spec)
         try:
@@ -110,7 +116,7 @@ class Run:
 
     @property
     def learnt(self) -> dict[str, Any]:
-        """The final account of this attempt's learner; empty when it did not get to one."""
+        """The final account of this attempt's learner; empty where it wrote none."""
         return self._account.read()
 
     @property
@@ -151,7 +157,7 @@ class Run:
                     self._is_training = True
                     take_configuration(self._plan)
                     self._say("training")
-                # A learner that went back to its checkpoint has come further when it is beyond where it was.
+                # A learner that went back to its checkpoint repeats steps, which are no progress.
                 if progress.env_steps > self._most_steps:
                     self._most_steps = progress.env_steps
                     self._supervisor.note_progress()
@@ -225,6 +231,6 @@ class Run:
     def _note_redis(self) -> None:
         if self._plan.settings.broker.redis:
             return  # examined before the start
-        said = re.search(rb"redis_version:(\S+)", ask(self._sockets / "redis.sock", b"INFO server"))
-        if said:
-            self.redis_facts = replace(self.redis_facts, version=said[1].decode())
+        found = re.search(rb"redis_version:(\S+)", ask(self._sockets / "redis.sock", b"INFO server"))
+        if found:
+            self.redis_facts = replace(self.redis_facts, version=found[1].decode())

@@ -96,7 +96,7 @@ def _server(plan: Plan, broker: str, config: tuple[str, ...]) -> ServiceSpec:
 
 
 def service_environment(settings: Settings) -> dict[str, str]:
-    """Return what stands over the run's file, which cannot hold it.
+    """Return environment variables with settings that the run's file cannot hold.
 
     Each service has its metrics on a free port of loopback, since all share this machine and the launcher
     looks at their health; the configured port is the launcher's own. No file holds the password.
@@ -109,7 +109,7 @@ def service_environment(settings: Settings) -> dict[str, str]:
 
 
 def private_folder() -> Path:
-    """A new folder, mode 0700, with a path short enough for unix sockets; those of dead launchers go."""
+    """Return a new folder, mode 0700, its path short enough for sockets; remove those of dead launchers."""
     base = Path(tempfile.gettempdir())
     base = base if len(str(base)) < _MAX_SOCKET_FOLDER else Path("/tmp")  # noqa: S108 - mkdtemp is private
     for file in base.glob(f"{_FOLDER_PREFIX}*/{_OWNER_FILE}"):
@@ -130,9 +130,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def beside(settings: Settings) -> Iterator[None]:
-    """Start ranks 1 to `learner.ranks` − 1, none in a process that is a rank; inside, this process is rank 0.
+    """Run ranks 1 to `learner.ranks` − 1 inside the block, in which this process is rank 0.
 
-    Raises ConfigurationError, before any is started, for what several ranks do not learn.
+    A process that is a rank already starts none. Raises ConfigurationError, before any is started, for
+    settings that several ranks do not support.
     """
     from penstock.learner.algorithms.registry import check_hardware
 
@@ -152,7 +153,7 @@ def beside(settings: Settings) -> Iterator[None]:
 
 @contextmanager
 def _store() -> Iterator[int]:
-    """The port of a store that is reached from this machine only."""
+    """Yield the port of a store of torch.distributed that only this machine can reach."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, by its documentation
 
     listening = socket.create_server(("127.0.0.1", 0))
@@ -201,7 +202,7 @@ class _Others:
         os.close(read_fd)
 
     def end(self) -> None:
-        """Wait for the ranks that were told to end; the lifeline tells the others."""
+        """Wait for the ranks to end: closing the lifeline ends those that are still running."""
         self._ending.set()
         os.close(self._lifeline)
         for thread in self._threads:

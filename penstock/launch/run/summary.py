@@ -1,7 +1,7 @@
 """The summary of a run: `summary.json` and what is printed at the end.
 
-What was learnt comes from the learner's `learner.json` (its final account, after the last commit);
-processes, Redis and wall time are the launcher's.
+Results of learning come from the learner's `learner.json` (its final account, after the last commit);
+processes, Redis and wall time from the launcher.
 """
 
 import json
@@ -46,18 +46,18 @@ _ENDINGS: Final = {
     "episodes": "all episodes are done",
     "seconds": "its time is over",
 }
-"""Of the learner's account, in words."""
+"""Values of `ending` in the learner's account, in words."""
 _BASE_VERDICTS: Final = {
     "better": "better than the base",
     "worse": "worse than the base",
     "chance": "cannot be told from chance",
 }
-"""Of an evaluation beside the policy that training began with."""
+"""Values of `verdict` in a comparison with the policy before training, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """Which server the run used."""
+    """Version and durability of the run's Redis."""
 
     version: str
     durability: str
@@ -65,10 +65,10 @@ class RedisFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the launcher saw the run end. `cause`: why it failed, "" when it did not.
+    """The end of a run as the launcher saw it. cause: why it failed, "" when it did not.
 
-    preparation_seconds: of wall_seconds, before the processes started. device_memory: most bytes of GPUs in
-    use beyond those before the run, None without a GPU.
+    preparation_seconds: part of wall_seconds before the processes started. device_memory: most bytes of GPUs
+    in use beyond those before the run, None without a GPU.
     """
 
     wall_seconds: float
@@ -81,7 +81,7 @@ class Ending:
 
 
 def make_summary(plan: Plan, ending: Ending, learnt: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary as JSON values. learnt: the learner's account; what it did not get to say is null."""
+    """Return the summary as JSON values. learnt: the learner's account; its absent values become null."""
     summary = {
         "run": plan.settings.run,
         "workload": plan.settings.workload,
@@ -110,7 +110,7 @@ Row = tuple[str, str]
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """Return the summary for people: what is not known has no line."""
+    """Return the summary as lines for people, without lines for unknown values."""
     ledger, recording, redis = summary["ledger"], summary["recording"], summary["redis"]
     rows = [("run", f"{summary['run']} (seed {summary['seed']})"), ("ended", _ending(summary))]
     rows += [*_progress(summary), *_evaluation(summary["evaluation"] or {})]
@@ -133,7 +133,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
 
 
 def aligned(rows: Iterable[Row]) -> list[str]:
-    """Return rows of a name, "" below another of it, and a text as lines."""
+    """Return rows as lines: a name, "" for a continuation of the row above, and a text."""
     return [f"  {name:<12} {text}" for name, text in rows]
 
 
@@ -198,7 +198,7 @@ def _ending(summary: dict[str, Any]) -> str:
 
 
 def _evaluation(evaluation: dict[str, Any]) -> list[Row]:
-    """Return its mean, and that of the policy that training began with, and whether the version beats it."""
+    """Return rows with the mean, and the comparison with the policy before training."""
     if not evaluation:
         return []
     mean, base = evaluation.get("mean"), evaluation.get("base")
@@ -254,10 +254,10 @@ LEARNER_FILE: Final = "learner.json"
 
 
 class LearnerAccount:
-    """What the learner of this attempt wrote when it ended."""
+    """The final account of the learner of this attempt, `learner.json`."""
 
     def __init__(self, run_dir: Path) -> None:
-        """run_dir: of the run, before anything of it is started."""
+        """Remember which file is there. run_dir: of the run, before its processes are started."""
         self._file = run_dir / LEARNER_FILE
         self._found = self._identity()
 

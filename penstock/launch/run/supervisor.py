@@ -1,15 +1,15 @@
 """Keeps the services of a run alive, and ends them in order.
 
-States of a service: running → (dies) → waiting (back-off) → running, or → done (one whose work can be done
-ends in order), or the whole run fails. A service that dies gets restarted after a growing delay; so does one
-that somebody else has asked to end, an actor after STOPPED_S, since an operator's stop makes it end as well.
-Exit 0 of a service that does not say that it ends in order is a death like others.
+States of a service: running → (dies) → waiting (back-off) → running, or → done (the learner ends in order),
+or the whole run fails. A service that dies is restarted after a growing delay; so is one that ended in order
+although the run needs it, an actor after STOPPED_S, because an operator's stop makes actors end as well. Exit
+0 of a service that has not announced an end in order is a death.
 
-It is not started again after exit 2 (its configuration will not get better), after exit 3 (the run has
-failed), after it has waited in vain for longer than HEALTHY_S, and after MAX_FAILURES deaths in a row: that
-ends the run, `GaveUp`, with the service's last line. The row begins anew when the service was ready for
-HEALTHY_S (SOUND_S, where it was killed because it made no progress), and where one that has helped the run on
-was killed: from outside, or an actor that made no progress.
+A service is not restarted after exit 2 (its configuration is wrong), after exit 3 (the run has failed), after
+it has waited in vain for longer than HEALTHY_S, and after MAX_FAILURES deaths in a row: that ends the run,
+`GaveUp`, with the service's last line. The count of deaths starts again at 0 when the service was ready for
+HEALTHY_S (SOUND_S, where it was killed because it made no progress), and when a service that had contributed
+to the run was killed: from outside, or an actor that made no progress.
 
 All methods belong to one thread; children's deaths arrive through a queue.
 """
@@ -49,7 +49,7 @@ _PENSTOCK_SECTION: Final = re.compile(r"PENSTOCK_[A-Z]+__")
 
 
 class CleanExit(Enum):
-    """What it means when a service ends in order without being asked to."""
+    """The meaning of an end in order that this process did not order."""
 
     DONE = "done"
     """Its work is done: the learner, whose end is the end of the run."""
@@ -94,7 +94,7 @@ def penstock(*arguments: str) -> tuple[str, ...]:
 class Exit:
     """The end of a child: exit code as the shell counts it, CPU seconds with those of its children.
 
-    in_order: the child said that it was asked to end or has done its work.
+    in_order: the child announced that it was asked to end, or that its work is done.
     """
 
     name: str
@@ -261,12 +261,12 @@ class Service:
     def lived_s(self) -> float:
         return time.monotonic() - self.started_s
 
-    def count_death(self, death: Exit, said: str) -> str:
-        """Count a death, set when the service is started again, and return why it died.
+    def count_death(self, death: Exit, last: str) -> str:
+        """Count a death, set the time of the restart, and return the cause of the death.
 
-        said: the last line that it wrote. Raises GaveUp when it is not started again.
+        last: last line of its log. Raises GaveUp when it is not restarted.
         """
-        cause = f"unhealthy: {self.red_reason}" if self.red_reason else said
+        cause = f"unhealthy: {self.red_reason}" if self.red_reason else last
         if not self.red_reason and death.code == EXIT_OK and not death.in_order:
             cause = "it was not asked to end: what it runs has left the program"
         if self._is_sound_after(death):
@@ -278,10 +278,10 @@ class Service:
         return cause
 
     def _is_sound_after(self, death: Exit) -> bool:
-        """Return whether the deaths before this one count no more.
+        """Return whether the deaths before this one no longer count.
 
-        A `kill -9` says nothing about a service that has helped the run on. Nor does one for standing still
-        about an actor: its environment hangs now and then, and starting it again is the remedy.
+        A `kill -9` from outside is not a fault of a service that has contributed to the run. A kill of an
+        actor that made no progress is not either: environments hang, and a restart is the remedy.
         """
         is_excused = self.spec.role == "actor" if self.red_reason else death.code == -signal.SIGKILL
         if self.has_helped and is_excused:
@@ -335,7 +335,7 @@ class Supervisor:
 
     def start(self, spec: ServiceSpec) -> None:
         service = self.services.setdefault(spec.name, Service(spec))
-        metrics.RESTARTS.labels(spec.role)  # 0 is told before the first: an alert must see it rise
+        metrics.RESTARTS.labels(spec.role)  # 0 is there before the first restart: an alert must see it rise
         self._launch(service)
 
     def wake(self) -> None:
@@ -443,9 +443,9 @@ class Supervisor:
                 self._settle(death)
         return []
 
-    def names(self, stage: DrainStage | None = None) -> list[str]:
-        """Return them in starting order: of one stage of the drain, or all."""
-        return [name for name, service in self.services.items() if stage in (None, service.spec.stage)]
+    def names(self, stage: DrainStage) -> list[str]:
+        """Return the services of a stage of the drain, in starting order."""
+        return [name for name, service in self.services.items() if service.spec.stage is stage]
 
     def _launch(self, service: Service) -> None:
         service.restart_at_s = service.red_since_s = None
@@ -481,27 +481,27 @@ class Supervisor:
         return service, cause
 
     def _on_death(self, death: Exit) -> None:
-        service, said = self._settle(death)
+        service, last = self._settle(death)
         if death.in_order and service.spec.clean_exit is not CleanExit.DIED:
             log.info("ended", extra={"service": service.spec.name})
             if service.spec.clean_exit is CleanExit.STOPPED:
                 self._on_event(f"{service.spec.name} ended (exit 0), restarting unless the run ends")
                 service.restart_at_s = time.monotonic() + STOPPED_S
             return
-        cause = service.count_death(death, said)
+        cause = service.count_death(death, last)
         why = f": {cause}" if cause and death.code >= 0 and not death.in_order else ""
         self._on_event(f"{death.name} died ({how(death.code)}), restarting{why}")
 
 
-# ---- By when the services of each stage of a drain shall be gone, in order, in seconds since it began.
+# ---- Deadlines of the stages of a drain, in seconds since its start.
 
 _ACTING_S: Final = 4.0
 _BEHIND_S: Final = {DrainStage.LEARNER: 7.0, DrainStage.BROKER: 8.5, DrainStage.REDIS: 10.5}
-"""Since the stages before the learner's are over."""
+"""Counted from the end of the stages before the learner's."""
 
 
 def gone_by(*, serves: bool) -> Mapping[DrainStage, float]:
-    """Return the bounds of a run. serves: it has services between actors and learner, which may flush."""
+    """Return the deadlines of the stages, in order. serves: the run has services of the stage SERVING."""
     before = _ACTING_S + (SERVER_GONE_S if serves else 0.0)
     behind = {stage: before + after for stage, after in _BEHIND_S.items()}
     return {DrainStage.ACTING: _ACTING_S, DrainStage.SERVING: before, **behind}

@@ -7,9 +7,7 @@ in the state folder of the page, `starts/NAME`, for the last start of each name.
 import ast
 import functools
 import inspect
-import os
 import shutil
-import subprocess
 import textwrap
 import threading
 import time
@@ -24,9 +22,9 @@ from penstock.config.run_folder import make_private
 from penstock.config.sections import Section
 from penstock.config.settings import ConfigurationError, Settings, load
 from penstock.launch.inspection.processes import is_going_on
-from penstock.launch.jobs import local_jobs
 from penstock.launch.jobs.job_process import LOG_FILE
-from penstock.launch.run.supervisor import last_line, penstock, without_configuration
+from penstock.launch.jobs.local_job import LocalJob
+from penstock.launch.run.supervisor import penstock
 from penstock.launch.ui.catalogue import is_run
 
 # ---- The JSON schema of the settings of a run, with descriptions, and with the section of every algorithm.
@@ -96,7 +94,7 @@ class RunStarter:
 
     def __init__(self, runs: Path, state: Path) -> None:
         self._runs, self._state = runs, state
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._jobs: list[LocalJob] = []
         self._lock = threading.Lock()
 
     def start(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -106,7 +104,7 @@ class RunStarter:
         checked = _checked({"run": name, **settings})
         run = self._runs / name
         with self._lock:  # of two requests for one name, the second finds the folder of the first
-            self._children = [child for child in self._children if child.poll() is None]
+            self._jobs = [job for job in self._jobs if job.is_running()]
             try:
                 run.mkdir(mode=0o700)
             except FileExistsError:
@@ -123,25 +121,22 @@ class RunStarter:
         make_private(place)
         recipe, log = place / "asked.toml", place / LOG_FILE
         recipe.write_text(tomli_w.dumps(settings))
-        local_jobs.forget(place)
+        job = LocalJob(place)
+        job.forget()
         log.unlink(missing_ok=True)
-        command = penstock("train", str(recipe), "--run-dir", str(run), "--json")
-        child = local_jobs.start(place, command, cwd=place, env=without_configuration(os.environ))
-        if child is None:
+        if not job.start(penstock("train", str(recipe), "--run-dir", str(run), "--json")):
             raise CannotStart("another training of this name is being started: choose another", "name")
-        self._children.append(child)
+        self._jobs.append(job)
         until_s = time.monotonic() + WAIT_S
         while not (is_run(run) and is_going_on(run)):
-            try:
-                code = child.wait(_LOOK_S)
-            except subprocess.TimeoutExpired:
+            if not job.wait(_LOOK_S):
                 if time.monotonic() > until_s:
-                    raise CannotStart(f"its run is not there after {WAIT_S:g} s: look into {log}") from None
-            else:
-                if is_run(run):
-                    return  # it has ended already: the page shows how
-                shutil.rmtree(run, ignore_errors=True)  # it never became a run: the name is free again
-                raise CannotStart(last_line(log) or f"it ended with exit code {code}")
+                    raise CannotStart(f"its run is not there after {WAIT_S:g} s: look into {log}")
+                continue
+            if is_run(run):
+                return  # it has ended already: the page shows how
+            shutil.rmtree(run, ignore_errors=True)  # it never became a run: the name is free again
+            raise CannotStart(job.last_line() or f"it ended with exit code {job.exit_code()}")
 
 
 def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import typer
 from penstock.runtime.foreground import (
     AsJson,
     Configured,
+    Foreground,
     Trust,
     command,
     finish,
-    in_foreground,
     unfolded,
 )
 
@@ -92,7 +92,9 @@ def inject(asked: InjectOptions, called: Configured, as_json: AsJson = False) ->
 
         return work(asked, lifecycle, settings, as_json=as_json)
 
-    in_foreground("injector", body, called.config, called.assignments, None, insecure=called.insecure)
+    Foreground(config=called.config, assignments=called.assignments, insecure=called.insecure).run(
+        "injector", body
+    )
 
 
 trace_commands = typer.Typer(

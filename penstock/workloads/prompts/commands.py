@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.runtime.foreground import Assignments, ConfigFile, EndpointFile, in_foreground
+from penstock.runtime.foreground import Foreground, unfolded
 
 if TYPE_CHECKING:
     from penstock.config.settings import Settings
@@ -19,13 +19,13 @@ def _group() -> None:
 
 
 @prompt_commands.command()
+@unfolded
 def embeddings(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Of this machine only; port 0: a free one.")
     ] = "127.0.0.1:8766",
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
+    *,
+    foreground: Foreground,
 ) -> None:
     """Serve embeddings of MiniLM (extra `data`) at /v1/embeddings, in OpenAI's form."""
 
@@ -34,4 +34,4 @@ def embeddings(
 
         return main(lifecycle, listen=listen, threads=settings.actor.threads)
 
-    in_foreground("embeddings", body, config, assignments, endpoints)
+    foreground.run("embeddings", body)

@@ -19,11 +19,10 @@ from penstock.runtime.foreground import (
     AsJson,
     Assignments,
     ConfigFile,
-    EndpointFile,
-    Insecure,
+    Listen,
+    SecuredForeground,
     Trust,
     command,
-    in_foreground,
     unfolded,
 )
 from penstock.runtime.output_file import output_file
@@ -245,17 +244,14 @@ def train(options: TrainingOptions) -> None:
 
 
 @reward_commands.command()
+@unfolded
 def serve(
     model: Annotated[Path, typer.Argument(help="Folder of a reward model.")],
-    listen: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="HOST:PORT or unix:/path.")
-    ] = "127.0.0.1:50053",
+    listen: Listen = "127.0.0.1:50053",
     base: Base = None,
     device: Device = "cpu",
-    config: ConfigFile = None,
-    assignments: Assignments = None,
-    endpoints: EndpointFile = None,
-    insecure: Insecure = False,
+    *,
+    foreground: SecuredForeground,
 ) -> None:
     """Serve a reward model's scores over gRPC."""
 
@@ -267,7 +263,7 @@ def serve(
             quieten()
             return main(lifecycle, settings, folder=model, base=base, device=device, listen=listen)
 
-    in_foreground("reward", body, config, assignments, endpoints, insecure=insecure)
+    foreground.run("reward", body)
 
 
 def parse_columns(texts: Sequence[str]) -> dict[str, str]:

@@ -12,9 +12,8 @@ from penstock.gateway.frame.route_access import PROJECT_HEADER
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Conclusion, Outcome, TrainedVersion
 from penstock.gateway.store.tables import JobState, Role
-from penstock.launch.gateway.job_templates import chosen_settings, read_templates, recipe_of
+from penstock.launch.gateway.job_templates import configured, read_templates
 from penstock.launch.gateway.local_runner import LocalRunner
-from penstock.training import lay_over
 from penstock.workloads.language.feedback import Source, parse_scale, read, summary
 from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.rlhf.policy_service import FeedbackTraining, service
@@ -253,8 +252,7 @@ def test_a_deletion_names_what_was_trained_from_it(gateway: SmallGateway, editor
 def test_the_shipped_presets_are_configurations(preset: str) -> None:
     template = read_templates(TEMPLATES)[preset]
     assert template.kind == "rlhf"
-    recipe = recipe_of(TEMPLATES / f"{preset}.toml")
-    lay_over(recipe, chosen_settings(template, template.chosen({"maxSteps": 7, "learningRate": 1e-5})))
+    recipe = configured(template, template.chosen({"maxSteps": 7, "learningRate": 1e-5}))
     settings = Settings.model_validate(recipe)
     assert (settings.learner.total_updates, settings.algorithm.name) == (7, "token_ppo")
     assert settings.learner.total_steps >= 7 * recipe["algorithm"]["batch_steps"]

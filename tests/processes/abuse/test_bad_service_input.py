@@ -43,7 +43,7 @@ REFUSED: Final = {
     "endpoints in place of a folder": ((*BROKER, "--endpoints", "folder"), "--endpoints folder: is a folder"),
     "a learner in a file": ((*LEARNER, "--run-dir", "file", "--config", "run.toml"), "file: is a file"),
     "an actor of another alphabet": ((*ACTOR, "--actor-id", "Ünï"), "actor_id='Ünï' is not an id"),
-    "an actor of no role": ((*ACTOR, "--role", "banana"), "--role 'banana': use rollout or evaluation"),
+    "an actor of no role": ((*ACTOR, "--role", "banana"), "'banana' is not one of 'rollout'"),
     "a server on a file": ((*SERVE, "--listen", "unix:file"), "unix:file: is no socket"),
     "a server of a file": (("serve", "--run", "file"), "file/policies/policy.json: "),
     "a server beyond loopback": ((*SERVE, "--listen", "0.0.0.0:0"), "plaintext beyond loopback"),

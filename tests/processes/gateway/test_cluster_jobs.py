@@ -21,7 +21,7 @@ from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway import kubernetes_runner
 from penstock.launch.gateway.kubernetes_runner import Cluster, KubernetesRunner, name_of, read_cluster
 from penstock.launch.jobs.job_process import BEGUN_FILE, EXIT_BEGUN_BEFORE
-from penstock.launch.jobs.local_jobs import read_noted
+from penstock.launch.jobs.local_job import read_noted
 from tests.processes.gateway.test_gateway_process import new_token, shared_database
 from tests.processes.gateway.test_jobs import JOBS, LONG, Client
 from tests.support.gateway.api_server import ApiServer

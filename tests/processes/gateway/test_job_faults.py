@@ -22,7 +22,7 @@ from penstock.gateway.jobs.job_dispatcher import JobDispatcher
 from penstock.gateway.jobs.job_records import Job, Stage
 from penstock.gateway.store.tables import JobState, Role
 from penstock.launch.gateway.local_runner import LocalRunner
-from penstock.launch.jobs.local_jobs import MAX_STARTS
+from penstock.launch.jobs.local_job import MAX_STARTS
 from penstock.registry.records import Unavailable
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.leftover_jobs import end_jobs

@@ -9,7 +9,7 @@ import redis
 
 from penstock.broker.log import keys
 from penstock.config.settings import Settings
-from penstock.launch.policy.policy_versions import RegistryPolicy, rollback
+from penstock.launch.policy.policy_versions import RegistryPolicy, rolled_back
 from penstock.learner.publish import kept_versions
 from penstock.learner.publish.kept_versions import MAX_WAITING, read_final
 from penstock.protocol.messages import Role
@@ -284,7 +284,7 @@ def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_d
     first = registry().standby(POLICY)
     assert first is not None
     place = RegistryPolicy(url=registry_url(tmp_path), policy=POLICY, folder=tmp_path)
-    assert rollback(place, None, reason="worse", as_json=True) == 0
+    rolled_back(place, None, "worse", by="test")
     copy = registry().active(POLICY)
     assert copy is not None
     assert (copy.sha256, copy.origin) == (first.sha256, Origin.ROLLBACK)

@@ -146,7 +146,10 @@ def test_a_process_that_neither_acts_nor_learns_loads_no_torch(modules: str, abs
         (("train", "CartPole-v1", "--actors", "0"), "--actors"),
         (("train", "--resume", "nowhere"), "holds no config.toml"),
         (("actor", "--broker", "nonsense"), "HOST:PORT or unix:/path"),
-        (("actor", "--broker", "127.0.0.1:1", "--role", "spy"), "use rollout or evaluation"),
+        (
+            ("actor", "--broker", "127.0.0.1:1", "--role", "spy"),
+            "'spy' is not one of 'rollout', 'evaluation'",
+        ),
         (("broker", "--redis", "unix:///nowhere", "--listen", "0.0.0.0:0"), "--insecure"),
         (("status", "nowhere"), "give --broker ADDRESS"),
         (("plot", "nowhere"), "holds no metrics.jsonl"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from penstock.launch.cli import plugin_commands
 from penstock.launch.cli.app import app
 from penstock.launch.cli.plugin_commands import plugin_paths
 from penstock.launch.run.supervisor import penstock
@@ -115,3 +116,9 @@ def test_help_lists_services_apart_and_at_most_21_other_commands() -> None:
     listed = ["redis", "broker", "actor", "learner", "serve"]
     assert re.findall(r"^  (\w+)", services, re.MULTILINE) == listed
     assert len(re.findall(r"^  (\w+)", commands.split("Commands:")[1], re.MULTILINE)) <= 21
+
+
+@pytest.mark.parametrize("name", sorted(plugin_commands.COMMANDS))
+def test_the_list_of_commands_says_what_the_help_of_each_says(name: str) -> None:
+    told = CliRunner().invoke(app, [name, "--help"])
+    assert plugin_commands.COMMANDS[name][1] in " ".join(told.stdout.split())

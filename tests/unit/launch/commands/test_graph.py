@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.configuration_error import ConfigurationError
-from penstock.launch.commands.plot import drawn, main
+from penstock.launch.commands.plot import drawn, graph
 from penstock.launch.inspection.curve import Point
 
 
@@ -43,4 +43,4 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="so no run"):
-        main(tmp_path, once=True, interval_s=1.0)
+        graph(tmp_path, once=True, interval=1.0)

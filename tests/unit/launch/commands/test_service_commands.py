@@ -8,6 +8,7 @@ import pytest
 
 from penstock.launch.commands import service_commands
 from penstock.launch.commands.service_commands import SERVING_EXPERIMENTS
+from penstock.runtime.foreground import Foreground, SecuredForeground
 
 VARIABLE = "GRPC_EXPERIMENTS"
 
@@ -21,8 +22,8 @@ def test_a_policy_server_chooses_how_it_polls_unless_somebody_else_has(
     monkeypatch.setenv(VARIABLE, given or "")
     if given is None:
         monkeypatch.delenv(VARIABLE)
-    monkeypatch.setattr(service_commands, "in_foreground", lambda *_, **__: None)
-    service_commands.serve()
+    monkeypatch.setattr(Foreground, "run", lambda *_, **__: None)
+    service_commands.serve(foreground=SecuredForeground())
     assert os.environ[VARIABLE] == expected
 
 

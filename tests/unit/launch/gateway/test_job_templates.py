@@ -77,10 +77,9 @@ def test_a_template_that_is_half_written_harms_no_other(
     for _ in range(3):
         assert folder.templates().keys() == {"one", "two"}
         assert folder.templates()["one"].numbers["maxSteps"].most == 10
-        assert folder.recipe("one") == {}
+        assert folder.templates()["one"].recipe == {}
     assert len(caplog.records) == 2
     (tmp_path / "one.toml").write_text(number(most="20"))
     (tmp_path / "two.toml").unlink()
     assert folder.templates().keys() == {"one"}
     assert folder.templates()["one"].numbers["maxSteps"].most == 20
-    assert folder.recipe("two") is None

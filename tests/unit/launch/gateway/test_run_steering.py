@@ -90,6 +90,6 @@ def test_a_run_in_a_pod_takes_no_orders_and_its_versions_are_decided(
     run: Path, tmp_path: Path, action: Action
 ) -> None:
     steering = PodSteering(lambda job: tmp_path / job / RUN_FOLDER, registry_url(run))
-    with pytest.raises(CannotSteer, match=f"{action}: the run of this job goes on in a pod"):
+    with pytest.raises(CannotSteer, match=f"{action}: the run of this job is in a pod"):
         steering.order(JOB, Order(action=action))
     assert [one["version"] for one in steering.versions(JOB)["versions"]] == [3, 5, 9]

@@ -21,11 +21,16 @@ from penstock.gateway.process import Mount, main
 from penstock.gateway.text_listener import text_listener
 from penstock.launch.commands.certificates import authority_of, issue
 from penstock.launch.commands.request import Order
-from penstock.launch.gateway.gateway_commands import agents_of, further_mounts, loop_words
+from penstock.launch.gateway.gateway_commands import (
+    SiteOptions,
+    chosen_site,
+    further_mounts,
+    loop_words,
+    named_agents,
+)
 from penstock.launch.gateway.run_behind import NamedRun, NamedServer
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.workloads.chat.http.chat_routes import site as chat_site
-from penstock.workloads.prompts.http.prompt_routes import site as prompts_site
 from tests.support.run.broker_process import eventually
 
 
@@ -60,15 +65,15 @@ def test_a_loop_that_could_not_begin_is_refused_before_its_gateway_does(said: st
 )
 def test_what_is_no_agent_is_named(said: list[str], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        agents_of("chat", chat_site(), said, Settings())
+        named_agents(said, Settings())
 
 
 def test_agents_are_folders_and_addresses_of_a_site_that_takes_several(tmp_path: Path) -> None:
     said = [f"run={tmp_path}", "server=127.0.0.1:50055"]
-    found = agents_of("chat", chat_site(), said, Settings())
+    found = named_agents(said, Settings())
     assert {name: type(one) for name, one in found.items()} == {"run": NamedRun, "server": NamedServer}
     with pytest.raises(ConfigurationError, match="prompts answers for one run"):
-        agents_of("prompts", prompts_site(), said, Settings())
+        chosen_site("prompts", SiteOptions(agents=said), Settings())
 
 
 @pytest.mark.parametrize(

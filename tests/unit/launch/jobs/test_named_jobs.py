@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.config.run_folder import LOCK_FILE as RUN_LOCK_FILE
-from penstock.launch.jobs.job_commands import job_commands
+from penstock.launch.jobs.job_commands import JOB_FILE, job_commands, read_named, stop_named
 from penstock.launch.jobs.job_process import BEGUN_FILE
-from penstock.launch.jobs.local_jobs import JOB_FILE, LOCK_FILE, read_named, stop_named
+from penstock.launch.jobs.local_job import LOCK_FILE
 from penstock.launch.run.supervisor import penstock
 from penstock.runtime.exit import Fatal
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE

@@ -190,7 +190,7 @@ def test_a_network_of_the_runs_is_imported_only_where_its_user_allows(run_dir: P
     ("arguments", "words"),
     [
         (("promote", "RUN", "4", "--reason", "x"), "version=4 of policy='default' is not registered"),
-        (("promote", "RUN", "5", "--to", "king", "--reason", "x"), "use active or canary"),
+        (("promote", "RUN", "5", "--to", "king", "--reason", "x"), "'king' is not one of 'active', 'canary'"),
         (("promote", "RUN", "5", "--to", "canary", "--reason", "x"), "name the share of those that do"),
         (
             ("promote", "RUN", "5", "--to", "canary", "--canary-share", "0.9", "--reason", "x"),
@@ -207,7 +207,10 @@ def test_a_network_of_the_runs_is_imported_only_where_its_user_allows(run_dir: P
         (("traffic", "RUN", "--canary-share", "2", "--reason", "x"), "must be between 0 and 1"),
         (("traffic", "RUN", "--pin", "robot", "--reason", "x"), "write CLIENT=VERSION"),
         (("export", "RUN", "4", "-o", "never"), "is not registered"),
-        (("export", "RUN", "--format", "pickle", "-o", "never"), "use safetensors or onnx"),
+        (
+            ("export", "RUN", "--format", "pickle", "-o", "never"),
+            "'pickle' is not one of 'safetensors', 'onnx'",
+        ),
         (("list", "/nowhere/at/all"), "no such folder"),
         (("list", "mysql://there/x"), "use sqlite:///FILE or postgresql://"),
     ],

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.settings import load
-from penstock.launch.run.redis_service import CLOSED, ServerPlace, arguments, ask, candidates, newest
+from penstock.launch.run.redis_service import CLOSED, arguments, ask, candidates, newest
 from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
 from tests.support.storage.small_disk import SizeLimit
@@ -129,10 +129,10 @@ def test_a_disk_that_was_full_once_does_not_make_a_killed_server_the_end_of_the_
 
 
 def test_the_server_refuses_what_a_log_cannot_bear() -> None:
-    place = ServerPlace(socket=Path("/run/r.sock"), folder=Path("/data"))
+    where = Path("/run/r.sock"), Path("/data")
     levels = {"memory": ("no", "no"), "fsync_1s": ("yes", "everysec"), "fsync": ("yes", "always")}
     for durability, (appendonly, appendfsync) in levels.items():
-        line = arguments(newest(), place, load([{"broker": {"durability": durability}}]))
+        line = arguments(newest(), *where, load([{"broker": {"durability": durability}}]))
         begun = line.index("--port")
         options = dict(zip(line[begun::2], line[begun + 1 :: 2], strict=True))
         assert options["--maxmemory-policy"] == "noeviction"

@@ -87,7 +87,7 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness
     monkeypatch.setattr(module, "BACKOFF_CAP_S", 0.02)
     harness = Harness(tmp_path)
     yield harness
-    harness.supervisor.kill(harness.supervisor.names())
+    harness.supervisor.kill(list(harness.supervisor.services))
     os.close(harness.read_fd)
     os.close(harness.write_fd)
 
