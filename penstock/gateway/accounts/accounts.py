@@ -93,19 +93,17 @@ class Accounts:
             raise Unauthenticated(_NOT_KNOWN)
         assert user is not None
 
-        def work(session: Session) -> Grant:
+        def work(session: Session, now: datetime) -> Grant:
             users.forgive_attempts(session, account=account, address=address)
-            return sessions.begin(session, self._clock(), self._keys, self._same(session, user))
+            return sessions.begin(session, now, self._keys, self._same(session, user))
 
-        return self._database.write(work)
+        return self.run(work)
 
     def refresh(self, token: str) -> Grant:
         """Exchange a refresh token; raises Unauthenticated for an invalid one."""
         grant = None
         if is_secret(token, REFRESH):
-            grant = self._database.write(
-                lambda session: sessions.exchange(session, self._clock(), self._keys, token)
-            )
+            grant = self.run(lambda session, now: sessions.exchange(session, now, self._keys, token))
         if grant is None:
             raise Unauthenticated("the refresh token does not count, or no more: sign in again")
         return grant
@@ -120,7 +118,7 @@ class Accounts:
         """End the session of a person; a program has none."""
         if principal.session is not None:
             session_id = principal.session
-            self._database.write(lambda session: sessions.end(session, self._clock(), session_id))
+            self.run(lambda session, now: sessions.end(session, now, session_id))
 
     def change_password(self, principal: Principal, current: str, new: str, *, address: str) -> None:
         """Set a new password and end all sessions; raises Unauthenticated, TooManyAttempts, BadInput."""
@@ -131,12 +129,11 @@ class Accounts:
             raise Unauthenticated(_NOT_KNOWN)
         encoded = hash_password(new, name=account)
 
-        def work(session: Session) -> None:
+        def work(session: Session, now: datetime) -> None:
             users.forgive_attempts(session, account=account, address=address)
-            same = self._same(session, user)
-            users.change_password(session, self._clock(), same, password=encoded, by=subject)
+            users.change_password(session, now, self._same(session, user), password=encoded, by=subject)
 
-        self._database.write(work)
+        self.run(work)
 
     # ------------------------------------------------------------ people and projects
 
@@ -165,15 +162,14 @@ class Accounts:
         if project is not None:
             projects.check_project(project)
 
-        def work(session: Session) -> str:
-            now = self._clock()
+        def work(session: Session, now: datetime) -> str:
             user = users.add(session, now, name=account, password=encoded, by=by)
             if project is not None:
                 projects.known_or_owned(session, now, project, role, by=by)
                 projects.set_role(session, now, project=project, user=user.id, role=role, by=by)
             return user.id
 
-        return self._database.write(work)
+        return self.run(work)
 
     def add_member(self, name: str, *, project: str, role: Role, by: str) -> None:
         """Make a person a member of a project, which is added where absent with its owner.
@@ -182,12 +178,12 @@ class Accounts:
         """
         projects.check_project(project)
 
-        def work(session: Session) -> None:
+        def work(session: Session, now: datetime) -> None:
             user = users.known(session, name)
-            projects.known_or_owned(session, self._clock(), project, role, by=by)
-            projects.set_role(session, self._clock(), project=project, user=user.id, role=role, by=by)
+            projects.known_or_owned(session, now, project, role, by=by)
+            projects.set_role(session, now, project=project, user=user.id, role=role, by=by)
 
-        self._database.write(work)
+        self.run(work)
 
     def sign_up(self, invitation: str, name: str, password: str, *, address: str) -> str:
         """Add the person who holds an invitation; returns the project.
@@ -198,15 +194,13 @@ class Accounts:
         self.count_attempt(account, address)
         encoded = hash_password(password, name=account)
 
-        def work(session: Session) -> str:
-            row = projects.find_invitation(session, self._clock(), invitation)
+        def work(session: Session, now: datetime) -> str:
+            row = projects.find_invitation(session, now, invitation)
             users.forgive_attempts(session, account=account, address=address)
-            user = users.add(
-                session, self._clock(), name=account, password=encoded, by=None, invited_by=row.by
-            )
-            return projects.redeem(session, self._clock(), row, user=user.id)
+            user = users.add(session, now, name=account, password=encoded, by=None, invited_by=row.by)
+            return projects.redeem(session, now, row, user=user.id)
 
-        return self._database.write(work)
+        return self.run(work)
 
     def pseudonym(self, purpose: str, *parts: str) -> str:
         return self._keys.pseudonym(purpose, *parts)
@@ -223,14 +217,13 @@ class Accounts:
         Forbidden.
         """
 
-        def checked(session: Session) -> T:
-            now = self._clock()
+        def checked(session: Session, now: datetime) -> T:
             principal = sessions.again(session, now, member.principal)
             if not projects.membership(session, principal, member.project).role.includes(member.role):
                 raise Forbidden("your role in this project has just become another one: ask again")
             return work(session, now)
 
-        return self._database.write(checked)
+        return self.run(checked)
 
     def look(self, work: Callable[[Session], T]) -> T:
         """Return the result of `work`, from one consistent view."""

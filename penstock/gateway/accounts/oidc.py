@@ -109,7 +109,7 @@ class Provider:
 
     def __init__(self, settings: ProviderSettings) -> None:
         self.settings = settings
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._places: dict[str, Any] = {}
         self._keys: dict[str, Any] = {}
         self._known_at_s = self._keys_at_s = -KNOWN_S
@@ -177,7 +177,7 @@ class Provider:
             is_known = kid in self._keys or (not kid and self._keys)
             if not is_known and time.monotonic() - self._keys_at_s > AGAIN_S:
                 self._keys_at_s = time.monotonic()
-                found = _called(self._documents_held()["jwks_uri"])
+                found = _called(self._documents()["jwks_uri"])
                 self._keys = {str(one.key_id or ""): one.key for one in jwt.PyJWKSet.from_dict(found).keys}
             if not kid and len(self._keys) == 1:
                 return next(iter(self._keys.values()))
@@ -187,17 +187,14 @@ class Provider:
 
     def _documents(self) -> dict[str, Any]:
         with self._lock:
-            return self._documents_held()
-
-    def _documents_held(self) -> dict[str, Any]:
-        if time.monotonic() - self._known_at_s > KNOWN_S:
-            issuer = self.settings.issuer
-            found = _called(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-            places = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-            if found.get("issuer") != issuer or not all(is_safe(str(found.get(name))) for name in places):
-                raise ProviderFailed("the provider's document is of another issuer, or names plain HTTP")
-            self._places, self._known_at_s = found, time.monotonic()
-        return self._places
+            if time.monotonic() - self._known_at_s > KNOWN_S:
+                issuer = self.settings.issuer
+                found = _called(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+                places = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+                if found.get("issuer") != issuer or not all(is_safe(str(found.get(name))) for name in places):
+                    raise ProviderFailed("the provider's document is of another issuer, or names plain HTTP")
+                self._places, self._known_at_s = found, time.monotonic()
+            return self._places
 
 
 def is_safe(url: str) -> bool:
