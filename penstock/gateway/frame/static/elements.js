@@ -12,6 +12,13 @@ export function element(name, attributes = {}, ...children) {
   return made;
 }
 
+// An element of SVG.
+export function shape(name, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
 export function field(label, name, attributes = {}) {
   return element("label", {}, label, element("input", { name, ...attributes }));
 }

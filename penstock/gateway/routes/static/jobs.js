@@ -1,7 +1,7 @@
 // Trainings: asked for from a template, followed, steered, and what versions came of them.
 
 import { Refused, call, events, keepFile } from "./api.js";
-import { button, choice, element, field, form, guarded, table, when } from "./elements.js";
+import { button, choice, element, field, form, guarded, shape, table, when } from "./elements.js";
 import { steering, traffic } from "./steer.js";
 
 const OPEN = new Set(["queued", "running"]);
@@ -174,7 +174,6 @@ function refill(place, ...children) {
 
 const WIDTH = 600;
 const HEIGHT = 160;
-const SVG = "http://www.w3.org/2000/svg";
 
 function drawn({ updates, meanReturn }) {
   const points = updates.map((one, index) => [one, meanReturn[index]]).filter(([, value]) => value !== null);
@@ -193,11 +192,5 @@ function picture(points, told) {
   const line = shape("polyline", { points: points.map(place).join(" ") });
   const made = shape("svg", { viewBox: `0 -4 ${WIDTH} ${HEIGHT + 8}`, role: "img", "aria-label": told });
   made.append(line);
-  return made;
-}
-
-function shape(name, attributes) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   return made;
 }

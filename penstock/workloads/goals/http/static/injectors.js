@@ -1,10 +1,9 @@
 // Injectors: which live, how often their goals succeed, how sure they were, and what an operator may decide.
 
 import { call } from "/console/api.js";
-import { button, element, guarded, table } from "/console/elements.js";
+import { button, element, guarded, shape, table } from "/console/elements.js";
 
 const LOOK_MS = 2000;
-const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 400;
 const HEIGHT = 120;
 
@@ -128,11 +127,5 @@ function histogram(counts, rules) {
 function words(x, y, text) {
   const made = shape("text", { x, y, "aria-hidden": "true" });
   made.textContent = text;
-  return made;
-}
-
-function shape(name, attributes) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   return made;
 }
