@@ -1,5 +1,5 @@
-// Calls of the gateway, with the tokens of this tab. They lie in its own storage and go in a header: there is no
-// cookie that a page of somebody else could have sent.
+// Calls of the gateway, with the tokens of this tab. They are kept in its session storage and sent in a header, not
+// in a cookie, which pages of other origins could make the browser send.
 
 const KEY = "penstock";
 let tokens = JSON.parse(sessionStorage.getItem(KEY) ?? "null");
@@ -20,28 +20,28 @@ export async function signIn(username, password) {
   keep(await exchange({ grant_type: "password", username, password }));
 }
 
-// What the provider is called at which one may sign in; null where there is none.
+// Returns the title of the identity provider; null without one.
 export async function provider() {
   return (await (await fetch("/api/auth/oidc")).json()).title;
 }
 
-// Leaves for the provider; the browser comes back to an address that says what came of it.
+// Goes to the provider; the browser returns to an address that shows the result.
 export async function leaveForProvider(invitation) {
   location.assign((await call("POST", "/api/auth/oidc", invitation ? { invitation } : {})).address);
 }
 
-// Takes the tokens of the session that has just begun at the provider.
+// Takes the tokens of the session that was just started at the provider.
 export async function arriveFromProvider() {
   keep(await call("POST", "/api/auth/oidc/session"));
 }
 
-// A person without an account, whom somebody has invited.
+// Creates an account by an invitation, and signs in.
 export async function signUp(name, password, invitation) {
   await send("POST", "/api/auth/sign-up", { name, password, invitation });
   await signIn(name, password);
 }
 
-// Goes on with a token that somebody was given.
+// Uses a given token from now on.
 export const takeToken = (token) => keep({ access_token: token });
 
 export async function signOut() {
@@ -49,7 +49,7 @@ export async function signOut() {
   keep(null);
 }
 
-// Returns the answer as JSON, null where it has no body. project: of a path that names none.
+// Returns the answer as JSON, null without a body. project: for a path without one.
 export async function call(method, path, body, project) {
   const reply = await send(method, path, body, undefined, project);
   return reply.status === 204 ? null : reply.json();
@@ -61,7 +61,7 @@ export async function lines(path) {
   return text.split("\n").filter(Boolean).map((line) => JSON.parse(line));
 }
 
-// Has the browser keep the answer as a file, under the name that the gateway gives it.
+// Downloads the answer as a file, under the name that the gateway gives it.
 export async function keepFile(path) {
   const reply = await send("GET", path);
   const address = URL.createObjectURL(await reply.blob());
@@ -72,7 +72,7 @@ export async function keepFile(path) {
   setTimeout(() => URL.revokeObjectURL(address), 60_000);
 }
 
-// Yields { event, data } of a stream of server-sent events; ends with it, or when `signal` says so. body: of a POST.
+// Yields { event, data } of a stream of server-sent events; ends with it, or when `signal` aborts. body: of a POST.
 export async function* events(path, signal, body) {
   const reply = await send(body === undefined ? "GET" : "POST", path, body, signal);
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -89,7 +89,7 @@ export async function* events(path, signal, body) {
   }
 }
 
-// Returns the answer as it comes; raises Refused.
+// Returns the response; throws Refused for an error.
 export async function send(method, path, body, signal, project) {
   let reply = await once(method, path, body, signal, project);
   if (reply.status === 401 && tokens !== null) {

@@ -1,6 +1,6 @@
-// Builds parts of the page. Text is always text: nothing that came over the network becomes markup.
+// Builds parts of the page. Text is set as text: nothing from the network becomes markup.
 
-// attributes: of the element; a key that begins with `on` is a listener.
+// attributes: a key that begins with `on` is a listener.
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -28,7 +28,7 @@ export function choice(label, name, options) {
     element("select", { name }, options.map((one) => element("option", { value: one }, one))));
 }
 
-// A form that sends its values to `act` and shows what is refused.
+// A form that passes its values to `act`, and shows errors.
 export function form(button, act, ...children) {
   return element("form", {
     onsubmit: (event) => {

@@ -1,4 +1,4 @@
-// The console: what is shown is what the address says behind its `#`: PROJECT/PLACE, or PROJECT/jobs/JOB.
+// The console. The part of the address behind `#` selects the view: PROJECT/PLACE, or PROJECT/jobs/JOB.
 
 import { arriveFromProvider, call, isSignedIn, leaveForProvider, provider, signIn, signOut, signUp } from "./api.js";
 import { button, element, field, form, guarded } from "./elements.js";
@@ -49,7 +49,7 @@ async function showSignIn() {
       field("New password", "password", { type: "password", autocomplete: "new-password", required: true })));
 }
 
-// The way to the provider, where there is one, and what came of the last time.
+// The button for the provider, if there is one, and the error of the last attempt.
 async function elsewhere() {
   const title = await provider();
   if (title === null) return [];

@@ -1,4 +1,4 @@
-// Feedback on what agents answered: what there is, by what one asks for, and one's own.
+// Feedback on responses of agents: shows it with filters, and gives feedback.
 
 import { call, lines } from "./api.js";
 import { element, field, form, table, when } from "./elements.js";
@@ -35,7 +35,7 @@ export async function feedback({ base, role }) {
 
 const isPair = (one) => one.rejected !== undefined;
 
-// All rows at a place, oldest first; the first MOST_READ where there are more.
+// All rows of a path, oldest first; at most the first MOST_READ.
 async function read(place) {
   const found = [];
   while (found.length < MOST_READ) {
@@ -65,7 +65,7 @@ function told(found, every) {
     : `${scores.length}${of} ratings, ${mean.toFixed(2)} on average${rest}`;
 }
 
-// Thumbs-up over all conversations of a version: of those who rate, more are content or cross than of the others.
+// Thumbs-up over all conversations of a version, as people who rate have stronger opinions than others.
 function satisfied(least, versions) {
   const share = (value) => `${(100 * value).toFixed(0)} %`;
   const rows = versions.map((one) => [
@@ -77,7 +77,7 @@ function satisfied(least, versions) {
   return table("Satisfaction with versions", ["Version", "Thumbs-up of all conversations", "Rated", "Conversations", "Ratings"], rows);
 }
 
-// Rewards of steps that came after their time, where there are any.
+// Late rewards, if there are any.
 function late(found) {
   if (!found.length) return [];
   const sum = found.reduce((total, one) => total + one.amount, 0);

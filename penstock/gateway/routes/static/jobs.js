@@ -1,4 +1,4 @@
-// Trainings: asked for from a template, followed, steered, and what versions came of them.
+// Trainings: starts them from templates, follows and steers them, and shows their versions.
 
 import { Refused, call, events, keepFile } from "./api.js";
 import { button, choice, element, field, form, guarded, shape, table, when } from "./elements.js";
@@ -8,7 +8,7 @@ const OPEN = new Set(["queued", "running"]);
 const IN_USE = new Set(["active", "canary"]);
 const NEWEST = 8;
 
-// workload: of the jobs that are shown; left out: all. The list grows and changes while it is looked at.
+// workload: of the shown jobs; default: all. The list follows changes.
 export async function jobs({ base, project, role, signal, again, workload }) {
   const [{ jobs: every }, { templates: offered }] = await Promise.all([
     call("GET", `${base}/jobs`), call("GET", `${base}/templates`),
@@ -62,7 +62,7 @@ function starting(base, project, templates, again) {
   return element("section", {}, element("h2", {}, "Start a training"), made, estimate);
 }
 
-// What a dry run says: how long it would take, its memory, and the ratings that it would learn from.
+// The result of a dry run: time, memory, and the ratings that would be used.
 function estimated({ seconds, memory_bytes: used, available, facts: { feedbackCount, scoreMean, scoreStd } }) {
   const gigabytes = (bytes) => (bytes / 2 ** 30).toFixed(1);
   const scores = scoreMean === null ? "" : `, ${scoreMean?.toFixed(2)} ± ${scoreStd?.toFixed(2)}`;
@@ -73,7 +73,7 @@ function estimated({ seconds, memory_bytes: used, available, facts: { feedbackCo
   ].filter(Boolean).join(" ");
 }
 
-// A job as it goes on: each part of the page is drawn anew when the gateway sends news of it.
+// A live job: each part of the page is redrawn when the gateway sends a change of it.
 export async function job({ base, role, signal }, id) {
   const path = `${base}/jobs/${id}`;
   const found = await call("GET", path);
@@ -119,7 +119,7 @@ function result(found) {
   return table("Result", ["What", "Value"], Object.entries(found).map(([key, value]) => [key, String(value)]));
 }
 
-// The versions, newest first, and the decisions about them; older ones that clients do not get are folded, unless `open`.
+// The versions, newest first, with buttons to promote them; older unused ones are folded, unless `open`.
 function versions(path, role, found, open) {
   const decide = (action, body) => async () => { await call("POST", `${path}/${action}`, body); };
   const reason = "from the console";
@@ -140,12 +140,12 @@ function versions(path, role, found, open) {
       table("Older versions", columns, older.map(row))) : "");
 }
 
-// What a project does, as the gateway sends it; a stream that breaks off is asked for again.
+// The events of a project; a broken stream is opened again.
 
 const AGAIN_MS = 2000;
 const PASSING = new Set([429, 502, 503, 504]);
 
-// job: the one that is looked at, "" for none. shown: a function for each kind of event that is looked at. Returns when `signal` says so; throws what is refused.
+// job: the shown job, "" for none. shown: a function for each kind of event. Returns when `signal` aborts; throws refusals.
 async function live(base, job, signal, shown) {
   const path = `${base}/events?job=${encodeURIComponent(job)}`;
   while (!signal.aborted) {
@@ -161,7 +161,7 @@ async function live(base, job, signal, shown) {
   }
 }
 
-// Puts new content into a place; who works by the keyboard stays where they were.
+// Replaces the content of a place, and keeps the keyboard focus.
 function refill(place, ...children) {
   const had = place.contains(document.activeElement) ? document.activeElement : null;
   place.replaceChildren(...children);
@@ -170,7 +170,7 @@ function refill(place, ...children) {
     && one.getAttribute("href") === had.getAttribute("href"))?.focus();
 }
 
-// The mean return of a training over its updates, as a picture with its last figures in words.
+// The mean return of a training over its updates, as a picture with a caption.
 
 const WIDTH = 600;
 const HEIGHT = 160;

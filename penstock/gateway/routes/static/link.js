@@ -1,5 +1,5 @@
-// Answers that one person rates by a link, without an account. The secret of the link lies behind the `#` of the
-// address, which browsers send to no server; calls carry it in a header.
+// Responses that a person rates by a link, without an account. The secret of the link is behind the `#` of the
+// address, which browsers send to no server; calls send it in a header.
 
 import { Refused } from "./api.js";
 import { button, element, field, form, guarded, when } from "./elements.js";

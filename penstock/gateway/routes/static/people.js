@@ -1,4 +1,4 @@
-// Who belongs to the project, and who did what in it.
+// Members of the project, and its audit.
 
 import { call } from "./api.js";
 import { button, choice, element, field, form, table, when } from "./elements.js";

@@ -1,4 +1,4 @@
-// What an editor wants of a run that goes on: pause, resume, stop, checkpoints, flushes.
+// Orders of an editor for a live run: pause, resume, stop, checkpoints, flushes.
 
 import { call } from "./api.js";
 import { button, element, field, form } from "./elements.js";
@@ -30,7 +30,7 @@ export function steering(path) {
         field("Steps at least", "steps", { type: "number", min: 1, value: 1, required: true }))));
 }
 
-// Asks again, as the same order, until the learner has answered.
+// Polls the same order until the learner has answered.
 async function answered(path, body) {
   const requestId = crypto.getRandomValues(new Uint32Array(4)).join("-");
   for (;;) {
@@ -40,7 +40,7 @@ async function answered(path, body) {
   }
 }
 
-// Which share of the clients gets which version.
+// A form for the share of the clients of each version.
 export function traffic(path, now) {
   const share = { type: "number", min: 0, max: 1, step: "any" };
   const number = (text) => (text === "" ? undefined : Number(text));

@@ -16,7 +16,7 @@ function setAll(target, attributes) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Rewrites only what differs, so that nothing flickers and a screen reader hears only news.
+// Sets text only if it differs, so that nothing flickers and a screen reader reads only changes.
 export function say(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }

@@ -1,10 +1,10 @@
-// The way of a fragment as a row of stages, with what passes each hop; the stage that sets the pace is marked.
+// The stages of a fragment in a row, with the rate of each hop; the bottleneck is marked.
 
 import { bytes, count, decimal, element, isKnown, milliseconds, rate } from "/dom.js";
 
 const STAGE_OF = { "actor-bound": "actor", "learner-bound": "learner", "broker-bound": "broker", "pacing-bound": "log" };
 
-// now: { bottleneck, roles, flow } of the run, or null when it does not go on.
+// now: { bottleneck, roles, flow } of the run, or null if it has ended.
 export function drawFlow(place, now, environment) {
   if (!now) {
     place.replaceChildren(element("p", { class: "standing" }, "Nothing flows: no process of this run is alive."));

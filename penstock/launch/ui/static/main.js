@@ -1,4 +1,4 @@
-// Shows what the gateway sends of a run while it goes on. The address names the run and what it is compared with:
+// Shows a live run. The address names the run and those that it is compared with:
 // #/run/NAME?with=OTHER&with=ANOTHER, or #/start for the form that starts one.
 
 import { Chart } from "/chart.js";
@@ -43,7 +43,7 @@ function toggle(name) {
 
 // ---- listening
 
-// Opens the stream of what the address says; the one before is closed, so that nothing of it is shown any more.
+// Opens the stream of the address, and closes the former one, so that none of its events are shown any more.
 function listen() {
   source?.close();
   source = null;
@@ -110,7 +110,7 @@ function showBeside() {
   showComparison(comparedNames());
 }
 
-// The run that is shown, and those beside it whose curves are there.
+// The shown run, and the compared ones whose curves have arrived.
 function comparedNames() {
   const { name, compared } = route();
   return [name, ...compared.filter((one) => one !== name)].filter((one) => shown.curves.has(one));

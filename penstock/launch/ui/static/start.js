@@ -1,4 +1,4 @@
-// The form that starts a training, made from the JSON schema of the settings. What is left empty stays as it is by default.
+// The form that starts a training, made from the JSON schema of the settings. Empty fields keep their defaults.
 
 import { call } from "/api.js";
 import { element } from "/dom.js";
@@ -75,7 +75,7 @@ function field(key, one, prefix, isNeeded = false) {
   return element("label", {}, key, input, one.description ? element("small", {}, one.description) : null);
 }
 
-// A setting that may also be unset is of the kind that it has where it is set.
+// The kind of an optional setting is the one that it has when it is set.
 function kindOf(one) {
   const parts = (one.anyOf ?? [one]).filter((part) => part.type !== "null");
   const part = parts.length === 1 ? parts[0] : {};
@@ -87,7 +87,7 @@ function kindOf(one) {
   return { type: part.type === "string" ? "string" : "json", bounds: { type: "text" } };
 }
 
-// Only what was written, nested as in TOML.
+// Only the filled fields, nested as in TOML.
 function settingsOf(form) {
   const found = {};
   for (const input of form.elements) {

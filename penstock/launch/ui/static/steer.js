@@ -1,4 +1,4 @@
-// Buttons by which a person steers a run and decides about its versions; what is refused is told in words.
+// Buttons that steer a run and promote or withdraw its versions; refusals are shown as text.
 
 import { call } from "/api.js";
 import { byId, element, say } from "/dom.js";
@@ -6,7 +6,7 @@ import { byId, element, say } from "/dom.js";
 const ORDERS = ["pause", "resume", "checkpoint", "stop"];
 const REASON = "from the page";
 
-// run: its row. Rewritten only when there is something else to be pressed.
+// run: its row. Rewritten only for another run.
 export function showSteering(place, run, canAct) {
   place.hidden = !canAct || run.state !== "running";
   if (place.dataset.run === run.name) return;

@@ -1,4 +1,4 @@
-// Light, dark, or as the system says; remembered where the browser lets us.
+// Light, dark, or the theme of the system; kept in the browser if it allows that.
 
 const NAMES = ["system", "light", "dark"];
 const system = matchMedia("(prefers-color-scheme: dark)");

@@ -1,12 +1,12 @@
-// Calls of the chat. Who has no account is known by the name that this browser has made for itself: by it, and by
-// nothing else, they find again what they have said.
+// Calls of the chat. A person without an account is identified by a random name that this browser keeps: only by it
+// can they find their ratings again.
 
 import { events, send } from "./api.js";
 
 const ME = "penstock-chat-me";
 let agent = "";
 
-// Whom calls are about from now on; "": the first.
+// Selects the agent of further calls; "": the first.
 export const talkTo = (name) => {
   agent = name;
 };

@@ -1,4 +1,4 @@
-// Where the page asks who talks: an account, an invitation to one, or a token of the project. On loopback nobody is asked.
+// Signing in, where the server requires it: by an account, an invitation, or a token of the project.
 
 import { Refused, isSignedIn, send, signIn, signOut, signUp, takeToken } from "./api.js";
 import { button, element, field, form } from "./elements.js";
@@ -6,7 +6,7 @@ import { button, element, field, form } from "./elements.js";
 const place = document.getElementById("door");
 const who = document.getElementById("who");
 
-// Does something; where the server asks who it is, that is asked, and `again` follows once it is known.
+// Calls `act`; if the server requires a sign-in, shows the form for it and calls `again` afterwards.
 export async function opened(act, again = act) {
   try {
     await act();
@@ -41,7 +41,7 @@ function ask(again) {
   place.hidden = false;
 }
 
-// Says who has signed in, and lets them go.
+// Shows who has signed in, and a button to sign out.
 export async function tell() {
   who.hidden = !isSignedIn();
   if (who.hidden) return;

@@ -1,4 +1,4 @@
-// What one text has and another has not, word by word.
+// The differences of two texts, by words.
 
 const WORDS = /\s+|[^\s]+/g;
 const MOST = 4_000_000;
@@ -18,7 +18,7 @@ export function differences(before, after) {
   ]);
 }
 
-// The longest common subsequence; of very long texts, everything is told as new.
+// The longest common subsequence; for very long texts, everything counts as new.
 function between(a, b) {
   if (a.length * b.length > MOST) return all(a, b);
   const width = b.length + 1;

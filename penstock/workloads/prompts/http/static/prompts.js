@@ -1,4 +1,4 @@
-// A page for one prompt: what the policy would do to it, what comes of that, and what somebody thinks of it.
+// The page of one prompt: shows what the policy would do to it, with which result, and takes ratings.
 
 import { Refused, call, takeToken } from "./api.js";
 import { differences } from "./differences.js";
@@ -16,7 +16,7 @@ function difference(before, after, label) {
     differences(before, after).map((part) => element(KINDS[part.kind], {}, part.text)));
 }
 
-// What waits for a person is shown whether the prompt is or not: it may be why there is no reward.
+// Waiting checks are shown even if the prompt fails: they may be the reason that there is no reward.
 async function look(prompt) {
   try {
     await show(prompt);
@@ -55,7 +55,7 @@ function distribution(likely) {
   ]));
 }
 
-// drawn: the path explores, and a rating of it can be learned from.
+// drawn: the path was sampled, so that a rating of it can be used for training.
 function showPath(prompt, best, rewardedBy, drawn = rewardedBy === "ratings") {
   let sum = 0;
   const rows = best.path.map((step, at) => {
@@ -116,7 +116,7 @@ function begin() {
   guarded(() => opened(showChecks));
 }
 
-// Asks for a token where the server does, and goes on with it.
+// Asks for a token if the server requires one, and continues with it.
 async function opened(act) {
   try {
     await act();
