@@ -28,8 +28,6 @@ from penstock.policy.networks import Inputs, masked
 from penstock.policy.policy import Policy
 from penstock.protocol.tensor import Array
 
-_BETA_1 = 0.9
-_BETA_2 = 0.999
 _SMALL = 32_768
 """Up to this many parameters on the CPU the step is in numpy, where a call costs less than in torch."""
 
@@ -64,14 +62,19 @@ class FlatAdam:
     Gradients are written into `flat_gradient` or, by parameter, `gradient_views`.
     """
 
-    def __init__(self, module: nn.Module | Mapping[str, nn.Parameter], epsilon: float) -> None:
+    def __init__(
+        self,
+        module: nn.Module | Mapping[str, nn.Parameter],
+        epsilon: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
         named = dict(module.named_parameters() if isinstance(module, nn.Module) else module)
         self._names = list(named)
         self.own = list(named.values())
         ends = list(accumulate(parameter.numel() for parameter in self.own))
         self._cuts = [slice(end - own.numel(), end) for end, own in zip(ends, self.own, strict=True)]
         self._starts = {id(own): cut.start for own, cut in zip(self.own, self._cuts, strict=True)}
-        self._epsilon = epsilon
+        self._epsilon, (self._beta_1, self._beta_2) = epsilon, betas
         self.parameters = flatten(named)
         self.first = torch.zeros_like(self.parameters)
         self.second = torch.zeros_like(self.parameters)
@@ -110,8 +113,8 @@ class FlatAdam:
         """
         self.steps += 1
         # first/(√second/root + ε) with both sides times root: one pass less over the vector.
-        root = math.sqrt(1.0 - _BETA_2**self.steps)
-        rate = learning_rate * root / (1.0 - _BETA_1**self.steps)
+        root = math.sqrt(1.0 - self._beta_2**self.steps)
+        rate = learning_rate * root / (1.0 - self._beta_1**self.steps)
         norm: Tensor = torch.linalg.vector_norm(gradient)
         step = self._step if self._arrays is None else self._array_step
         step(gradient, norm, max_norm, rate, self._epsilon * root)
@@ -120,8 +123,8 @@ class FlatAdam:
     def _step(self, gradient: Tensor, norm: Tensor, max_norm: float, rate: float, epsilon: float) -> None:
         if max_norm > 0:
             gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self.first.lerp_(gradient, 1.0 - _BETA_1)
-        self.second.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
+        self.first.lerp_(gradient, 1.0 - self._beta_1)
+        self.second.mul_(self._beta_2).addcmul_(gradient, gradient, value=1.0 - self._beta_2)
         scale = self.second.sqrt().add_(epsilon)
         self.parameters.addcdiv_(self.first, scale, value=-rate)
 
@@ -135,12 +138,12 @@ class FlatAdam:
         with np.errstate(all="ignore"):
             if max_norm > 0:
                 np.multiply(slope, min(1.0, max_norm / (float(norm.numpy()) + 1e-6)), out=slope)
-            np.multiply(slope, 1.0 - _BETA_1, out=change)
-            np.multiply(first, _BETA_1, out=first)
+            np.multiply(slope, 1.0 - self._beta_1, out=change)
+            np.multiply(first, self._beta_1, out=first)
             np.add(first, change, out=first)
             np.square(slope, out=change)
-            np.multiply(change, 1.0 - _BETA_2, out=change)
-            np.multiply(second, _BETA_2, out=second)
+            np.multiply(change, 1.0 - self._beta_2, out=change)
+            np.multiply(second, self._beta_2, out=second)
             np.add(second, change, out=second)
             np.sqrt(second, out=change)
             np.add(change, epsilon, out=change)

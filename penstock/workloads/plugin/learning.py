@@ -5,6 +5,7 @@
     LearnsOnce        its subclass that learns from each batch once, with bounded staleness
     contained, verdict   an update without the fragments that make it fail, and why one is not kept
     factor, warmup, decayed   schedules: of a rate over a run, over first updates, of a weight by update
+    Trained, FlatAdam an algorithm whose checkpoint holds modules and optimisers by name; Adam of one vector
     copies, load_copies, under, taken_over   tensors of a checkpoint by path, and back
     RankGroup, Hardware   the ranks that share an update; the precision and the compilation of its networks
     AlgorithmMaker    makes an algorithm of a policy and the section of `algorithm.name`
@@ -24,6 +25,7 @@ from penstock.learner.algorithms.algorithm import (
     Algorithm,
     AlgorithmState,
     LearnsOnce,
+    Trained,
     Update,
     contained,
     copies,
@@ -32,7 +34,7 @@ from penstock.learner.algorithms.algorithm import (
     under,
     verdict,
 )
-from penstock.learner.algorithms.gradient import Hardware, hardware_of
+from penstock.learner.algorithms.gradient import FlatAdam, Hardware, hardware_of
 from penstock.learner.algorithms.losses import decayed, factor, warmup
 from penstock.learner.algorithms.registry import HardwareMaker as AlgorithmMaker
 from penstock.learner.algorithms.registry import choose
@@ -46,11 +48,13 @@ __all__ = [
     "AlgorithmMaker",
     "AlgorithmState",
     "Batch",
+    "FlatAdam",
     "Hardware",
     "LearnsOnce",
     "Model",
     "RankGroup",
     "TokenPPO",
+    "Trained",
     "Update",
     "choose",
     "contained",

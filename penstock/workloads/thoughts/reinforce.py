@@ -12,7 +12,6 @@ Thoughts that a validation (`penstock.workloads.thoughts.validation`) calls thea
 """
 
 import logging
-import math
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
@@ -32,22 +31,20 @@ from penstock.workloads.plugin.learning import (
     Algorithm,
     AlgorithmState,
     Batch,
+    FlatAdam,
     Hardware,
     LearnsOnce,
     Model,
     RankGroup,
+    Trained,
     Update,
     choose,
     contained,
-    copies,
     decayed,
     factor,
     hardware_of,
-    load_copies,
     model_of,
-    taken_over,
     target_of,
-    under,
     verdict,
     warmup,
 )
@@ -65,61 +62,56 @@ from penstock.workloads.thoughts.tasks import Task, draw_tests
 from penstock.workloads.thoughts.validation import LEAST_GAIN, Probed, Validation, coherence, probe, validate
 
 
-def rewards(with_thought: Tensor, without: Tensor, *, bound: float) -> Tensor:
-    """Log p(y|x,z) − log p(y|x) within ± bound, [R]."""
-    return (with_thought - without).clamp(-bound, bound)
+def of_another_question(reward: Tensor, question: Tensor) -> Tensor:
+    """Return for each thought the reward of one on the next question, [R]; the last takes the first's.
 
-
-def of_another_question(reward: Tensor, group: Tensor) -> Tensor:
-    """Return for each thought the reward of one on the next question, [R]; the last one gets the first's."""
-    return reward.roll(-int((group == 0).sum()))
-
-
-def group_mean(values: Tensor, group: Tensor) -> Tensor:
-    """Return for each thought the mean over those on its question, [R]."""
-    count = int(group[-1]) + 1
-    sums = values.new_zeros(count).index_add(0, group, values)
-    return (sums / torch.bincount(group, minlength=count))[group]
-
-
-def group_scale(group: Tensor) -> Tensor:
-    """Return G / (G − 1) for each thought, 1 for one alone, [R]: a mean holds a G-th of its own reward."""
-    sizes = torch.bincount(group)[group].double()
-    return torch.where(sizes > 1, sizes / (sizes - 1).clamp(min=1), torch.ones_like(sizes)).float()
+    reward: float32 [R]. question: int64 [R], number of each thought's question, rising from 0.
+    """
+    return reward.roll(-int((question == 0).sum()))
 
 
 def return_advantages(
-    reward: Tensor, row: Tensor, group: Tensor, *, value: Tensor | None, is_grouped: bool
+    reward: Tensor, row: Tensor, question: Tensor, *, value: Tensor | None, is_grouped: bool
 ) -> Tensor:
-    """Return R − b of each token, [n].
+    """Return R − b of each token, float32 [n].
 
-    value: [n], b of a learned baseline; None: there is none. is_grouped: the mean of what is left over the
-    thoughts of a question is taken away too, and the difference scaled by G / (G − 1).
+    Args:
+        reward: float32 [R], of each thought.
+        row: int64 [n], the thought of each token, rising.
+        question: int64 [R], the question of each thought, rising from 0.
+        value: float32 [n], the learned baseline; None: there is none.
+        is_grouped: also subtract the mean over the thoughts of a question, and multiply the difference by
+            G / (G − 1), because that mean holds a G-th of each thought's own reward.
     """
     left = reward[row] if value is None else reward[row] - value
     if not is_grouped:
         return left
     means = left.new_zeros(len(reward)).index_add(0, row, left) / torch.bincount(row, minlength=len(reward))
-    return (left - group_mean(means, group)[row]) * group_scale(group)[row]
+    sizes = torch.bincount(question)
+    of_question = left.new_zeros(len(sizes)).index_add(0, question, means) / sizes
+    scale = sizes / (sizes - 1).clamp(min=1)
+    return (left - of_question[question][row]) * scale[question][row]
 
 
 def gae_advantages(
-    reward: Tensor, value: Tensor, row: Tensor, last: Tensor, *, discount: float, gae_lambda: float
+    reward: Tensor, value: Tensor, row: Tensor, *, discount: float, gae_lambda: float
 ) -> Tensor:
-    """Return GAE(λ) over the tokens of each thought (Schulman et al. 2016), [n].
+    """Return GAE(λ) over the tokens of each thought (Schulman et al. 2016), float32 [n].
 
     δ_t = r_t + γ V_{t+1} − V_t with r = R and V = 0 behind the last token;  A_t = Σ (γλ)^k δ_{t+k}.
-    last: int64 [R], the last token of each thought.
+
+    reward: float32 [R]. value: float32 [n]. row: int64 [n], the thought of each token, rising.
     """
-    advantage, carried = torch.zeros_like(value), 0.0
-    ends = set(last.tolist())
-    numbers, values, rows = reward.tolist(), value.tolist(), row.tolist()
-    for token in range(len(values) - 1, -1, -1):
-        is_last = token in ends
-        delta = (numbers[rows[token]] if is_last else discount * values[token + 1]) - values[token]
-        carried = delta + (0.0 if is_last else discount * gae_lambda * carried)
-        advantage[token] = carried
-    return advantage
+    rewards, values, rows = reward.tolist(), value.tolist(), row.tolist()
+    advantages = [0.0] * len(rows)
+    following, following_value, thought = 0.0, 0.0, None
+    for token in reversed(range(len(rows))):
+        is_last = rows[token] != thought
+        thought = rows[token]
+        delta = (rewards[thought] if is_last else discount * following_value) - values[token]
+        following = delta + (0.0 if is_last else discount * gae_lambda * following)
+        following_value, advantages[token] = values[token], following
+    return torch.tensor(advantages)
 
 
 # ---- A network that guesses the reward of a thought from the states of the model.
@@ -147,80 +139,33 @@ class ThoughtBaseline(nn.Module):
 def pooled(states: Tensor, row: Tensor) -> Tensor:
     """Return the mean of the states of a thought up to each of its tokens, [n, H].
 
-    row: int64 [n], rising. What comes later is left out: a guess that knew it would bias the gradient.
+    row: int64 [n], the thought of each token, rising. Later tokens are left out: a baseline that depends on
+    them would bias the gradient.
     """
-    sums = states.cumsum(0)
-    places = torch.arange(len(row))
-    begins = torch.ones_like(row, dtype=torch.bool)
-    begins[1:] = row[1:] != row[:-1]
-    first = places[begins][row.unique_consecutive(return_inverse=True)[1]]
+    sums, first = states.cumsum(0), torch.searchsorted(row, row)
     before = sums[first] - states[first]
-    return (sums - before) / (places - first + 1).unsqueeze(1)
+    return (sums - before) / (torch.arange(len(row)) - first + 1).unsqueeze(1)
 
 
-# ---- AdamW over named parameters, with a state that a checkpoint holds and an update can go back to.
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-Copy = tuple[dict[str, Tensor], dict[str, Tensor], int]
-"""All that a step changes: parameters, moments, steps."""
+_MOMENTS: Final = {"first": "exp_avg", "second": "exp_avg_sq"}
 
 
-class ThoughtAdam:
-    """Owns parameters from now on."""
+class ThoughtAdam(FlatAdam):
+    """Adam whose moments have the paths that a checkpoint of thoughts has: `NAME/exp_avg`."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], epsilon: float) -> None:
-        self._parameters = dict(parameters)
-        self._optimiser = torch.optim.AdamW(
-            self._parameters.values(), lr=0.0, betas=(0.9, 0.98), eps=epsilon, weight_decay=0.0
-        )
-        self.steps = 0
-        """Steps made."""
-        self._fill({name: torch.zeros_like(one) for name, one in self._by_moment()}, 0)
-
-    def clear(self) -> None:
-        self._optimiser.zero_grad()
-
-    def step(self, rate: float, max_norm: float) -> float:
-        """Make a step down the gradients and return their norm before it was cut to `max_norm`; 0: uncut."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), max_norm or float("inf"))
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
-        self._optimiser.step()
-        self.steps += 1
-        return float(norm)
+        super().__init__(parameters, epsilon, betas=(0.9, 0.98))
 
     def moments(self) -> dict[str, Tensor]:
-        state = self._optimiser.state
-        return {name: state[one][name.rpartition("/")[2]].clone() for name, one in self._by_moment()}
+        named = ((name.partition("/"), moment) for name, moment in super().moments().items())
+        return {f"{name}/{_MOMENTS[kind]}": moment for (kind, _, name), moment in named}
 
-    def load_moments(self, found: Mapping[str, Tensor], steps: int) -> None:
-        """Become what `moments` was taken from; raises ValueError that names what is missing or misshapen."""
-        for name, one in self._by_moment():
-            if name not in found or found[name].shape != one.shape:
-                raise ValueError(f"optimiser/{name}: missing or not {tuple(one.shape)}")
-        self._fill(found, steps)
-
-    def copy(self) -> Copy:
-        parameters = {name: one.detach().clone() for name, one in self._parameters.items()}
-        return parameters, self.moments(), self.steps
-
-    @torch.no_grad()
-    def go_back(self, copy: Copy) -> None:
-        parameters, moments, steps = copy
-        for name, one in self._parameters.items():
-            one.copy_(parameters[name])
-        self._fill(moments, steps)
-
-    def _by_moment(self) -> list[tuple[str, nn.Parameter]]:
-        return [(f"{name}/{moment}", one) for name, one in self._parameters.items() for moment in _MOMENTS]
-
-    def _fill(self, moments: Mapping[str, Tensor], steps: int) -> None:
-        for name, one in self._parameters.items():
-            self._optimiser.state[one] = {
-                "step": torch.tensor(float(steps)),
-                **{moment: moments[f"{name}/{moment}"].detach().clone() for moment in _MOMENTS},
-            }
-        self.steps = steps
+    def load_moments(self, moments: Mapping[str, Tensor], steps: int) -> None:
+        kinds = {path: kind for kind, path in _MOMENTS.items()}
+        named = ((name.rpartition("/"), moment) for name, moment in moments.items())
+        super().load_moments(
+            {f"{kinds.get(path)}/{name}": moment for (name, _, path), moment in named}, steps
+        )
 
 
 # ---- Coherence of the thoughts of a batch, whose questions come as tokens.
@@ -229,18 +174,17 @@ class ThoughtAdam:
 def batch_coherence(task: Task, layout: Layout, rows: ThoughtRows, log_prob: Tensor) -> float:
     """Return the mean coherence of thoughts; raises ValueError for a question that the task cannot read.
 
-    log_prob: [n], of the sampled tokens.
+    log_prob: float32 [n], of the sampled tokens.
     """
-    values, ends = log_prob.tolist(), rows.counts.cumsum().tolist()
     total = 0.0
-    for number, (end, count) in enumerate(zip(ends, rows.counts.tolist(), strict=True)):
+    for number, given in enumerate(log_prob.split(rows.counts.tolist())):
         question = layout.text(rows.questions[int(rows.question_of[number])][1:])
         words = layout.text(layout.said(rows.thoughts[number]))
         try:
-            total += coherence(task, question, words, values[end - count : end])
+            total += coherence(task, question, words, given.tolist())
         except Exception as error:
-            # What a fragment says may be no question, and a task of one's own fails at it as it likes: the
-            # fragment is to blame, and is left out.
+            # The tokens of a fragment may form no question, and the task of a user may then raise anything:
+            # ValueError blames the fragment, which is left out.
             raise ValueError(f"{' '.join(question)[:200]!r}: no question of the task: {error!r}") from error
     return total / len(rows)
 
@@ -349,14 +293,21 @@ _DEVIATION_FLOOR: Final = 1e-4
 log = logging.getLogger(__name__)
 
 
-class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
-    """An `Algorithm`. Owns the policy's weights from now on.
+class ThoughtReinforce(Trained, LearnsOnce[ThoughtReinforceSection]):
+    """An `Algorithm` that trains the weights of a policy.
 
-    thought_tokens: most tokens of a thought. total_updates: by which schedules are gone through; None: by the
-    progress that the loop tells.
+    Args:
+        policy: what is trained; do not move or convert it afterwards.
+        section: the algorithm's settings.
+        task, layout: what is asked, and how its rows are laid out.
+        thought_tokens: most tokens of a thought.
+        total_updates: updates over which the learning rate falls; None: it falls by the run's progress.
+        seed: of the learned baseline's first weights.
     """
 
     rejection = "theatre"
+    going_on = ()
+    needed = ("validation", "recent", "updates", "gradient_steps")
 
     def __init__(
         self,
@@ -369,7 +320,7 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         total_updates: int | None,
         seed: int,
     ) -> None:
-        super().__init__(section)
+        LearnsOnce.__init__(self, section)
         self.policy, self._task, self._layout = policy, task, layout
         self._total_updates = total_updates
         width = int(policy.network.config.get_text_config().hidden_size)
@@ -383,6 +334,8 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
             },
             section.adam_epsilon,
         )
+        self.modules = {"policy": policy.published, "baseline": self._baseline}
+        self.optimisers = {"": self._optimiser}
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._validation = ThoughtValidation(
             policy.network, task, layout, section, thought_tokens=thought_tokens
@@ -415,18 +368,13 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         rows = read_rows(batch, self._layout)
         if rows is None:
             return Update(applied=False, reason="empty", steps=0, gradient_steps=0, metrics={})
-        before = self._optimiser.copy()
-        is_kept = False
-        try:
+        with self.undoing() as trial:
             reason, metrics = self._step(rows, progress)
-            is_kept = not reason and not is_rehearsal
-            if is_kept:
+            trial.is_kept = not reason and not is_rehearsal
+            if trial.is_kept:
                 self._updates += 1
                 self._recent.append(metrics["rl/reward"])
                 metrics["rl/avg_reward_100"] = float(np.mean(self._recent))
-        finally:
-            if not is_kept:
-                self._optimiser.go_back(before)
         return Update(
             applied=not reason,
             reason=reason,
@@ -440,8 +388,7 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         section = self.section
         read = read_batch(self.policy, rows, self._layout, has_reference=section.kl_coefficient > 0.0)
         gain = (read.with_thought - read.without[rows.question_of]).detach()
-        reward = rewards(read.with_thought.detach(), read.without.detach()[rows.question_of],
-                         bound=section.reward_clip)  # fmt: skip
+        reward = gain.clamp(-section.reward_clip, section.reward_clip)
         if section.reward_from == "another":
             reward = of_another_question(reward, rows.question_of)
         value = self._value(rows, read)
@@ -452,12 +399,11 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
             section.entropy_coefficient, section.entropy_decay, section.entropy_floor, self._updates
         )
         total, of_losses = self._losses(rows, read, weight * advantage, value, reward, entropy_coefficient)
-        self._optimiser.clear()
-        total.backward()
         rate = self._learning_rate(progress)
-        norm = self._optimiser.step(rate, section.max_gradient_norm)
+        gradient = self._optimiser.gradient_of(total)
+        norm = float(self._optimiser.step(gradient, rate, section.max_gradient_norm))
         farthest = float(log_ratio.abs().max())
-        checksum = math.fsum(float(one.detach().sum()) for one in self.policy.trained().values())
+        checksum = float(self._optimiser.checksum())
         judged = [float(total.detach()), norm, float(reward.sum()), checksum, farthest]
         squares = weight.square().sum()
         lengths = [len(self._layout.said(thought)) for thought in rows.thoughts]
@@ -545,9 +491,8 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
         section = self.section
         if section.advantage == "gae":
             advantage = gae_advantages(
-                reward, value, rows.row_of, rows.last, discount=section.discount,
-                gae_lambda=section.gae_lambda,
-            )  # fmt: skip
+                reward, value, rows.row_of, discount=section.discount, gae_lambda=section.gae_lambda
+            )
         else:
             advantage = return_advantages(
                 reward,
@@ -570,30 +515,12 @@ class ThoughtReinforce(LearnsOnce[ThoughtReinforceSection]):
     # ---- a checkpoint
 
     def state(self) -> AlgorithmState:
-        tensors = copies("policy", self.policy.published) | copies("baseline", self._baseline)
-        tensors |= {f"optimiser/{name}": moment for name, moment in self._optimiser.moments().items()}
-        numbers = {
-            "updates": self._updates,
-            "gradient_steps": self._optimiser.steps,
-            "recent": list(self._recent),
-            "validation": self._validation.state(),
-        }
-        return AlgorithmState(tensors=tensors, numbers=numbers)
-
-    def restore(self, state: AlgorithmState) -> None:
-        """Take over weights and moments, as `Algorithm.restore`; counts and validations go on."""
-        self.load(taken_over(self.state(), state, going_on=()))
+        state = super().state()
+        state.numbers.update(recent=list(self._recent), validation=self._validation.state())
+        return state
 
     def load(self, state: AlgorithmState) -> None:
-        """Become what `state` was taken from; raises ValueError that names what is missing or misshapen."""
-        missing = {"updates", "gradient_steps", "recent", "validation"} - state.numbers.keys()
-        if missing:
-            raise ValueError(f"algorithm state: {sorted(missing)} missing")
-        moments = under(state.tensors, "optimiser/")
-        self._optimiser.load_moments(moments, int(state.numbers["gradient_steps"]))
-        load_copies(self.policy.published, "policy", state.tensors)
-        load_copies(self._baseline, "baseline", state.tensors)
-        self._updates = int(state.numbers["updates"])
+        super().load(state)
         self._recent = deque(map(float, state.numbers["recent"]), maxlen=_RECENT)
         self._validation.load(state.numbers["validation"])
 

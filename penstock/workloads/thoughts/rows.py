@@ -48,10 +48,6 @@ class ThoughtRows:
     def sampled(self) -> int:
         return len(self.row_of)
 
-    @property
-    def last(self) -> Tensor:
-        return torch.from_numpy(np.cumsum(self.counts) - 1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:

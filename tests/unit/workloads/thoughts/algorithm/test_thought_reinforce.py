@@ -118,6 +118,15 @@ def test_its_loss_is_that_of_the_paper(base: Path) -> None:
     assert metrics["reward_difference"] == pytest.approx(0.0, abs=1e-4)
 
 
+def test_a_reward_is_what_the_thought_adds_within_bounds(base: Path, batch: Batch) -> None:
+    whole, clipped = (
+        reinforce(base, learning_rate=0.0, reward_clip=bound).update(batch, progress=0.0).metrics
+        for bound in (5.0, 1e-4)
+    )
+    assert whole["rl/reward"] == pytest.approx(whole["gain"])
+    assert abs(clipped["rl/reward"]) <= 1e-4 < abs(clipped["gain"])
+
+
 @pytest.mark.parametrize(
     "options",
     [
