@@ -26,7 +26,7 @@ class InjectOptions:
     """Options of `penstock inject`; `veto`, `switch` and `explain` end at once."""
 
     folder: Annotated[
-        Path, typer.Option("--folder", metavar="DIR", help="Of what was proposed and what became of it.")
+        Path, typer.Option("--folder", metavar="DIR", help="Of what was proposed and how it ended.")
     ] = Path("injector")
     server: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Policy server, HOST:PORT or unix:/path.")
@@ -71,26 +71,26 @@ class InjectOptions:
     ] = None
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="Say why goals were not injected and what became of others, and end."),
+        typer.Option("--explain", help="Say why goals were not injected and how the others ended, and end."),
     ] = False
 
 
 @unfolded
-def inject(asked: InjectOptions, called: Configured, as_json: AsJson = False) -> None:
-    """Propose goals by a served policy, carry them out, and tell the server what became of them."""
-    if asked.veto is not None or asked.switch is not None or asked.explain:
+def inject(options: InjectOptions, called: Configured, as_json: AsJson = False) -> None:
+    """Propose goals by a served policy, carry them out, and send their rewards to the server."""
+    if options.veto is not None or options.switch is not None or options.explain:
 
         def at_once() -> int:
             from penstock.workloads.goals.injector_view import once
 
-            return once(asked, as_json=as_json)
+            return once(options, as_json=as_json)
 
         finish(at_once)
 
     def body(lifecycle: "Lifecycle", settings: "Settings") -> int:
         from penstock.workloads.goals.injector import work
 
-        return work(asked, lifecycle, settings, as_json=as_json)
+        return work(options, lifecycle, settings, as_json=as_json)
 
     Foreground(config=called.config, assignments=called.assignments, insecure=called.insecure).run(
         "injector", body
@@ -159,8 +159,8 @@ class EvaluateOptions:
 
 
 @command(trace_commands)
-def evaluate(file: LogFile, asked: EvaluateOptions, as_json: AsJson = False) -> int:
+def evaluate(file: LogFile, options: EvaluateOptions, as_json: AsJson = False) -> int:
     """Estimate what policies would have earned, with 95% intervals; exit 1 where the log cannot say."""
     from penstock.workloads.goals.log_evaluation import evaluate
 
-    return evaluate(file, asked, as_json=as_json)
+    return evaluate(file, options, as_json=as_json)

@@ -1,12 +1,12 @@
-"""The folder of an injector: its files, its lock, and what they say of goals that were proposed before.
+"""The folder of an injector: its files, its lock, and what they hold of earlier goals.
 
-Order of the lines of one goal, each on the disk before anything else happens:
+Order of the lines of one goal, each on the disk before the next action:
 
     proposed ─► injected ─► (carried out) ─► feedback ─► processed
 
 A kill before "injected": nothing was done. Between "injected" and feedback: the outcome is unknown, so the
-goal is booked as interrupted, and is never carried out again. Between feedback and "processed": the reward is
-reported again, under the same request id, so that it counts once.
+goal is recorded as interrupted, and is never carried out again. Between feedback and "processed": the reward
+is sent again, under the same request id, so that it counts once.
 """
 
 import fcntl
@@ -45,9 +45,9 @@ class _Line(BaseModel):
 class Injection(_Line):
     """A goal that was proposed. timestamp: Unix time in seconds.
 
-    injected: it is carried out, or was. processed: its outcome is known, and what learns has been told.
-    confidence: π(a), how certain the policy is of its choice. priority: how likely the goal succeeds.
-    expected_reward: the critic's value. metadata: episode, step, and what held the goal back ("held").
+    injected: it is carried out, or was. processed: its outcome is known, and its reward was sent.
+    confidence: π(a), how certain the policy is of its choice. priority: probability that the goal succeeds.
+    expected_reward: the critic's value. metadata: episode, step, and why the goal was held back ("held").
     """
 
     goal_id: _Id
@@ -65,7 +65,7 @@ class Injection(_Line):
 
 
 class Feedback(_Line):
-    """What became of a goal. success: None where it was interrupted, so that it is unknown."""
+    """The outcome of a goal. success: None where it is unknown, since the goal was interrupted."""
 
     goal_id: _Id
     goal: _Id
@@ -78,7 +78,7 @@ class Feedback(_Line):
 
 
 class Veto(_Line):
-    """A goal that the operator forbids. by: who it was, as the gateway's audit names them."""
+    """A goal that an operator forbids. by: the operator, as the gateway's audit names them."""
 
     goal_id: _Id
     timestamp: _Real
@@ -86,15 +86,23 @@ class Veto(_Line):
 
 
 class Switch(_Line):
-    """Carrying out is switched on or off. by: as that of a veto."""
+    """Carrying out is switched on or off. by: as of a veto."""
 
     on: bool
     timestamp: _Real
     by: str = ""
 
 
+class Stop(_Line):
+    """The injector has stopped itself, or was allowed to continue (`resumed`). why: in words."""
+
+    why: str
+    timestamp: _Real = 0.0
+    resumed: bool = False
+
+
 def goal_id(episode: str, step: int) -> str:
-    """Return the name of the goal of a step: the same whenever the same step is asked for."""
+    """Return the name of the goal of a step, which is the same whenever that step is repeated."""
     return sha256(f"{episode}/{step}".encode()).hexdigest()[:32]
 
 
@@ -108,19 +116,20 @@ _FILES: Final[dict[type, str]] = {
     Feedback: FEEDBACK,
     Veto: VETOES,
     Switch: SWITCHES,
+    Stop: STOPPED,
 }
-Record = TypeVar("Record", Injection, Feedback, Veto, Switch)
+Record = TypeVar("Record", Injection, Feedback, Veto, Switch, Stop)
 GoalLine = TypeVar("GoalLine", Injection, Feedback, Veto)
 
-# ---- Files of JSON lines that survive a kill at any moment: what was added is there, whole, or not at all.
+# ---- Files of JSON lines that survive a kill at any moment: a line that is added is whole or absent.
 
 _CHUNK: Final = 65_536
 
 
 def add_line(path: Path, line: dict[str, Any]) -> None:
-    """Add a line, of several processes one at a time; it is on the disk when this returns.
+    """Add a line, one process at a time; it is on the disk when this returns.
 
-    The beginning of a line that a kill has left there is cut. Raises OSError, and then nothing was added.
+    The beginning of a line that a kill has left is cut off. After an OSError nothing was added.
     """
     data = json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     is_new = not path.exists()
@@ -155,11 +164,11 @@ def _whole_bytes(file: int) -> int:
     return 0
 
 
-_Numbered = tuple[int | None, dict[str, Any]]
-"""Number of a line, from 1, where it is known, and its content."""
+_Located = tuple[str, dict[str, Any]]
+"""Where a line stands, in words, and its content."""
 
 
-def read_lines(path: Path, most_bytes: int | None = None) -> Iterator[_Numbered]:
+def read_lines(path: Path, most_bytes: int | None = None) -> Iterator[_Located]:
     """Yield the whole lines, oldest first; none without a file. most_bytes: of its end; None: all of it."""
     try:
         with path.open("rb") as file:
@@ -169,20 +178,19 @@ def read_lines(path: Path, most_bytes: int | None = None) -> Iterator[_Numbered]
                 file.readline()
             for count, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
-                    number = count if most_bytes is None else None
-                    yield number, _parsed(path, number, line)
+                    where = f"line {count}" if most_bytes is None else "a line near the end"
+                    yield where, _parsed(f"{path}: {where}", line)
     except FileNotFoundError:
         return
 
 
-def _parsed(path: Path, number: int | None, line: bytes) -> dict[str, Any]:
-    which = "a line near the end" if number is None else f"line {number}"
+def _parsed(where: str, line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: {which} is no JSON: {error}; move the file away") from error
+        raise ConfigurationError(f"{where} is no JSON: {error}; move the file away") from error
     if not isinstance(found, dict):
-        raise ConfigurationError(f"{path}: {which} is no JSON object; move the file away")
+        raise ConfigurationError(f"{where} is no JSON object; move the file away")
     return found
 
 
@@ -192,17 +200,20 @@ def records(kind: type[Record], folder: Path, most_bytes: int | None = None) -> 
     most_bytes: how much of the end of the file is read; None: all.
     """
     name = _FILES[kind]
-    for number, line in read_lines(folder / name, most_bytes):
+    for where, line in read_lines(folder / name, most_bytes):
         try:
             yield kind.model_validate(line)
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
-            where = name if number is None else f"{name}: line {number}"
             raise ConfigurationError(
-                f"{where}: {field}={str(first['input'])[:80]!r}: {first['msg'].lower()}; "
+                f"{name}: {where}: {field}={str(first['input'])[:80]!r}: {first['msg'].lower()}; "
                 "move the file away, or repair the line"
             ) from error
+
+
+def _add(folder: Path, record: _Line) -> None:
+    add_line(folder / _FILES[type(record)], record.model_dump())
 
 
 # ---- What was proposed, injected and learned in a folder.
@@ -211,11 +222,10 @@ _LOCK: Final = "injector.lock"
 RECENT: Final = 250
 """Outcomes that fits and drift look at."""
 VETO: Final = "veto"
-"""What held back a goal that an operator forbade, as `held` in its metadata."""
+"""`held` in the metadata of a goal that an operator forbade."""
 INTERRUPTED: Final = "interrupted: the injector ended while the goal was carried out"
 
-
-Told = tuple[Injection, bool]
+KnownOutcome = tuple[Injection, bool]
 """A goal whose outcome is known, and whether it succeeded."""
 
 
@@ -224,11 +234,11 @@ class InjectionJournal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in (INJECTIONS, FEEDBACK):  # by the first the page finds an injector
+        for name in (INJECTIONS, FEEDBACK):  # the page finds an injector by the first
             (folder / name).touch(0o600)
         sync_folder(folder)
         self.newest, self.outcomes = newest(Injection, folder), newest(Feedback, folder)
-        self._told = told_of(self.newest, self.outcomes)
+        self._known = known_outcomes(self.newest, self.outcomes)
         injected = [one.timestamp for one in self.newest.values() if one.injected]
         self._days = Counter(map(_day, injected))
         self.last_injected_at = max(injected, default=0.0)
@@ -237,7 +247,7 @@ class InjectionJournal:
     @classmethod
     @contextmanager
     def held(cls, folder: Path) -> Iterator["InjectionJournal"]:
-        """Yield the journal of a folder, which is made, and which no other process holds meanwhile."""
+        """Yield the journal of a folder, which is created and held by this process alone."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
@@ -252,7 +262,7 @@ class InjectionJournal:
             yield cls(folder)
 
     def add(self, injection: Injection) -> None:
-        add_line(self.folder / INJECTIONS, injection.model_dump())
+        _add(self.folder, injection)
         before = self.newest.get(injection.goal_id)
         if injection.injected and not (before and before.injected):
             self._days[_day(injection.timestamp)] += 1
@@ -260,24 +270,24 @@ class InjectionJournal:
         self.newest[injection.goal_id] = injection
 
     def add_outcome(self, feedback: Feedback) -> None:
-        add_line(self.folder / FEEDBACK, feedback.model_dump())
+        _add(self.folder, feedback)
         self.outcomes[feedback.goal_id] = feedback
-        self._told += told_of({feedback.goal_id: self.newest[feedback.goal_id]}, self.outcomes)
+        self._known += known_outcomes({feedback.goal_id: self.newest[feedback.goal_id]}, self.outcomes)
 
     def interrupted(self) -> list[Injection]:
         return [one for one in self.newest.values() if one.injected and one.goal_id not in self.outcomes]
 
     def unreported(self) -> list[tuple[Injection, Feedback]]:
-        """Return goals whose outcome is known here and not yet where it is learned from."""
+        """Return goals whose outcome is recorded and whose reward was not sent yet."""
         return [
             (one, self.outcomes[one.goal_id])
             for one in self.newest.values()
             if one.injected and not one.processed and one.goal_id in self.outcomes
         ]
 
-    def told(self, since: float = 0.0) -> list[Told]:
+    def known_outcomes(self, since: float = 0.0) -> list[KnownOutcome]:
         """Return the newest goals whose success is known, oldest first. since: Unix time in seconds."""
-        return [(one, success) for one, success in self._told[-RECENT:] if one.timestamp >= since]
+        return [(one, success) for one, success in self._known[-RECENT:] if one.timestamp >= since]
 
     def injected_on(self, at: float) -> int:
         return self._days[_day(at)]
@@ -286,18 +296,21 @@ class InjectionJournal:
         return any(one.goal_id == goal_id for one in records(Veto, self.folder))
 
     def stop(self, why: str, at: float) -> None:
-        add_line(self.folder / STOPPED, {"why": why, "timestamp": at})
+        _add(self.folder, Stop(why=why, timestamp=at))
 
     def start_again(self, *, allowed: bool) -> float:
-        """Return since when outcomes count for drift; raises Fatal where it had stopped and may not go on."""
-        stopped = stopped_by(self.folder)
-        if stopped is None:
-            return float(_last_stop(self.folder).get("timestamp", 0.0))
+        """Return the Unix time from which outcomes count for drift.
+
+        Raises Fatal where the injector had stopped itself and `allowed` is false.
+        """
+        last = _last(Stop, self.folder)
+        if last is None or last.resumed:
+            return 0.0 if last is None else last.timestamp
         if not allowed:
-            raise Fatal(f"injecting stopped: {stopped}; look with --explain, then start with --resume")
-        now = time.time()
-        add_line(self.folder / STOPPED, {"why": stopped, "timestamp": now, "resumed": True})
-        return now
+            raise Fatal(f"injecting stopped: {last.why}; look with --explain, then start with --resume")
+        again = Stop(why=last.why, timestamp=time.time(), resumed=True)
+        _add(self.folder, again)
+        return again.timestamp
 
 
 def newest(kind: type[GoalLine], folder: Path, most_bytes: int | None = None) -> dict[str, GoalLine]:
@@ -305,17 +318,17 @@ def newest(kind: type[GoalLine], folder: Path, most_bytes: int | None = None) ->
     return {record.goal_id: record for record in records(kind, folder, most_bytes)}
 
 
+def _last(kind: type[Record], folder: Path) -> Record | None:
+    return next(iter(deque(records(kind, folder), 1)), None)
+
+
 def stopped_by(folder: Path) -> str | None:
-    """Return why an injector has stopped itself; None where it may go on."""
-    last = _last_stop(folder)
-    return None if not last or last.get("resumed") else str(last.get("why"))
+    """Return why an injector has stopped itself; None where it may continue."""
+    last = _last(Stop, folder)
+    return None if last is None or last.resumed else last.why
 
 
-def _last_stop(folder: Path) -> dict[str, Any]:
-    return next((line for _, line in deque(read_lines(folder / STOPPED), 1)), {})
-
-
-def told_of(newest: dict[str, Injection], outcomes: dict[str, Feedback]) -> list[Told]:
+def known_outcomes(newest: dict[str, Injection], outcomes: dict[str, Feedback]) -> list[KnownOutcome]:
     """Return the goals whose success is known, in the order of `newest`."""
     return [
         (one, found.success)
@@ -329,11 +342,11 @@ class UnknownGoal(ConfigurationError):
 
 
 class TooLate(Fatal):
-    """A goal that is carried out already, or will not be in any case; the text says which."""
+    """The goal was carried out already, or will not be in any case; the text says which."""
 
 
 def veto(folder: Path, goal_id: str, by: str = "") -> None:
-    """Forbid a goal, once; raises UnknownGoal, or TooLate for one that no veto can hold."""
+    """Forbid a goal, once; raises UnknownGoal, or TooLate where a veto would have no effect."""
     found = newest(Injection, folder).get(goal_id)
     if found is None:
         raise UnknownGoal(f"--veto {goal_id}: no such goal in {folder / INJECTIONS}; copy its goal_id")
@@ -343,14 +356,14 @@ def veto(folder: Path, goal_id: str, by: str = "") -> None:
     if held and held != VETO:
         raise TooLate(f"the goal is not carried out anyway: {held}")
     if not held:
-        add_line(folder / VETOES, Veto(goal_id=goal_id, timestamp=time.time(), by=by).model_dump())
+        _add(folder, Veto(goal_id=goal_id, timestamp=time.time(), by=by))
 
 
 def _day(at: float) -> tuple[int, ...]:
     return tuple(time.localtime(at)[:3])
 
 
-# ---- The switch of a folder: whether goals are carried out, changed while the injector goes on.
+# ---- The switch of a folder: whether goals are carried out. It may change while the injector runs.
 
 
 def switch(folder: Path, *, on: bool, by: str = "") -> None:
@@ -359,39 +372,83 @@ def switch(folder: Path, *, on: bool, by: str = "") -> None:
         raise ConfigurationError(
             f"--folder {folder}: is no folder; name the one that `penstock inject` works in"
         )
-    add_line(folder / SWITCHES, Switch(on=on, by=by, timestamp=time.time()).model_dump())
+    _add(folder, Switch(on=on, by=by, timestamp=time.time()))
 
 
 def last_switch(folder: Path) -> Switch | None:
     """Return how a folder was switched last; None where it never was."""
-    return next(iter(deque(records(Switch, folder), 1)), None)
+    return _last(Switch, folder)
 
 
 def is_on(folder: Path, *, default: bool) -> bool:
-    """Return whether goals are carried out. default: what counts before the folder was ever switched."""
+    """Return whether goals are carried out. default: used while the folder was never switched."""
     last = last_switch(folder)
     return default if last is None else last.on
 
 
-# ---- What an injector says of itself while it lives, for those who look at its folder: `pulse.json`.
+# ---- When a goal may be carried out: by the hour, by the day, by the operator's permission.
+
+_HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+
+def quiet_minutes(hours: str) -> tuple[int, int]:
+    """Return the minutes of the local day at which HH:MM-HH:MM begins and ends; raises ValueError."""
+    found = _HOURS.fullmatch(hours)
+    if found is None:
+        raise ValueError(f"quiet hours {hours!r}: write HH:MM-HH:MM, such as 22:00-06:30")
+    first, second, third, fourth = map(int, found.groups())
+    begin, end = first * 60 + second, third * 60 + fourth
+    if begin == end:
+        raise ValueError(f"quiet hours {hours!r}: begin and end are the same; leave them out for none")
+    return begin, end
+
+
+def is_quiet(hours: str, at: float) -> bool:
+    """Return whether a Unix time lies within HH:MM-HH:MM of the local day, which may pass midnight."""
+    begin, end = quiet_minutes(hours)
+    local = time.localtime(at)
+    minute = local.tm_hour * 60 + local.tm_min
+    return begin <= minute < end if begin < end else minute >= begin or minute < end
+
+
+class InjectionRules(_Line):
+    """What holds for every goal, whatever the policy draws.
+
+    threshold, explore: of the gate. interval_s: seconds between two decisions. veto_s: seconds in which a
+    goal may be vetoed. quiet: HH:MM-HH:MM each, in which nothing is injected.
+    """
+
+    threshold: float
+    explore: float
+    interval_s: float = 30.0
+    daily_limit: int = 1000
+    veto_s: float = 0.0
+    quiet: list[str] = []
+
+    def forbids(self, at: float, injected_today: int, *, auto: bool) -> str:
+        """Return why nothing may be carried out at a Unix time; "" where it may."""
+        if not auto:
+            return "auto is off"
+        if any(is_quiet(hours, at) for hours in self.quiet):
+            return "quiet hours"
+        if injected_today >= self.daily_limit:
+            return "daily limit"
+        return ""
+
+
+# ---- The state of an injector that runs, for readers of its folder: `pulse.json`.
 
 PULSE: Final = "pulse.json"
 _MOST_BYTES: Final = 65_536
 
 
-class Beat(_Line):
-    """The state at one interval. trouble: why nothing was proposed, "" where that went well."""
+class Beat(InjectionRules):
+    """The state at one interval. trouble: why nothing was proposed; "" for no trouble."""
 
     at: float
     auto: bool
     trouble: str
     version: int
-    threshold: float
-    explore: float
-    interval_s: float
-    daily_limit: int
-    veto_s: float
-    quiet: list[str]
     ended: bool = False
 
 
@@ -406,71 +463,17 @@ def last_beat(folder: Path) -> Beat | None:
     """Return the newest beat of a folder; None where there is none that can be read."""
     try:
         with (folder / PULSE).open("rb") as file:
-            return Beat.model_validate(json.loads(file.read(_MOST_BYTES)))
+            return Beat.model_validate_json(file.read(_MOST_BYTES))
     except (OSError, ValueError):
         return None
 
 
-# ---- When a goal may be carried out: by the hour, by the day, by the operator's leave.
-
-_HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-_MINUTES: Final = 60
-
-
-@dataclass(frozen=True, slots=True)
-class QuietHours:
-    """Minutes of the local day, from `begin` to before `end`, also over midnight: nothing is injected."""
-
-    text: str
-    begin: int
-    end: int
-
-    @classmethod
-    def parse(cls, text: str) -> "QuietHours":
-        """Return the hours of HH:MM-HH:MM; raises ValueError that says how they are written."""
-        found = _HOURS.fullmatch(text)
-        if found is None:
-            raise ValueError(f"quiet hours {text!r}: write HH:MM-HH:MM, such as 22:00-06:30")
-        first, second, third, fourth = map(int, found.groups())
-        begin, end = first * _MINUTES + second, third * _MINUTES + fourth
-        if begin == end:
-            raise ValueError(f"quiet hours {text!r}: begin and end are the same; leave them out for none")
-        return cls(text, begin, end)
-
-    def hold(self, at: float) -> bool:
-        local = time.localtime(at)
-        minute = local.tm_hour * _MINUTES + local.tm_min
-        if self.begin < self.end:
-            return self.begin <= minute < self.end
-        return minute >= self.begin or minute < self.end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InjectionRules:
-    """What holds whatever the policy draws. interval_s: between two goals, at least."""
-
-    interval_s: float = 30.0
-    daily_limit: int = 1000
-    quiet: tuple[QuietHours, ...] = ()
-    veto_s: float = 0.0
-
-    def forbids(self, at: float, injected_today: int, *, auto: bool) -> str:
-        """Return why nothing may be carried out at a Unix time; "" where it may."""
-        if not auto:
-            return "auto is off"
-        if any(hours.hold(at) for hours in self.quiet):
-            return "quiet hours"
-        if injected_today >= self.daily_limit:
-            return "daily limit"
-        return ""
-
-
-# ---- How likely a goal succeeds: a logistic fit of the last outcomes on the logit of π(a) (Platt 1999).
+# ---- The probability of success: a logistic fit of the last outcomes on the logit of π(a) (Platt 1999).
 
 LAST: Final = 200
 """Outcomes that are fitted."""
 _FEWEST: Final = 20
-"""Outcomes below which the rate alone is told, drawn to one half."""
+"""Outcomes below which only the rate is estimated, drawn to one half."""
 _RIDGE: Final = 1.0
 _ROUNDS: Final = 25
 _BINS: Final = 5
@@ -506,13 +509,13 @@ def fit_success(certainties: Sequence[float], successes: Sequence[bool]) -> Succ
     return SuccessFit(float(weights[0]), float(weights[1]))
 
 
-def reliability(told: Sequence[float], successes: Sequence[bool]) -> dict[str, float] | None:
-    """Return how well probabilities that were told before fit the last 200 outcomes; None below 20.
+def reliability(predicted: Sequence[float], successes: Sequence[bool]) -> dict[str, float] | None:
+    """Return how well predicted probabilities fit the last 200 outcomes; None below 20.
 
     brier: mean squared error. gap: mean distance between probability and rate over five groups of equal size,
-    from the least to the most likely. outcomes: how many were judged.
+    from the least to the most likely. outcomes: how many were compared.
     """
-    chance, well = np.array(told[-LAST:], np.float64), np.array(successes[-LAST:], np.float64)
+    chance, well = np.array(predicted[-LAST:], np.float64), np.array(successes[-LAST:], np.float64)
     if len(well) < _FEWEST:
         return None
     groups = np.array_split(np.argsort(chance, kind="stable"), _BINS)
@@ -525,8 +528,6 @@ def reliability(told: Sequence[float], successes: Sequence[bool]) -> dict[str, f
 
 
 def _logit(probability: float) -> float:
-    if probability <= 0:
-        return -_LARGEST_LOGIT
-    if probability >= 1:
-        return _LARGEST_LOGIT
+    if not 0 < probability < 1:
+        return math.copysign(_LARGEST_LOGIT, probability - 0.5)
     return min(max(math.log(probability / (1 - probability)), -_LARGEST_LOGIT), _LARGEST_LOGIT)

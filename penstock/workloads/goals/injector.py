@@ -1,11 +1,12 @@
-"""One interval after the other: observe, ask, gate, carry out, tell.
+"""The loop of `penstock inject`: ask the policy server, apply the rules, carry out a goal, send its reward.
 
-    observe ─► suggestion ─► gate and rules ─► proposed (a line) ─► veto? ─► step told ─► injected (a line)
-            ─► carried out ─► feedback (a line) ─► reward told ─► processed (a line)
+    observe ─► suggestion ─► gate and rules ─► proposed (a line) ─► veto? ─► step sent ─► injected (a line)
+            ─► carried out ─► feedback (a line) ─► reward sent ─► processed (a line)
 
-A process may be killed at any point; `injection_journal` says what is found of it, and `recover` goes on from
-there. No goal is carried out twice. What was not done as the gate decided (auto is off, quiet hours, the
-daily limit, a veto) is told as a step without a probability, from which no on-policy algorithm learns.
+A process may be killed at any point; `injection_journal` describes what it leaves, and `recover` continues
+from there. No goal is carried out twice. Where something other than the gate's choice is done (auto is off,
+quiet hours, the daily limit, a veto), the step is sent without a probability, and no on-policy algorithm
+learns from it.
 """
 
 import json
@@ -42,30 +43,30 @@ from penstock.workloads.goals.injection_journal import (
     Injection,
     InjectionJournal,
     InjectionRules,
-    QuietHours,
     fit_success,
     goal_id,
     is_on,
     last_switch,
+    quiet_minutes,
     write_beat,
 )
 from penstock.workloads.goals.live_host import Commands, Executor, read_commands
 
-# ---- The policy server as an injector uses it: what it would do, what was done instead, what that earned.
-# Each decision asks twice. The first Act has no episode: it draws an action and tells the probabilities of
-# all. The second is the step of the episode, with what the gate has let through and the probability of that.
+# ---- The policy of a server.
 
 _FINAL: Final = (InvalidRequest, NotAllowed, EpisodeElsewhere, EpisodeUnknown)
-"""Refusals that no repetition changes."""
+"""Refusals of a reward that no repetition changes."""
+
+log = logging.getLogger(__name__)
 
 
 class Unanswered(Exception):
-    """There is no answer of a version of the policy now; nothing was done."""
+    """No version of the policy can answer now; nothing was done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """What the policy would do. chances: μ, float64 [A]. value: the critic's, None where it has none."""
+    """What the policy would do. chances: μ, float64 [A]. value: the critic's; None where it has none."""
 
     action: int
     chances: NDArray[np.float64]
@@ -73,12 +74,17 @@ class Suggestion:
     version: int
 
 
-class AskedPolicy:
-    """One policy for one host; begins episodes as they are needed."""
+class ServedPolicy:
+    """The policy of a server for one host; its steps form episodes.
+
+    Each decision makes two calls. `suggest` belongs to no episode: it draws an action and returns the
+    probabilities of all actions. `send_step` is the step of the episode: what the gate allowed, and the
+    probability of that.
+    """
 
     def __init__(self, client: PolicyClient, client_key: str, goals: tuple[str, ...]) -> None:
-        """goals: in the order of the actions behind *nothing*."""
-        self._client, self._key, self._goals = client, client_key, goals
+        """goals: in the order of the actions after action 0, *nothing*."""
+        self.client, self._key, self._goals = client, client_key, goals
         self._episode: Episode | None = None
         self.step = 0
 
@@ -89,25 +95,25 @@ class AskedPolicy:
     def _check(self) -> None:
         """Raise ConfigurationError where the policy does not fit the goals; PolicyError as a client does."""
         width, goals = History(self._goals).width, self._goals
-        told = self._client.describe()
-        seen, done = told.observation_space, told.action_space
+        description = self.client.describe()
+        seen, actions = description.observation_space, description.action_space
         fits = (
             isinstance(seen, Box)
             and seen.shape == (width,)
-            and isinstance(done, Discrete)
-            and (done.n, done.start) == (len(goals) + 1, 0)
+            and isinstance(actions, Discrete)
+            and (actions.n, actions.start) == (len(goals) + 1, 0)
         )
         if not fits:
             raise ConfigurationError(
-                f"--server: its policy sees {seen} and does {done}; these goals need {width} numbers and "
-                f"{len(goals) + 1} actions (nothing, {', '.join(goals)}): serve a policy that was "
-                "trained with them"
+                f"--server: its policy has observations {seen} and actions {actions}; these goals need "
+                f"{width} numbers and {len(goals) + 1} actions (nothing, {', '.join(goals)}): serve a policy "
+                "that was trained with them"
             )
-        if told.chooses_by_value:
+        if description.chooses_by_value:
             raise ConfigurationError(
-                "--server: its policy chooses by the values of actions (DQN), whose probabilities say how it "
-                "explores, not how sure it is; serve it with --set serving.softmax_temperature=0.2, by which "
-                "it draws from a softmax of its values, or one that was trained with algorithm.name=ppo"
+                "--server: its policy chooses by the values of actions (DQN), and its probabilities describe "
+                "exploration instead of certainty; serve it with --set serving.softmax_temperature=0.2, by "
+                "which it draws from a softmax of its values, or train one with algorithm.name=ppo"
             )
 
     def begin(self) -> None:
@@ -116,67 +122,62 @@ class AskedPolicy:
             return
         try:
             self._check()
-            self._episode, self.step = self._client.start_episode(self._key), 0
+            self._episode, self.step = self.client.start_episode(self._key), 0
         except InvalidRequest as error:
-            # It would be refused at each interval, for as long as nobody looks.
-            raise ConfigurationError(f"--server: refuses what it is asked: {error!s:.300}") from error
+            # The server would refuse the same request at every interval.
+            raise ConfigurationError(f"--server: refuses the request: {error!s:.300}") from error
 
     def suggest(self, observation: NDArray[np.float32]) -> Suggestion:
-        """Ask what the policy would do at float32 [width]; raises Unanswered where a fallback answered."""
-        told = self._client.act(observation, client_key=self._key, distribution=True, value=True)
-        if told.fallback is not None or not told.version:
+        """Return what the policy would do at float32 [width]; raises Unanswered where a fallback answered."""
+        answer = self.client.act(observation, client_key=self._key, distribution=True, value=True)
+        if answer.fallback is not None or not answer.version:
             raise Unanswered("no version of the policy answers yet; a fallback did")
-        names = [name for name in told.distribution if name.rpartition("/")[2] == "probability"]
+        names = [name for name in answer.distribution if name.rpartition("/")[2] == "probability"]
         if not names:
             raise ConfigurationError("--server: its policy gives no probabilities; it must choose one of n")
-        chances = np.asarray(told.distribution[names[0]], np.float64).ravel()
-        value = None if told.value is None or not np.isfinite(told.value) else float(told.value)
-        return Suggestion(int(told.action), chances / chances.sum(), value, told.version)
+        chances = np.asarray(answer.distribution[names[0]], np.float64).ravel()
+        value = None if answer.value is None or not np.isfinite(answer.value) else float(answer.value)
+        return Suggestion(int(answer.action), chances / chances.sum(), value, answer.version)
 
-    def tell_step(self, observation: NDArray[np.float32], action: int, log_prob: float | None) -> None:
-        """Tell what is done. log_prob: None: not learned from. PolicyError: the episode is given up."""
+    def send_step(self, observation: NDArray[np.float32], action: int, log_prob: float | None) -> None:
+        """Send what is done. log_prob: None: not learned from. PolicyError: the episode is abandoned."""
         assert self._episode is not None
         try:
             self._episode.act(observation, taken_action=action, taken_log_prob=log_prob)
         except PolicyError:
-            self.give_up()
+            self.abandon()
             raise
         self.step += 1
 
-    def tell_reward(self, episode: str, step: int, amount: float, request_id: str) -> bool:
-        """Tell what a step earned, at most once. PolicyError: try again; False: it is never taken."""
-        try:
-            self._client.reward(episode, [(step, amount)], request_id=request_id)
-        except _FINAL:
-            return False
-        return True
-
     def end(self, observation: NDArray[np.float32]) -> None:
-        """Cut the episode at an observation, float32 [width]; PolicyError: it is given up."""
+        """Truncate the episode at an observation, float32 [width]; where the server is away, abandon it."""
         episode, self._episode = self._episode, None
-        if episode is not None:
-            episode.end(truncated=True, final_observation=observation)
+        try:
+            if episode is not None:
+                episode.end(truncated=True, final_observation=observation)
+        except PolicyError as error:
+            log.warning("the episode was abandoned", extra={"error": str(error)})
 
-    def give_up(self) -> None:
-        """Go on with another episode; the server abandons this one when it hears no more of it."""
+    def abandon(self) -> None:
+        """Leave the episode; the server abandons it when no further step of it arrives."""
         self._episode = None
 
 
-# ---- Whether goals succeed less often than they did: the newest outcomes against those before.
+# ---- Drift: the newest goals succeed less often than those before.
 
 NEWEST: Final = 30
 BEFORE: Final = 200
 FEWEST_BEFORE: Final = 50
 CHANCE: Final = 1e-6
-"""How often so bad a streak would come by chance, were outcomes independent of one another.
+"""Probability of so few successes by chance, if outcomes were independent, below which it is drift.
 
-They are not, since a host that is healthy gives little to mend for a while, and it is looked for at every
-outcome: in twelve days of a policy that got better the worst streak came to 7e-5.
+They are not independent, since a healthy host has little to mend for a while, and the test is made at every
+outcome: in twelve days of a policy that improved, the smallest probability was 7e-5.
 """
 
 
 def drifted(successes: Sequence[bool], versions: Sequence[int]) -> str:
-    """Return what is wrong with the injected goals, oldest first; "" where nothing is.
+    """Return how the injected goals, oldest first, have become worse; "" where they have not.
 
     The newest outcomes are those of the newest version, at most 30; where it has fewer than 15, the last 30.
     """
@@ -187,26 +188,25 @@ def drifted(successes: Sequence[bool], versions: Sequence[int]) -> str:
         return ""
     # Drawn a little towards one half, so that a rate of 1 or 0 is never certain.
     rate = (sum(old) + 1) / (len(old) + 2)
-    if _at_most(sum(new), len(new), rate) >= CHANCE:
+    chance = sum(
+        math.comb(count, k) * rate**k * (1 - rate) ** (count - k) for k in range(sum(new) + 1)
+    )  # of at most so many successes
+    if chance >= CHANCE:
         return ""
     return (
-        f"of the last {len(new)} injected goals {sum(new)} succeeded, of the {len(old)} before "
+        f"of the last {count} injected goals {sum(new)} succeeded, of the {len(old)} before "
         f"{sum(old)}: version {versions[-1]} or the system has changed"
     )
 
 
-def _at_most(successes: int, of: int, rate: float) -> float:
-    return sum(math.comb(of, k) * rate**k * (1 - rate) ** (of - k) for k in range(successes + 1))
-
-
-# ---- Whether a goal that a policy has drawn is carried out, and with which probability that happens.
+# ---- The gate: whether a goal that the policy has drawn is carried out, and with which probability.
 
 NOTHING: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What is done. log_prob: log ν of it. why: in words, for those who ask why nothing happened."""
+    """What is done. log_prob: log ν of it. why: the reason in words, for the journal."""
 
     action: int
     log_prob: float
@@ -251,29 +251,36 @@ class Gate:
         return Gated(action, math.log(done[action]), why)
 
 
+# ---- The injector.
+
 EPISODE_STEPS: Final = 50
-"""An episode is cut after so many intervals, as one of `Goals-v0` is."""
+"""Intervals after which an episode is truncated, as one of `Goals-v0` is."""
 
 _REWARD: Final = GoalReward()
 _BEAT_S: Final = 1.0
 
-log = logging.getLogger(__name__)
-
 
 class Drifted(Exception):
-    """Goals succeed less often than they did; injecting has stopped."""
+    """Goals succeed less often than before; injecting has stopped."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Injector:
-    """Proposes goals, carries out those that may be, and reports their outcomes.
+    """Proposes goals, carries out those that are allowed, and reports their outcomes.
 
-    auto: whether goals are carried out, before the folder was ever switched. random: of ε. pause: waits so
-    many seconds, at most until it is to end. drift_since: outcomes before it, Unix time in seconds, are not
-    looked at for drift.
+    Args:
+        policy: of the server.
+        executor: carries the goals out.
+        journal: of the folder, which this process holds.
+        auto: whether goals are carried out while the folder was never switched.
+        gate, rules: what is allowed.
+        random: draws the exploration of the gate.
+        pause: waits so many seconds, or until the process is to end.
+        draining: whether the process is to end.
+        drift_since: Unix time in seconds; earlier outcomes do not count for drift.
     """
 
-    policy: AskedPolicy
+    policy: ServedPolicy
     executor: Executor
     journal: InjectionJournal
     auto: bool
@@ -295,12 +302,12 @@ class Injector:
     # ------------------------------------------------------------ life
 
     def recover(self) -> None:
-        """Book goals that an earlier process left half-way; the next interval reports what it did not."""
+        """Record goals that an earlier process left under way; the next interval reports all that is due."""
         for one in self.journal.interrupted():
-            self._book(one, None, None)
+            self._record(one, None, None)
 
     def run(self, steps: int = 0) -> None:
-        """Work until it is to end, or for so many intervals; raises Drifted where it has stopped itself."""
+        """Work until the process is to end, or for so many intervals; raises Drifted."""
         interval_s = self.rules.interval_s
         left = self.journal.last_injected_at + interval_s - time.time()
         self.pause(min(max(left, 0.0), interval_s))
@@ -311,7 +318,7 @@ class Injector:
             done += 1
             if not steps or done < steps:
                 self.pause(max(interval_s - (time.monotonic() - begun), 0.0))
-        self._end_episode(self._observe())
+        self.policy.end(self._observe())
         self._beat("", ended=True)
 
     def interval(self) -> None:
@@ -326,7 +333,7 @@ class Injector:
             failpoint("inject.asked")
             self._decide(observation, suggestion)
             if self.policy.step >= EPISODE_STEPS:
-                self._end_episode(self._observe())
+                self.policy.end(self._observe())
         except (PolicyError, Unanswered) as error:
             self.counts["unanswered"] += 1
             log.warning("nothing proposed", extra={"error": str(error)})
@@ -336,47 +343,51 @@ class Injector:
     # ------------------------------------------------------------ a decision
 
     def _decide(self, observation: NDArray[np.float32], suggestion: Suggestion) -> None:
-        policy = self.policy
         gated = self.gate.decide(suggestion.chances, suggestion.action, float(self.random.random()))
         now = time.time()
         forbidden = self.rules.forbids(now, self.journal.injected_on(now), auto=self._is_on())
-        proposal = self._proposal(suggestion, gated, forbidden, now)
-        if proposal is None or gated.action == NOTHING or forbidden:
-            if proposal is not None:
-                self.journal.add(proposal)
-                self.counts["proposed"] += 1
-            self._let_pass(observation, None if forbidden else gated.log_prob)
+        log_prob = None if forbidden else gated.log_prob
+        if suggestion.action == NOTHING:
+            self._do_nothing(observation, log_prob)
             return
         self.counts["proposed"] += 1
+        held = forbidden or ("" if gated.action else "threshold")
+        proposal = self._proposal(
+            suggestion, gated.why if not forbidden else f"{gated.why}; {forbidden}", held
+        )
+        if held:
+            self.journal.add(proposal)
+            self._do_nothing(observation, log_prob)
+            return
         if self.rules.veto_s:
             self.journal.add(proposal)
-            failpoint("inject.proposed", policy.step)
+            failpoint("inject.proposed", self.policy.step)
             self.pause(self.rules.veto_s)
-        why = VETO if self.journal.is_vetoed(proposal.goal_id) else ""
-        why = why or ("" if self._is_on() else "auto is off")
-        why = why or ("the injector ends" if self.draining() else "")
-        if why:
-            metadata = {**proposal.metadata, "held": why}
-            told = {"reasoning": f"{proposal.reasoning}; {why}", "metadata": metadata}
-            self.journal.add(proposal.model_copy(update=told))
-            self.counts["held"] += 1
-            self._let_pass(observation, None)
+        if self.journal.is_vetoed(proposal.goal_id):
+            why = VETO
+        elif not self._is_on():
+            why = "auto is off"
+        elif self.draining():
+            why = "the injector ends"
+        else:
+            self._inject(observation, gated, proposal)
             return
-        self._inject(observation, gated, proposal)
+        metadata = {**proposal.metadata, "held": why}
+        update = {"reasoning": f"{proposal.reasoning}; {why}", "metadata": metadata}
+        self.journal.add(proposal.model_copy(update=update))
+        self.counts["held"] += 1
+        self._do_nothing(observation, None)
 
-    def _proposal(self, suggestion: Suggestion, gated: Gated, forbidden: str, now: float) -> Injection | None:
-        """Return the goal that was drawn, not yet injected; None where nothing was drawn."""
-        if suggestion.action == NOTHING:
-            return None
-        policy, told = self.policy, self.journal.told()
+    def _proposal(self, suggestion: Suggestion, reasoning: str, held: str) -> Injection:
+        """Return the goal that was drawn, not injected yet."""
+        policy, known = self.policy, self.journal.known_outcomes()
         certainty = min(float(suggestion.chances[suggestion.action]), 1.0)
-        fit = fit_success([one.confidence for one, _ in told], [success for _, success in told])
-        held = forbidden or ("" if gated.action else "threshold")
+        fit = fit_success([one.confidence for one, _ in known], [success for _, success in known])
         return Injection(
             goal_id=goal_id(policy.episode_id, policy.step),
             goal=self.executor.goals[suggestion.action - 1],
-            timestamp=now,
-            reasoning=gated.why if not forbidden else f"{gated.why}; {forbidden}",
+            timestamp=time.time(),
+            reasoning=reasoning,
             priority=fit.at(certainty),
             confidence=certainty,
             expected_reward=suggestion.value,
@@ -386,17 +397,16 @@ class Injector:
             processed=False,
         )
 
-    def _let_pass(self, observation: NDArray[np.float32], log_prob: float | None) -> None:
-        """Do nothing in this interval. log_prob: None where that was not the gated policy's choice."""
+    def _do_nothing(self, observation: NDArray[np.float32], log_prob: float | None) -> None:
+        """Send a step of doing nothing. log_prob: None where that was not the gate's choice."""
         policy, step = self.policy, self.policy.step
-        policy.tell_step(observation, NOTHING, log_prob)
+        policy.send_step(observation, NOTHING, log_prob)
         self.executor.idle()
         self._history.idle()
-        earned = _REWARD.of(None)
-        self._tell_reward(policy.episode_id, step, earned, goal_id(policy.episode_id, step))
+        self._send_reward(policy.episode_id, step, _REWARD.of(None), goal_id(policy.episode_id, step))
 
     def _inject(self, observation: NDArray[np.float32], gated: Gated, proposal: Injection) -> None:
-        self.policy.tell_step(observation, gated.action, gated.log_prob)
+        self.policy.send_step(observation, gated.action, gated.log_prob)
         failpoint("inject.told")
         self.journal.add(proposal.model_copy(update={"injected": True}))
         failpoint("inject.injected")
@@ -404,17 +414,21 @@ class Injector:
         failpoint("inject.done")
         self._history.note(proposal.goal, outcome)
         earned = _REWARD.of(outcome)
-        self._book(proposal, outcome, earned)
+        self._record(proposal, outcome, earned)
         failpoint("inject.feedback")
         self.counts["injected"] += 1
         self.counts["succeeded"] += outcome.success
         self._report_one(proposal, earned)
-        self._look_for_drift()
+        known = self.journal.known_outcomes(self.drift_since)
+        why = drifted([success for _, success in known], [one.version for one, _ in known])
+        if why:
+            self.journal.stop(why, time.time())
+            raise Drifted(why)
 
-    # ------------------------------------------------------------ what became of it
+    # ------------------------------------------------------------ outcomes
 
-    def _book(self, goal: Injection, outcome: Outcome | None, earned: float | None) -> None:
-        """Record the outcome of a goal. outcome: None where that is unknown, since it was interrupted."""
+    def _record(self, goal: Injection, outcome: Outcome | None, earned: float | None) -> None:
+        """Write the outcome of a goal. outcome: None where it is unknown, since the goal was interrupted."""
         self.journal.add_outcome(
             Feedback(
                 goal_id=goal.goal_id, goal=goal.goal, success=None if outcome is None else outcome.success,
@@ -426,7 +440,7 @@ class Injector:
         )  # fmt: skip
 
     def _report(self) -> None:
-        """Report what is known here and not yet to the server; raises PolicyError where it is away."""
+        """Send the rewards that the server does not have yet; raises PolicyError where it is away."""
         if not self._behind:
             return
         for injection, feedback in self.journal.unreported():
@@ -435,46 +449,37 @@ class Injector:
 
     def _report_one(self, injection: Injection, earned: float | None) -> None:
         meta = injection.metadata
-        taken = earned is not None and self._tell_reward(
+        taken = earned is not None and self._send_reward(
             meta["episode"], meta["step"], earned, injection.goal_id
         )
         failpoint("inject.rewarded")
-        self.journal.add(
-            injection.model_copy(
-                update={"injected": True, "processed": True, "metadata": {**meta, "learned": taken}}
-            )
-        )
+        update = {"injected": True, "processed": True, "metadata": {**meta, "learned": taken}}
+        self.journal.add(injection.model_copy(update=update))
 
-    def _tell_reward(self, episode: str, step: int, earned: float, request_id: str) -> bool:
+    def _send_reward(self, episode: str, step: int, earned: float, request_id: str) -> bool:
+        """Send what a step earned, counted once for each request id; False: the server never accepts it."""
         try:
-            return self.policy.tell_reward(episode, step, earned, request_id)
+            self.policy.client.reward(episode, [(step, earned)], request_id=request_id)
+        except _FINAL:
+            return False
         except PolicyError:
-            # Without its reward the step must not be learned from, so the episode does not go on.
+            # Without its reward the step must not be learned from, so the episode does not continue.
             self._behind = True
-            self.policy.give_up()
+            self.policy.abandon()
             raise
-
-    def _look_for_drift(self) -> None:
-        told = self.journal.told(self.drift_since)
-        why = drifted([success for _, success in told], [one.version for one, _ in told])
-        if why:
-            self.journal.stop(why, time.time())
-            raise Drifted(why)
+        return True
 
     def _is_on(self) -> bool:
         return is_on(self.journal.folder, default=self.auto)
 
     def _beat(self, trouble: str, *, ended: bool = False) -> None:
-        """Say how it is, at most once a second; the last beat is always written."""
+        """Write the state for the page, at most once a second; the last state is always written."""
         if time.monotonic() < self._next_beat_s and not ended:
             return
         self._next_beat_s = time.monotonic() + _BEAT_S
-        gate, rules = self.gate, self.rules
         beat = Beat(
-            at=time.time(), auto=self._is_on(), trouble=trouble, version=self._version,
-            threshold=gate.threshold, explore=gate.explore, interval_s=rules.interval_s,
-            daily_limit=rules.daily_limit, veto_s=rules.veto_s, quiet=[one.text for one in rules.quiet],
-            ended=ended,
+            **self.rules.model_dump(), at=time.time(), auto=self._is_on(), trouble=trouble,
+            version=self._version, ended=ended,
         )  # fmt: skip
         try:
             write_beat(self.journal.folder, beat)
@@ -484,75 +489,67 @@ class Injector:
     def _observe(self) -> NDArray[np.float32]:
         return self._history.observation(self.executor.read())
 
-    def _end_episode(self, observation: NDArray[np.float32]) -> None:
-        try:
-            self.policy.end(observation)
-        except PolicyError as error:
-            log.warning("the episode was given up", extra={"error": str(error)})
-
 
 # ---- `penstock inject`: the parts of an injector from its options, and its life as a process.
 
 
-def work(asked: InjectOptions, lifecycle: Lifecycle, settings: Settings, *, as_json: bool) -> int:
-    """Inject until the process is to end, and print what was done; returns 1 where it has stopped itself."""
-    executor, safe = _executor_of(asked)
-    gate = Gate(threshold=asked.threshold, explore=asked.explore, safe=safe)
+def work(options: InjectOptions, lifecycle: Lifecycle, settings: Settings, *, as_json: bool) -> int:
+    """Inject until the process is to end, and print the counts; returns 1 where it has stopped itself."""
+    executor, safe = _executor_of(options)
+    gate = Gate(threshold=options.threshold, explore=options.explore, safe=safe)
     try:
-        rules = InjectionRules(
-            interval_s=asked.interval, daily_limit=asked.daily_limit, veto_s=asked.veto_s,
-            quiet=tuple(map(QuietHours.parse, asked.quiet)),
-        )  # fmt: skip
+        for hours in options.quiet:
+            quiet_minutes(hours)
     except ValueError as error:
         raise ConfigurationError(f"--quiet: {error}") from error
+    rules = InjectionRules(
+        threshold=options.threshold, explore=options.explore, interval_s=options.interval,
+        daily_limit=options.daily_limit, veto_s=options.veto_s, quiet=list(options.quiet),
+    )  # fmt: skip
     try:
-        client = PolicyClient(asked.server, credentials=credentials(settings.security), policy=asked.policy)
+        client = PolicyClient(
+            options.server, credentials=credentials(settings.security), policy=options.policy
+        )
     except ValueError as error:
-        raise ConfigurationError(f"--server {asked.server}: {error}") from error
+        raise ConfigurationError(f"--server {options.server}: {error}") from error
+    code = EXIT_OK
     with (
         client,
-        InjectionJournal.held(asked.folder) as journal,
+        InjectionJournal.held(options.folder) as journal,
         lifecycle.calling_on_drain(client.close),
     ):
-        _tell_switch(asked)
+        switched = last_switch(options.folder)
+        if switched is not None and switched.on != options.auto:
+            sys.stderr.write(
+                f"auto is {'on' if switched.on else 'off'} in {options.folder}, as it was switched; --switch "
+                "changes that\n"
+            )
         injector = Injector(
-            policy=AskedPolicy(client, asked.client_key, executor.goals), executor=executor, journal=journal,
-            auto=asked.auto, gate=gate, rules=rules,
-            random=np.random.default_rng(asked.seed), pause=lifecycle.draining.wait,
-            draining=lifecycle.draining.is_set, drift_since=journal.start_again(allowed=asked.resume),
+            policy=ServedPolicy(client, options.client_key, executor.goals), executor=executor,
+            journal=journal, auto=options.auto, gate=gate, rules=rules,
+            random=np.random.default_rng(options.seed), pause=lifecycle.draining.wait,
+            draining=lifecycle.draining.is_set, drift_since=journal.start_again(allowed=options.resume),
         )  # fmt: skip
         injector.recover()
-        code = EXIT_OK
         try:
-            injector.run(asked.steps)
+            injector.run(options.steps)
         except Drifted as error:
             sys.stderr.write(
                 f"injecting has stopped: {error}; look with --explain, then start with --resume\n"
             )
             code = EXIT_FAILED
-    counts = dict(injector.counts)
-    text = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing was done"
-    sys.stdout.write((json.dumps(counts) if as_json else text) + "\n")
+    text = ", ".join(f"{count} {name}" for name, count in injector.counts.items()) or "nothing was done"
+    sys.stdout.write((json.dumps(injector.counts) if as_json else text) + "\n")
     return code
 
 
-def _executor_of(asked: InjectOptions) -> tuple[Executor, tuple[bool, ...]]:
+def _executor_of(options: InjectOptions) -> tuple[Executor, tuple[bool, ...]]:
     """Return what carries goals out, and which actions may be tried below the threshold."""
-    if (asked.goals is None) == (asked.simulated is None):
+    if (options.goals is None) == (options.simulated is None):
         raise ConfigurationError("--goals FILE or --simulated SEED: name one of them")
-    if asked.goals is not None:
-        file = read_commands(asked.goals)
+    if options.goals is not None:
+        file = read_commands(options.goals)
         return Commands(file, acts=True), (False, *(one.safe for one in file.goal))
     host = SimulatedHost()
-    host.reset(asked.simulated or 0)
+    host.reset(options.simulated or 0)
     return host, (False, *(True for _ in host.goals))
-
-
-def _tell_switch(asked: InjectOptions) -> None:
-    """Say where the switch of the folder counts more than the option."""
-    found = last_switch(asked.folder)
-    if found is not None and found.on != asked.auto:
-        sys.stderr.write(
-            f"auto is {'on' if found.on else 'off'} in {asked.folder}, as it was switched; --switch changes "
-            "that\n"
-        )

@@ -1,4 +1,4 @@
-"""What the folder of an injector says: on the command line, and on the page."""
+"""The contents of an injector's folder, for the command line and for the page."""
 
 import json
 import sys
@@ -17,19 +17,20 @@ from penstock.workloads.goals.injection_journal import (
     Beat,
     Feedback,
     Injection,
-    Told,
+    InjectionRules,
+    KnownOutcome,
     Veto,
+    known_outcomes,
     last_beat,
     last_switch,
     newest,
     reliability,
     stopped_by,
     switch,
-    told_of,
     veto,
 )
 
-# ---- Why nothing was injected, or what became of what was: from an injector's folder alone.
+# ---- `penstock inject --explain`: why goals were not injected, and the outcomes of those that were.
 
 SHOWN: Final = 20
 _FIELDS: Final = {"goal_id", "goal", "confidence", "priority", "reasoning", "timestamp"}
@@ -39,48 +40,48 @@ _REMEDIES: Final = {
     "quiet hours": "wait, or change --quiet",
     "daily limit": "wait for midnight, or raise --daily-limit",
     "veto": "an operator forbade them",
-    "the injector ends": "it was asked to end while they could still be vetoed",
+    "the injector ends": "it had to end while they could still be vetoed",
 }
+_OPERATOR: Final = "operator"
+"""Name of the user of the command line, in the files of a folder."""
 
 
-OPERATOR: Final = "operator"
-"""Who uses the command line, in the files of a folder."""
-
-
-def once(asked: InjectOptions, *, as_json: bool) -> int:
-    """Switch carrying out, else forbid a goal, else print the outcomes of a folder's goals."""
-    if asked.switch is not None:
-        if asked.switch not in ("on", "off"):
-            raise ConfigurationError(f"--switch {asked.switch}: say on or off")
-        switch(asked.folder, on=asked.switch == "on", by=OPERATOR)
-    elif asked.veto is not None:
-        veto(asked.folder, asked.veto, OPERATOR)
+def once(options: InjectOptions, *, as_json: bool) -> int:
+    """Switch an injector on or off, or forbid a goal, or print the outcomes of a folder's goals."""
+    if options.switch is not None:
+        if options.switch not in ("on", "off"):
+            raise ConfigurationError(f"--switch {options.switch}: say on or off")
+        switch(options.folder, on=options.switch == "on", by=_OPERATOR)
+    elif options.veto is not None:
+        veto(options.folder, options.veto, _OPERATOR)
     else:
-        told = explain(asked.folder)
-        sys.stdout.write((json.dumps(told) if as_json else as_text(told)) + "\n")
+        account = explain(options.folder)
+        sys.stdout.write((json.dumps(account) if as_json else as_text(account)) + "\n")
     return EXIT_OK
 
 
 def explain(folder: Path) -> dict[str, Any]:
-    """Return what a folder says as JSON values; raises ConfigurationError where there is no such folder."""
+    """Return the account of a folder as JSON values; raises ConfigurationError where there is no folder."""
     if not folder.is_dir():
         raise ConfigurationError(
             f"--folder {folder}: is no folder; name the one that `penstock inject` works in"
         )
     injections, outcomes = newest(Injection, folder), newest(Feedback, folder)
-    told = told_of(injections, outcomes)
+    known = known_outcomes(injections, outcomes)
     held = Counter(
         str(one.metadata.get("held") or "interrupted") for one in injections.values() if not one.injected
     )
+    certainties = [one.confidence for one in injections.values()]
+    quantiles = np.quantile(certainties, [0.1, 0.5, 0.9, 1.0]).tolist() if certainties else []
     return {
         "proposed": len(injections),
         "injected": sum(one.injected for one in injections.values()),
-        "succeeded": sum(success for _, success in told),
+        "succeeded": sum(success for _, success in known),
         "unknown": sum(one.success is None for one in outcomes.values()),
         "held": dict(held.most_common()),
         "stopped": stopped_by(folder),
-        "confidence": _quantiles([one.confidence for one in injections.values()]),
-        "reliability": _fits(told),
+        "confidence": dict(zip(("p10", "p50", "p90", "max"), quantiles, strict=False)),
+        "reliability": _reliability(known),
         "last": [
             one.model_dump(include=_FIELDS) | {"outcome": _outcome_of(one, outcomes.get(one.goal_id))}
             for one in list(injections.values())[-SHOWN:]
@@ -88,46 +89,39 @@ def explain(folder: Path) -> dict[str, Any]:
     }
 
 
-def _fits(told: Sequence[Told]) -> dict[str, float] | None:
-    return reliability([one.priority for one, _ in told], [success for _, success in told])
+def _reliability(known: Sequence[KnownOutcome]) -> dict[str, float] | None:
+    return reliability([one.priority for one, _ in known], [success for _, success in known])
 
 
-def as_text(told: dict[str, Any]) -> str:
+def as_text(account: dict[str, Any]) -> str:
     lines = [
-        f"{told['proposed']} goals proposed, {told['injected']} injected, {told['succeeded']} succeeded"
-        + (f", of {told['unknown']} the outcome is unknown" if told["unknown"] else "")
+        f"{account['proposed']} goals proposed, {account['injected']} injected, "
+        f"{account['succeeded']} succeeded"
+        + (f", of {account['unknown']} the outcome is unknown" if account["unknown"] else "")
     ]
-    if told["stopped"]:
+    if account["stopped"]:
         lines.append(
-            f"it has stopped itself: {told['stopped']}; look at the last goals, then start with --resume"
+            f"it has stopped itself: {account['stopped']}; look at the last goals, then start with --resume"
         )
-    if not told["proposed"]:
+    if not account["proposed"]:
         lines.append("nothing was proposed: the policy drew nothing, or its log says that no server answered")
-    for why, count in told["held"].items():
+    for why, count in account["held"].items():
         lines.append(f"{count} held back: {why}; {_REMEDIES.get(why, 'it was killed before they began')}")
-    if told["confidence"]:
+    if account["confidence"]:
+        quantiles = ", ".join(f"{name} {value:.2f}" for name, value in account["confidence"].items())
+        lines.append(f"certainty of the proposals: {quantiles}")
+    if account["reliability"]:
+        fit = account["reliability"]
         lines.append(
-            "certainty of the proposals: " + ", ".join(f"{k} {v:.2f}" for k, v in told["confidence"].items())
-        )
-    if told["reliability"]:
-        found = told["reliability"]
-        lines.append(
-            f"probability of success over the last {found['outcomes']}: off by {found['gap']:.2f} on "
-            f"average, Brier score {found['brier']:.3f}"
+            f"probability of success over the last {fit['outcomes']}: off by {fit['gap']:.2f} on "
+            f"average, Brier score {fit['brier']:.3f}"
         )
     lines += [
         f"  {one['goal_id']}  {one['goal']:20} π {one['confidence']:.2f}  success {one['priority']:.2f}  "
         f"{one['outcome']:12} {one['reasoning']}"
-        for one in told["last"]
+        for one in account["last"]
     ]
     return "\n".join(lines)
-
-
-def _quantiles(certainties: Sequence[float]) -> dict[str, float]:
-    if not certainties:
-        return {}
-    found = np.quantile(np.array(certainties), [0.1, 0.5, 0.9, 1.0])
-    return dict(zip(("p10", "p50", "p90", "max"), map(float, found), strict=True))
 
 
 def _outcome_of(one: Injection, found: Feedback | None) -> str:
@@ -145,16 +139,16 @@ BINS: Final = 10
 _MOST_BYTES: Final = 8 * 2**20
 """How much of the end of a file is read: some ten thousand goals."""
 _SILENT_S: Final = 60.0
-"""An injector that was not heard for so long beyond its interval has ended, or hangs."""
+"""An injector whose state is older than its interval and this has ended, or hangs."""
 
 
 def view_of(folder: Path, now: float) -> dict[str, Any]:
     """Return what the page shows, as JSON values. now: Unix time in seconds."""
     injections, outcomes = newest(Injection, folder, _MOST_BYTES), newest(Feedback, folder, _MOST_BYTES)
     vetoed = newest(Veto, folder, _MOST_BYTES)
-    told = told_of(injections, outcomes)
+    known = known_outcomes(injections, outcomes)
     day = [one for one in injections.values() if one.timestamp > now - DAY_S]
-    recent = [success for _, success in told[-LAST:]]
+    recent = [success for _, success in known[-LAST:]]
     life = summary_of(folder, now)
     open_s = life["rules"]["veto_s"] + _SILENT_S if life["state"] == "running" else 0.0
     return {
@@ -162,7 +156,7 @@ def view_of(folder: Path, now: float) -> dict[str, Any]:
         "day": _day(day, outcomes),
         "success": {"of": len(recent), "share": sum(recent) / len(recent) if recent else None},
         "confidence": np.histogram([one.confidence for one in day], BINS, (0, 1))[0].tolist(),
-        "reliability": _fits(told),
+        "reliability": _reliability(known),
         "goals": [
             _goal(one, outcomes, is_vetoed=one.goal_id in vetoed, is_open=one.timestamp > now - open_s)
             for one in reversed(list(injections.values())[-SHOWN:])
@@ -175,24 +169,20 @@ def summary_of(folder: Path, now: float) -> dict[str, Any]:
     beat, switched, stopped = last_beat(folder), last_switch(folder), stopped_by(folder)
     return {
         "state": "stopped" if stopped is not None else _state(beat, now),
-        "seen": None if beat is None else beat.at,
+        "seen": beat and beat.at,
         "auto": switched.on if switched is not None else bool(beat and beat.auto),
         "stopped": stopped,
         "trouble": beat.trouble if beat is not None else "",
-        "version": None if beat is None or not beat.version else beat.version,
-        "rules": None
-        if beat is None
-        else beat.model_dump(
-            include={"threshold", "explore", "interval_s", "daily_limit", "veto_s", "quiet"}
-        ),
+        "version": (beat and beat.version) or None,
+        "rules": beat and beat.model_dump(include=set(InjectionRules.model_fields)),
     }
 
 
 def _state(beat: Beat | None, now: float) -> str:
     if beat is None or beat.ended:
         return "ended"
-    silent = now - beat.at > beat.interval_s + beat.veto_s + _SILENT_S
-    return "silent" if silent else "running"
+    is_silent = now - beat.at > beat.interval_s + beat.veto_s + _SILENT_S
+    return "silent" if is_silent else "running"
 
 
 def _day(day: Sequence[Injection], outcomes: Mapping[str, Feedback]) -> dict[str, Any]:

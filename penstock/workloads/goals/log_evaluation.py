@@ -135,9 +135,7 @@ def ask(
     log: Log, policy: str, local: Any, weights: RewardWeights, late: Late, asked: EvaluateOptions
 ) -> Question:
     """Return whole episodes with known propensities: the rest of one would be weighted wrongly."""
-    chances, encoding = read_policy(
-        policy, Encoding(log.numbers, log.actions), local, deterministic=asked.deterministic
-    )
+    chances, encoding = read_policy(policy, log.encoding, local, deterministic=asked.deterministic)
     used = [episode for episode in log.episodes if all(one.propensity is not None for one in episode)]
     traces = [trace for episode in used for trace in episode]
     seen = encoding.episodes(used)

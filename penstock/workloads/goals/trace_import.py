@@ -61,7 +61,7 @@ def main(file: Path, out: Path, *, reward: Sequence[str], as_json: bool) -> int:
 
 
 def _write(index: TraceIndex, weights: RewardWeights, out: Path) -> dict[str, Any]:
-    encoding = Encoding(index.numbers, index.actions)
+    encoding = index.encoding
     out.mkdir(parents=True, exist_ok=True)
     held, measured = index.path, index.episodes
     if index.decisions > MOST_HELD:

@@ -6,12 +6,12 @@ A line is a decision of a live system and its outcome:
      "goal": "free some disk", "action": "rotate_logs", "propensity": 0.25,
      "result": {"success": true, "output": "3 files", "execution_time_ms": 41.5}, "metadata": {"host": "a"}}
 
-`propensity` is the probability with which the action was chosen. Leave it out where it is not known: where
-the action was the most likely one instead of a drawn one, a fallback, or changed by a gate that does not say
-how.
+`propensity` is the probability with which the action was chosen. Leave it out where it is unknown: where
+the action was the most likely one and not drawn, was a fallback, or was changed by a gate of unknown
+probability.
 
 The index is a temporary file of some 100 bytes a line. An episode with a broken, doubled or missing line is
-left out, and counted. Only `held_log` holds a log.
+left out, and counted. Only `held_log` holds a whole log in memory.
 """
 
 import json
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final
 
@@ -42,11 +42,11 @@ MOST_STEPS: Final = 10_000
 _Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12, strict=True)]
 _Name = Annotated[str, Field(min_length=1, max_length=128)]
 _Action = Annotated[str, Field(max_length=128, pattern=r"^[^\s\p{Cc}]([^\p{Cc}]*[^\s\p{Cc}])?$")]
-"""Without white space around it, and without control characters: two actions that look the same are one."""
+"""Without surrounding white space and control characters: two actions that look the same are the same."""
 
 
 class Result(BaseModel):
-    """The outcome of an action. `crashed`: what acted broke down as well."""
+    """The outcome of an action. `crashed`: the system that acted failed as well."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -58,7 +58,7 @@ class Result(BaseModel):
 
 
 class Trace(BaseModel):
-    """A line of a log, checked. time: Unix, in seconds. step: of its episode, from 0."""
+    """A valid line of a log. time: Unix, in seconds. step: of its episode, from 0."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -83,7 +83,7 @@ def parse(line: bytes) -> Trace:
     try:
         return Trace.model_validate(json.loads(line.decode("utf-8-sig"), object_pairs_hook=_once))
     except ValidationError as error:
-        raise BadLine("; ".join(_told(one) for one in error.errors()[:3])) from error
+        raise BadLine("; ".join(map(_explained, error.errors()[:3]))) from error
     except (ValueError, RecursionError) as error:
         raise BadLine(f"no JSON object: {error}") from error
 
@@ -97,14 +97,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _told(one: Any) -> str:
+def _explained(one: Any) -> str:
     field = ".".join(str(part) for part in one["loc"]) or "line"
     if one["type"] == "missing":
         return f"{field}: is missing"
     return f"{field}={str(one['input'])[:80]!r}: {one['msg'].lower()}"
 
 
-# ---- What an outcome is worth, with weights that a user may change.
+# ---- The reward of an outcome, with weights that a user may change.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ _BROKEN_STEP: Final = -1
 _NAMED: Final = re.compile(rb'"episode"\s*:\s*"([^"\\]{1,128})"')
 
 _Row = tuple[str, int, int, int, str, bool, bool]
-"""Episode, step, number of the line, its place in the file, action, success, whether it has a propensity."""
+"""Episode, step, number of the line, its offset in the file, action, success, whether it has a propensity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,10 @@ class Fault:
 
 @dataclass(slots=True)
 class TraceIndex:
-    """What a file holds; counts are those of whole episodes, `lines` all but empty ones.
+    """The content of a file; counts are those of whole episodes, `lines` those of all but empty lines.
 
     faults: in the order of their lines. broken: names of the episodes that are left out. numbers: names of
-    what is observed, sorted. done, well: how often each action was done, and how often with success.
+    the numbers of an observation, sorted. done, well: how often each action was done, and with success.
     """
 
     path: Path
@@ -195,7 +195,8 @@ class TraceIndex:
                     database.executemany(
                         "INSERT INTO line VALUES (?, ?, ?, ?, ?, ?, ?)", index._rows(file, most_lines)
                     )
-                database.executemany("INSERT INTO whole VALUES (?, ?, ?)", index._whole_rows())
+                index._find_broken()
+                index._count()
                 index.faults.sort(key=lambda fault: fault.line)
             except OSError as error:
                 raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
@@ -212,6 +213,10 @@ class TraceIndex:
     @property
     def actions(self) -> tuple[str, ...]:
         return tuple(sorted(self.done))
+
+    @property
+    def encoding(self) -> "Encoding":
+        return Encoding(self.numbers, self.actions)
 
     def check_episodes(self) -> None:
         if not self.lines:
@@ -238,11 +243,11 @@ class TraceIndex:
     def whole_lines(self) -> Iterator[bytes]:
         """Yield the lines of `traces` as they stand in the file, without their ends."""
         with self.path.open("rb") as file:
-            for (place,) in self._database.execute("SELECT place FROM whole ORDER BY first, step"):
+            for (place,) in self._database.execute(
+                "SELECT place FROM line ORDER BY MIN(number) OVER (PARTITION BY episode), step"
+            ):
                 file.seek(place)
                 yield file.readline(MOST_LINE_BYTES + 1).rstrip(b"\r\n")
-
-    # ------------------------------------------------------------ the first pass
 
     def _rows(self, file: BinaryIO, most_lines: int | None) -> Iterator[_Row]:
         for number, place, line in _lines(file):
@@ -281,45 +286,39 @@ class TraceIndex:
                 f"{first.line}: {first.why}"
             )
 
-    # ------------------------------------------------------------ episodes
-
-    def _whole_rows(self) -> Iterator[tuple[int, int, int]]:
-        """Yield number of the first line, step and place of every decision of a whole episode."""
-        every = self._database.execute("SELECT * FROM line ORDER BY episode, step, number")
-        for name, lines in groupby(every, itemgetter(0)):
-            yield from self._whole(name, lines)
-
-    def _whole(self, name: str, lines: Iterator[_Row]) -> Iterator[tuple[int, int, int]]:
-        rows = [next(lines)]
-        for row in lines:
-            if row[1] != rows[-1][1]:
-                rows.append(row)
-            elif row[1] != _BROKEN_STEP:
-                why = f"step={row[1]} of episode {name!r} is there already, at line {rows[-1][2]}"
-                self._add_fault(row[2], why)
-                self.broken[name] = None
-        if rows[0][1] == _BROKEN_STEP:
+    def _find_broken(self) -> None:
+        """Add the faults of episodes with doubled or missing steps, and drop the lines of all broken ones."""
+        rows = self._database.execute(
+            "SELECT * FROM (SELECT episode, step, number, LAG(step, 1, -1) OVER steps AS before, "
+            "LAG(number) OVER steps FROM line WINDOW steps AS (PARTITION BY episode ORDER BY step, number)) "
+            "WHERE step != before + 1 ORDER BY episode, step, number"
+        )
+        explained = ""  # an episode with a broken line, or of which the first missing step is known
+        for name, step, number, before, number_before in rows:
             self.broken[name] = None
-            return
-        absent = next((step for step, row in enumerate(rows) if step != row[1]), None)
-        if absent is not None:
-            why = f"episode {name!r}: step {absent} is missing before step {rows[absent][1]}"
-            self._add_fault(rows[absent][2], why)
-            self.broken[name] = None
-        if name in self.broken:
-            return
-        self.episodes += 1
-        self.decisions += len(rows)
-        first = min(row[2] for row in rows)
-        for _, step, _, place, action, success, known in rows:
-            self.done[action] += 1
-            self.well[action] += bool(success)
-            self.with_propensity += bool(known)
-            yield first, step, place
+            if step == _BROKEN_STEP:
+                explained = name
+            elif step == before:
+                why = f"step={step} of episode {name!r} is there already, at line {number_before}"
+                self._add_fault(number, why)
+            elif name != explained:
+                self._add_fault(number, f"episode {name!r}: step {before + 1} is missing before step {step}")
+                explained = name
+        self._database.executemany("INSERT INTO broken VALUES (?)", ((name,) for name in self.broken))
+        self._database.execute("DELETE FROM line WHERE episode IN (SELECT episode FROM broken)")
+
+    def _count(self) -> None:
+        self.episodes = self._database.execute("SELECT COUNT(DISTINCT episode) FROM line").fetchone()[0]
+        for action, done, well, known in self._database.execute(
+            "SELECT action, COUNT(*), SUM(success), SUM(known) FROM line GROUP BY action"
+        ):
+            self.done[action], self.well[action] = done, well
+            self.decisions += done
+            self.with_propensity += known
 
 
 def _temporary() -> sqlite3.Connection:
-    """Return a database in a file that has no name, and that goes with the connection."""
+    """Return a database in a file without a name, which is deleted when the connection closes."""
     made = sqlite3.connect("", isolation_level=None)
     made.execute("PRAGMA journal_mode = OFF")
     made.execute("PRAGMA synchronous = OFF")
@@ -329,16 +328,16 @@ def _temporary() -> sqlite3.Connection:
         "CREATE TABLE line (episode TEXT, step INTEGER, number INTEGER, place INTEGER, action TEXT, "
         "success INTEGER, known INTEGER)"
     )
-    made.execute("CREATE TABLE whole (first INTEGER, step INTEGER, place INTEGER)")
+    made.execute("CREATE TABLE broken (episode TEXT PRIMARY KEY)")
     made.execute("BEGIN")
     return made
 
 
 def _episode_of(line: bytes) -> str | None:
-    """Return which episode a line belongs to that is no trace; None where that cannot be known."""
+    """Return the episode of a line that is no trace; None where it is unknown."""
     try:
-        told = json.loads(line)
-        found = told.get("episode") if isinstance(told, dict) else None
+        parsed = json.loads(line)
+        found = parsed.get("episode") if isinstance(parsed, dict) else None
         # Half of a surrogate pair is no text, and no name.
         return found.encode().decode() if isinstance(found, str) else None
     except UnicodeEncodeError:
@@ -349,7 +348,7 @@ def _episode_of(line: bytes) -> str | None:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """Yield every line that is not empty with number and place; of one that is too long its beginning."""
+    """Yield number, offset and content of each line that is not empty; of a long line only the beginning."""
     number = place = 0
     while line := file.readline(MOST_LINE_BYTES + 1):
         number, begin, whole = number + 1, place, line
@@ -369,8 +368,7 @@ class Log:
     """The whole episodes of a file, each a tuple of its traces by step; the rest is that of its index."""
 
     episodes: tuple[tuple[Trace, ...], ...]
-    numbers: tuple[str, ...]
-    actions: tuple[str, ...]
+    encoding: "Encoding"
     independent: bool
 
     @property
@@ -379,19 +377,15 @@ class Log:
 
 
 def held_log(path: Path) -> Log:
-    """Return what a file holds; raises ConfigurationError where it holds no whole episode."""
+    """Return the content of a file; raises ConfigurationError where it has no whole episode."""
     with TraceIndex.of(path, MOST_LINES) as index:
         index.check_episodes()
-        return Log(
-            episodes=tuple(index.whole_episodes()),
-            numbers=index.numbers,
-            actions=index.actions,
-            independent=index.independent,
-        )
+        episodes = tuple(index.whole_episodes())
+        return Log(episodes=episodes, encoding=index.encoding, independent=index.independent)
 
 
 def shared_log(path: Path) -> Log:
-    """Return what `held_log` does, read once per process while the file is the same."""
+    """Return the result of `held_log`, computed once per process while the file does not change."""
     try:
         found = path.stat()
     except OSError as error:
@@ -423,7 +417,7 @@ def write_sample(index: TraceIndex, path: Path) -> int:
     return written
 
 
-# ---- A trace as the vector that a policy sees.
+# ---- A trace as a policy observes it.
 
 GOAL_WIDTH: Final = 16
 _LAST_WIDTH: Final = 4
@@ -441,12 +435,12 @@ class Encoding:
         return len(self.numbers) + GOAL_WIDTH + _LAST_WIDTH
 
     def observation(self, trace: Trace, before: Result | None) -> NDArray[np.float32]:
-        """Return what is seen, float32 [width]. before: result of the decision before it."""
+        """Return the observation, float32 [width]. before: result of the decision before it."""
         numbers = [trace.observation[name] for name in self.numbers]
         return np.array([*numbers, *_hashed(trace.goal), *_last(before)], np.float32)
 
     def episodes(self, episodes: Sequence[Sequence[Trace]]) -> NDArray[np.float32]:
-        """Return what was seen at every decision, float32 [n, width], episode by episode."""
+        """Return the observation of every decision, float32 [n, width], episode by episode."""
         rows = [
             self.observation(trace, episode[step - 1].result if step else None)
             for episode in episodes

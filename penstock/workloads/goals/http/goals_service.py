@@ -49,7 +49,7 @@ class RulesShown(Answer):
 
 
 class InjectorListed(Answer):
-    """An injector. stopped: why it carries nothing out any more. version: of the policy that it asks."""
+    """An injector. stopped: why it has stopped itself. version: of the policy that it uses."""
 
     name: str
     state: Literal["running", "silent", "stopped", "ended"]
@@ -68,7 +68,7 @@ class InjectorList(Answer):
 
 
 class LastDay(Answer):
-    """What an injector did in the last day. held: goals that were held back, by why."""
+    """What an injector did in the last day. held: goals that were held back, by reason."""
 
     proposed: int
     injected: int
@@ -79,14 +79,14 @@ class LastDay(Answer):
 
 
 class SuccessShown(Answer):
-    """The share of the last goals that succeeded; null: none was told of."""
+    """The share of the last goals that succeeded; null: no outcome is known."""
 
     of: int
     share: float | None
 
 
 class ReliabilityShown(Answer):
-    """How well the probabilities fit what happened. gap: between probability and rate, on average."""
+    """How well the probabilities fit the outcomes. gap: between probability and rate, on average."""
 
     brier: float
     gap: float
@@ -94,7 +94,7 @@ class ReliabilityShown(Answer):
 
 
 class GoalShown(Answer):
-    """A goal. learned: whether its reward was taken for training; null: it has none yet."""
+    """A goal. learned: whether the server accepted its reward for training; null: it has none yet."""
 
     goal_id: str
     goal: str
@@ -172,14 +172,14 @@ class NewVeto(Body):
 def injectors(request: Request, member: Member) -> dict[str, Any]:
     """Return the injectors of a project: whether each lives, and whether it carries goals out."""
     now, found = time.time(), injector_folders(state_folder(request), member.project)
-    with _told():
+    with _refusals():
         return {"injectors": [{"name": name} | summary_of(folder, now) for name, folder in found.items()]}
 
 
 @router.get("/api/projects/{project}/injectors/{injector}", response_model=InjectorShown)
 def injector(request: Request, member: Member, injector: str) -> dict[str, Any]:
     """Return an injector: what it did in the last day, how often goals succeed, and its last twenty."""
-    with _told():
+    with _refusals():
         folder = injector_folder(state_folder(request), member.project, injector)
         return {"name": injector} | view_of(folder, time.time())
 
@@ -187,7 +187,7 @@ def injector(request: Request, member: Member, injector: str) -> dict[str, Any]:
 @router.put("/api/projects/{project}/injectors/{injector}/auto", status_code=204)
 def set_auto(request: Request, member: Member, injector: str, body: WantedAuto) -> None:
     """Have goals carried out, or only proposed, from the next interval on."""
-    with _told():
+    with _refusals():
         folder = injector_folder(state_folder(request), member.project, injector)
         with _audited(request, member, "injector switched", injector, on=body.on):
             switch(folder, on=body.on, by=member.principal.subject)
@@ -196,7 +196,7 @@ def set_auto(request: Request, member: Member, injector: str, body: WantedAuto) 
 @router.post("/api/projects/{project}/injectors/{injector}/vetoes", status_code=204)
 def forbid(request: Request, member: Member, injector: str, body: NewVeto) -> None:
     """Forbid a goal that was proposed and is not carried out yet; again changes nothing."""
-    with _told():
+    with _refusals():
         folder = injector_folder(state_folder(request), member.project, injector)
         with _audited(request, member, "goal vetoed", injector, goal=body.goalId):
             veto(folder, body.goalId, member.principal.subject)
@@ -215,13 +215,13 @@ def service() -> Service:
 def _audited(
     request: Request, member: Membership, action: str, injector: str, **detail: Any
 ) -> AbstractContextManager[None]:
-    """Have the audit say what is asked of an injector, unless its files refuse it."""
+    """Write a request to an injector into the audit log, unless its files refuse it."""
     refusals = (UnknownGoal, TooLate, ConfigurationError)
     return audited(parts_of(request), member, action, f"injector/{injector}", refusals=refusals, **detail)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _refusals() -> Iterator[None]:
     try:
         yield
     except UnknownGoal as error:

@@ -1,13 +1,13 @@
 """`Traces-v0`: a log of tasks as an environment, with three declared modes.
 
-What a log answers when another action is tried than the logged one:
+The modes differ in the reward of an action that is not the logged one:
 
-matched  where the log has another action, nothing is known. In a log of independent decisions a logged
-action is accepted with probability c / propensity, c the smallest propensity of the log, and
-earns its reward / c; any other earns 0. So the expected reward of every action is the true one
-(Li et al. 2011). In a log of longer episodes another action ends the episode.
-full     `metadata.outcomes` of every line has the result of every action
-model    a reward model that is fitted on the log answers, for better or worse
+    matched   The reward of another action is unknown. In a log of independent decisions a logged action is
+              accepted with probability c / propensity, c the smallest propensity of the log, and earns its
+              reward / c; any other earns 0. So the expected reward of every action is the true one
+              (Li et al. 2011). In a log of longer episodes another action ends the episode.
+    full      `metadata.outcomes` of every line has the result of every action.
+    model     A reward model that is fitted on the log predicts the reward.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +33,10 @@ from penstock.workloads.goals.trace_index import (
 
 
 class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Plays logged episodes in random order; an episode is a logged one and never goes across two.
+    """Plays logged episodes in random order.
 
-    Observation: that of `Encoding`. `info["mode"]` marks every step with the mode; `info["known"]` says
-    whether the log knew what became of the action.
+    Observation: that of `Encoding`. `info["mode"]` is the mode; `info["known"]` says whether the log has the
+    result of the action.
 
     Args:
         trace_file: the log.
@@ -63,8 +63,8 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
         if not trace_file:
             raise ConfigurationError("environment.kwargs.trace_file: is missing; name the log")
         log = shared_log(Path(trace_file))
-        self._encoding = _encoding_of(log, tuple(numbers), tuple(actions))
-        self._answers = answers(mode, log, self._encoding, RewardWeights.of(reward or {}))
+        self._encoding = _encoding_of(log.encoding, tuple(numbers), tuple(actions))
+        self._reward = reward_function(mode, log, self._encoding, RewardWeights.of(reward or {}))
         self._episodes, self._mode, self._longest = log.episodes, mode, max_episode_length
         self.observation_space = spaces.Box(-1e12, 1e12, (self._encoding.width,), np.float32)
         self.action_space = spaces.Discrete(len(self._encoding.actions))
@@ -84,7 +84,7 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         trace = self._episode[self._step]
-        reward = self._answers(trace, self._observe(), int(action), float(self.np_random.random()))
+        reward = self._reward(trace, self._observe(), int(action), float(self.np_random.random()))
         known, at_end = reward is not None, self._step + 1 == len(self._episode)
         if known and not at_end:
             self._step += 1
@@ -98,31 +98,31 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._encoding.observation(self._episode[self._step], before)
 
 
-def _encoding_of(log: Log, numbers: tuple[str, ...], actions: tuple[str, ...]) -> Encoding:
-    encoding = Encoding(numbers or log.numbers, actions or log.actions)
+def _encoding_of(logged: Encoding, numbers: tuple[str, ...], actions: tuple[str, ...]) -> Encoding:
+    encoding = Encoding(numbers or logged.numbers, actions or logged.actions)
     for key, absent in (
-        ("numbers", set(encoding.numbers) - set(log.numbers)),
-        ("actions", set(log.actions) - set(encoding.actions)),
+        ("numbers", set(encoding.numbers) - set(logged.numbers)),
+        ("actions", set(logged.actions) - set(encoding.actions)),
     ):
         if absent:
             raise ConfigurationError(
                 f"environment.kwargs.{key}: {', '.join(sorted(absent))}: the log and the names differ; "
-                f"it has numbers {', '.join(log.numbers)} and actions {', '.join(log.actions)}"
+                f"it has numbers {', '.join(logged.numbers)} and actions {', '.join(logged.actions)}"
             )
     return encoding
 
 
 # ---- The modes.
 
-Answers = Callable[[Trace, NDArray[np.float32], int, float], float | None]
-"""(decision of the log, what is seen, float32 [width], action, uniform draw in [0, 1)) → what it earns.
+RewardFunction = Callable[[Trace, NDArray[np.float32], int, float], float | None]
+"""(decision of the log, observation, float32 [width], action, uniform draw in [0, 1)) → reward.
 
-None: the log does not say what became of the action, and the episode cannot go on.
+None: the log does not have the result of the action, and the episode cannot continue.
 """
 
 
-def answers(mode: str, log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
-    """Return the answers of a mode; raises ConfigurationError where the log does not have what it needs."""
+def reward_function(mode: str, log: Log, encoding: Encoding, weights: RewardWeights) -> RewardFunction:
+    """Return the rewards of a mode; raises ConfigurationError where the log does not have what it needs."""
     match mode:
         case "matched":
             return _accepted(log, encoding, weights) if log.independent else _matched(encoding, weights)
@@ -134,14 +134,14 @@ def answers(mode: str, log: Log, encoding: Encoding, weights: RewardWeights) -> 
             raise ConfigurationError(f"environment.kwargs.mode={mode!r}: must be one of matched, full, model")
 
 
-def _matched(encoding: Encoding, weights: RewardWeights) -> Answers:
+def _matched(encoding: Encoding, weights: RewardWeights) -> RewardFunction:
     def reply(trace: Trace, _seen: NDArray[np.float32], action: int, _draw: float) -> float | None:
         return weights.reward(trace.result) if encoding.action(trace.action) == action else None
 
     return reply
 
 
-def _accepted(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+def _accepted(log: Log, encoding: Encoding, weights: RewardWeights) -> RewardFunction:
     lacking = next((one for one in log.traces if one.propensity is None), None)
     if lacking is not None:
         raise ConfigurationError(
@@ -158,20 +158,20 @@ def _accepted(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
     return reply
 
 
-def _full(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+def _full(log: Log, encoding: Encoding, weights: RewardWeights) -> RewardFunction:
     if not log.independent:
         raise ConfigurationError(
-            "environment.kwargs.mode='full': the log has episodes of several decisions; what follows "
-            "another action is not in it; use 'matched' or 'model'"
+            "environment.kwargs.mode='full': the log has episodes of several decisions, and not the "
+            "decisions after another action; use 'matched' or 'model'"
         )
     rewards = {trace.episode: _outcomes(trace, encoding.actions, weights) for trace in log.traces}
     return lambda trace, _seen, action, _draw: rewards[trace.episode][action]
 
 
 def _outcomes(trace: Trace, actions: Sequence[str], weights: RewardWeights) -> list[float]:
-    told: Any = trace.metadata.get("outcomes")
+    outcomes: Any = trace.metadata.get("outcomes")
     try:
-        return [weights.reward(Result.model_validate(told[name])) for name in actions]
+        return [weights.reward(Result.model_validate(outcomes[name])) for name in actions]
     except (KeyError, TypeError, ValidationError) as error:
         raise ConfigurationError(
             f"environment.kwargs.mode='full': episode {trace.episode!r}: metadata.outcomes must have the "
@@ -179,7 +179,7 @@ def _outcomes(trace: Trace, actions: Sequence[str], weights: RewardWeights) -> l
         ) from error
 
 
-def _modelled(log: Log, encoding: Encoding, weights: RewardWeights) -> Answers:
+def _modelled(log: Log, encoding: Encoding, weights: RewardWeights) -> RewardFunction:
     seen = encoding.episodes(log.episodes).astype(np.float64)
     action = np.array([encoding.action(trace.action) for trace in log.traces])
     reward = np.array([weights.reward(trace.result) for trace in log.traces])

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from penstock.workloads.goals.injection_journal import InjectionRules, QuietHours
+from penstock.workloads.goals.injection_journal import InjectionRules, is_quiet, quiet_minutes
 
 
 def at(hour: int, minute: int) -> float:
@@ -22,20 +22,18 @@ def at(hour: int, minute: int) -> float:
 def test_quiet_hours_hold_from_their_first_minute_to_before_their_last(
     hours: str, quiet: list[tuple[int, int]], loud: list[tuple[int, int]]
 ) -> None:
-    found = QuietHours.parse(hours)
-    assert all(found.hold(at(*one)) for one in quiet)
-    assert not any(found.hold(at(*one)) for one in loud)
+    assert all(is_quiet(hours, at(*one)) for one in quiet)
+    assert not any(is_quiet(hours, at(*one)) for one in loud)
 
 
 @pytest.mark.parametrize("bad", ["", "22-6", "24:00-06:00", "22:00-06:60", "22:00-22:00", "22:00–06:00"])
 def test_hours_that_are_none_are_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="quiet hours"):
-        QuietHours.parse(bad)
+        quiet_minutes(bad)
 
 
 def test_the_first_rule_that_forbids_is_told() -> None:
-    quiet = (QuietHours.parse("22:00-06:00"),)
-    rules = InjectionRules(daily_limit=3, quiet=quiet)
+    rules = InjectionRules(threshold=0.7, explore=0.0, daily_limit=3, quiet=["22:00-06:00"])
     assert rules.forbids(at(12, 0), 0, auto=False) == "auto is off"
     assert rules.forbids(at(23, 0), 0, auto=True) == "quiet hours"
     assert rules.forbids(at(12, 0), 3, auto=True) == "daily limit"
