@@ -1,8 +1,7 @@
-"""What a run of thoughts generates with: thoughts on each question, and what they add to the answer.
+"""The actor's part of a run of thoughts: generate thoughts with rewards, evaluate, and serve.
 
 One fragment is one batch of thoughts under one version of the weights, in rows of `actor.unroll_length`.
-The reward is the actor's own; the learner computes it anew. A batch that a drain ends early is
-no experience.
+The learner computes the reward again. A batch that a drain ends early contains no experience.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class ThoughtEquipment:
-    """Of one run, from the places of this machine."""
+    """The settings, task, layout and model of a run, from the places of this machine."""
 
     def __init__(self, of: Run) -> None:
-        """Raise ConfigurationError."""
+        """Raise ConfigurationError where something is missing or does not fit."""
         quieten()
         torch.set_num_threads(of.actor.threads)
         self.section = thoughts_section(of.environment)
@@ -118,12 +117,12 @@ _BATCH: Final = 256
 def make_runner(
     specification: RunSpecification, settings: Settings, episodes: int | None = None
 ) -> "ThoughtRunner":
-    del episodes  # no more is made for many than for few
+    del episodes
     return ThoughtRunner(acting.read(specification, settings.actor))
 
 
 class ThoughtRunner(acting.Runner):
-    """Asks a held-out question an episode; where it is deterministic, behind the likeliest thought."""
+    """Answers one held-out question per episode; deterministic: behind the likeliest thought."""
 
     def __init__(self, of: Run) -> None:
         self._equipment = ThoughtEquipment(of)
@@ -156,7 +155,7 @@ class ThoughtRunner(acting.Runner):
         ]
 
 
-# ---- What `penstock serve` answers clients of a run with: the last message is a question of its task.
+# ---- The server of `penstock serve`: the last message is a question of the task.
 
 _TEMPLATE: Final = (
     "{% if tools %}{{ raise_exception('a model of thoughts calls no tools') }}{% endif %}"
@@ -179,8 +178,8 @@ def make_server(
     of = acting.read(specification, settings.actor)
     if width := mixing_width(of.policy):
         raise ConfigurationError(
-            f"policy.kwargs.{MIXING}={width}: a server answers from behind a thought alone and mixes "
-            "nothing; serve a run that was trained without it"
+            f"policy.kwargs.{MIXING}={width}: a server does not mix answers; serve a run that was trained "
+            "without it"
         )
     section = thoughts_section(of.environment)
     task, layout = task_of(of.environment)
@@ -208,7 +207,7 @@ def question_tokenizer(layout: Layout) -> Any:
 
 
 def thinking_form(layout: Layout, thought_tokens: int, answer_tokens: int) -> "ThinkingForm":
-    """Return how a model thinks. thought_tokens: most of a thought. answer_tokens: of every answer."""
+    """Return the form of thoughts. thought_tokens: most of a thought. answer_tokens: of every answer."""
     from penstock.workloads.language.serving.text_answerer import ThinkingForm  # noqa: PLC0415 - no actor's
 
     return ThinkingForm(
@@ -227,6 +226,6 @@ def length_of_answers(name: str, task: Task) -> int:
     if len(lengths) > 1:
         raise ConfigurationError(
             f"environment.kwargs.task={name!r}: its answers have {min(lengths)} to {max(lengths)} words, and "
-            "served are answers of one length: fill shorter ones with a word of their own"
+            "a server needs answers of one length: fill shorter ones with a filler word"
         )
     return lengths.pop()

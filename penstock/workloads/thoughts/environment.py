@@ -3,13 +3,14 @@
     with a thought    <bos> question <think> thought </think> = answer
     without one       <bos> question = answer
 
-A thought ends with `</think>`, which is part of what was sampled; one that its length ended gets it behind.
+A thought ends with `</think>`, which is a sampled token; a thought of the full length gets one appended.
 Loads no torch.
 """
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
+import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.config.algorithm_sections import OnPolicySection
@@ -115,18 +116,18 @@ Ids = tuple[int, ...]
 SPECIAL: Final = ("<pad>", "<bos>", "<eos>", "<unk>")
 """First words of every tokenizer of `penstock.workloads.language.pretraining.tiny_models`."""
 MARKS: Final = ("<think>", "</think>", "=", ".")
-"""Begin and end of a thought, what stands before an answer, and a filler that says nothing."""
+"""Begin and end of a thought, the mark before an answer, and a filler without meaning."""
 
 
 class Layout:
-    """Tokens of one task; symbols are what a thought is made of, the others marks."""
+    """The tokens of one task, and the layout of its rows. symbols: the tokens that a thought is made of."""
 
     def __init__(self, task: Task) -> None:
         shared = set(task.words) & {*SPECIAL, *MARKS}
         if shared:
             raise ValueError(f"words of the task are marks: {sorted(shared)}")
         self.words = (*MARKS, *task.words)
-        """All words but the special ones, as a tokenizer is built of them."""
+        """All words but the special ones, in the order of the tokenizer."""
         self._ids = {word: number for number, word in enumerate((*SPECIAL, *self.words))}
         self._word = tuple(self._ids)
         self.pad, self.bos = self._ids["<pad>"], self._ids["<bos>"]
@@ -164,22 +165,21 @@ class Layout:
         return (*question, self.think, *thought)
 
     def thinking(self, question: Ids, thought: Sequence[int], answer: Sequence[int]) -> Ids:
-        """Return a row with a thought; what its length ended is closed."""
+        """Return a row with a thought, which is closed where it has no end mark."""
         return (*question, self.think, *self.said(thought), self.end, self.equals, *answer)
 
     def direct(self, question: Ids, answer: Sequence[int]) -> Ids:
         return (*question, self.equals, *answer)
 
 
-# ---- `environment.kwargs` of a run of thoughts: which task, how long thoughts are, what training begins
-# with.
+# ---- `environment.kwargs` of a run of thoughts: the task, the length of thoughts, the start of training.
 
 
 class Thoughts(GuardSection):
-    """What a run of thoughts asks of its actors."""
+    """The task of a run, its thoughts, and the model that training begins with."""
 
     task: str = "rings"
-    """rings, rings:N:HOPS, or module:function of a task of one's own."""
+    """rings, rings:N:HOPS, or module:function of a task of your own."""
     model: str = ""
     """Folder of the model that training begins with; empty: it is made first, by the warm start."""
     start: Literal["empty", "noise", "random"] = "empty"
@@ -195,7 +195,7 @@ class Thoughts(GuardSection):
     start_updates: Positive = 2500
     """Most updates of the warm start until steps are right; without that the run is refused."""
     corrupted_updates: Positive = 300
-    """Updates of the warm start on corrupted thoughts, behind the others."""
+    """Updates of the warm start on corrupted thoughts, after the others."""
     hidden: Annotated[int, Field(gt=0, le=4096, multiple_of=8)] = 64
     """Width of that model; a multiple of 8."""
     layers: Annotated[int, Field(gt=0, le=64)] = 2
@@ -211,14 +211,14 @@ def thoughts_section(section: EnvironmentSection) -> Thoughts:
     return kwargs_settings(Thoughts, section.kwargs)
 
 
-# ---- The environment of thoughts, as the core asks for it: tokens are observed and tokens are chosen.
+# ---- The environment of thoughts: observations and actions are tokens.
 
 _ASKED: Final = 64
-"""Questions of each level by which lengths of rows and answers are found."""
+"""Questions of each level from which the lengths of rows and answers are computed."""
 
 
 def task_of(section: EnvironmentSection) -> tuple[Task, Layout]:
-    """Return the task of a run and how its rows are laid out; raises ConfigurationError."""
+    """Return the task of a run and the layout of its rows; raises ConfigurationError."""
     place = thoughts_section(section).task
     task = open_task(place)
     try:
@@ -228,13 +228,13 @@ def task_of(section: EnvironmentSection) -> tuple[Task, Layout]:
 
 
 def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
-    """Return the spaces of the token at a position and of the token behind it; raises ConfigurationError."""
+    """Return the spaces of the token at a position and of the next token; raises ConfigurationError."""
     vocabulary = Discrete(task_of(section)[1].vocabulary)
     return vocabulary, vocabulary
 
 
 def target(section: EnvironmentSection) -> float | None:
-    """Return None: `learner.target_return` says it. Raises ConfigurationError for kwargs that cannot be."""
+    """Return None: `learner.target_return` is the only target. Raises ConfigurationError for wrong kwargs."""
     thoughts_section(section)
     return None
 
@@ -253,13 +253,11 @@ def longest_row(section: EnvironmentSection) -> int:
     task, layout = task_of(section)
     examples = asked(task)
     most = max(len(layout.question(one.question)) + len(one.answer) for one in examples)
-    # The mark that begins a thought, and those that close one and stand before the answer.
+    # The marks that begin and end a thought, and the one before the answer.
     return most + thoughts_section(section).thought_tokens + 3
 
 
 def asked(task: Task) -> list[Example]:
     """Return some questions of every level, always the same."""
-    import numpy as np  # noqa: PLC0415 - the launcher asks for the target alone
-
     random = np.random.default_rng(0)
     return [ask(task, random, level) for level in task.levels for _ in range(_ASKED)]

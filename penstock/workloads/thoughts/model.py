@@ -1,4 +1,4 @@
-"""A language model that thinks before it answers: thoughts are sampled, answers read off."""
+"""A language model that thinks before it answers: thoughts are sampled, answers are the likeliest tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,15 @@ from penstock.workloads.language.tokenizer import pad
 from penstock.workloads.thoughts.environment import Ids, Layout
 from penstock.workloads.thoughts.tasks import Example
 
-# ---- The policy of a run of thoughts: a language model, and where it is asked for a head that mixes its
-# answers.
+# ---- The policy: a language model, and optionally a head that mixes its answers.
 
 MIXING: Final = "mixing"
-"""Key of `policy.kwargs`: width of the head; 0 or absent: answers behind a thought come from it alone."""
+"""Key of `policy.kwargs`: width of the head; 0 or absent: no head, answers are those behind the thought."""
 _HEAD: Final = "mixing_head"
 
 
 class MixingHead(nn.Module):
-    """States behind a thought and without it, [n, H], to the log-odds of the first, [n]; even at first."""
+    """States behind a thought and without it, [n, H] each, to log-odds of the first, [n]; 0 at the start."""
 
     def __init__(self, states: int, *, width: int, seed: int) -> None:
         super().__init__()
@@ -75,14 +74,14 @@ def head_of(network: Any) -> MixingHead | None:
 
 
 def mixed(odds: Tensor, behind: Tensor, without: Tensor) -> Tensor:
-    """Return both answers mixed, [n, V]. odds: log-odds of the first, [n]; the others: log-probabilities."""
+    """Return the mixture of two answers, [n, V] log-probabilities each. odds: log-odds of the first, [n]."""
     share, rest = logsigmoid(odds)[:, None], logsigmoid(-odds)[:, None]
     return torch.logaddexp(behind + share, without.detach() + rest)
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Outputs of n places. log_probs: [n, V]. states: [n, H], which they are made of."""
+    """Outputs at n places. log_probs: [n, V]. states: [n, H], the last hidden states."""
 
     log_probs: Tensor
     states: Tensor
@@ -90,10 +89,10 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What N questions are answered with.
+    """Answers to N questions.
 
     log_prob: float64 [N], of the true answer. given: the most likely answer, token by token.
-    is_right: bool [N], that is the true one.
+    is_right: bool [N], whether that is the true one.
     """
 
     log_prob: NDArray[np.float64]
@@ -102,21 +101,21 @@ class Answered:
 
 
 Sampled = tuple[Ids, tuple[float, ...]]
-"""A thought, and the log-probabilities of its tokens that were sampled."""
+"""A thought, and the log-probabilities of its sampled tokens."""
 
 
 def outputs(network: Any, rows: Sequence[Ids], place: Tensor, pad_id: int) -> Outputs:
-    """Return the outputs at places, int64 [n], of the rows padded to the longest, row by row."""
+    """Return the outputs at places, int64 [n], in the flattened rows, padded to the longest."""
     tokens, present = pad(rows, pad_id)
     logits, states = read(network, tokens, present, place)
     return Outputs(logits.float().log_softmax(-1), states.float())
 
 
 def weighed(network: Any, behind: Outputs, without: Outputs) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities [n, V] of answers behind thoughts, and the share [n] of those in them.
+    """Return the log-probabilities [n, V] of answers, and the weight [n] of the outputs behind thoughts.
 
-    behind, without: outputs at the n tokens of the answers, behind the thoughts and without any. Of a network
-    without a mixing head the first are returned, and shares of 1.
+    behind, without: outputs at the n tokens of the answers, behind the thoughts and without any. Without a
+    mixing head the result is that of `behind`, and weights of 1.
     """
     head = head_of(network)
     if head is None:
@@ -126,7 +125,7 @@ def weighed(network: Any, behind: Outputs, without: Outputs) -> tuple[Tensor, Te
 
 
 class ThinkingModel:
-    """Thinks and answers with a causal language model of transformers, on the CPU; of one thread."""
+    """Thinks and answers with a causal language model of transformers, on the CPU; used by one thread."""
 
     def __init__(self, network: Any, layout: Layout) -> None:
         self.network, self.layout = network, layout
@@ -153,7 +152,7 @@ class ThinkingModel:
     ) -> list[Sampled] | None:
         """Return a thought on each question, with the log-probabilities of its sampled tokens.
 
-        most: tokens beyond `begun`, with which thoughts begin. None: `is_over` came first.
+        most: tokens after `begun`, the given beginnings. Returns None where `is_over` ended it early.
         """
         before = [()] * len(questions) if begun is None else begun
         prompts = [self.layout.begun(one, start) for one, start in zip(questions, before, strict=True)]
@@ -178,7 +177,7 @@ class ThinkingModel:
     def answered(
         self, questions: Sequence[Ids], thoughts: Sequence[Ids] | None, answers: Sequence[Ids]
     ) -> Answered:
-        """Return what is answered behind thoughts, or without any where there are None."""
+        """Return the answers behind thoughts; thoughts: None: without any."""
         layout = self.layout
         counts = [len(answer) for answer in answers]
 
@@ -207,7 +206,7 @@ class ThinkingModel:
 
 
 def answer_places(rows: Sequence[Ids], counts: Sequence[int]) -> Tensor:
-    """Return the places at which the last so many tokens of each row are the next, int64 [Σ counts]."""
+    """Return the places that predict the last `counts` tokens of each padded row, int64 [Σ counts]."""
     longest = max(map(len, rows))
     return torch.tensor(
         [

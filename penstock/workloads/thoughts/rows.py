@@ -1,6 +1,6 @@
 """Rows of a batch: question, thought and answer, and the same questions without a thought.
 
-What a column says is data from elsewhere: one that is laid out otherwise is left out and counted.
+Columns are data from other processes: one of another layout is left out and counted.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThoughtRows:
-    """R thoughts on D questions, with n sampled tokens, those of a thought behind one another.
+    """R thoughts on D questions, with n sampled tokens in the order of the thoughts.
 
-    questions: [D].   question_of: int64 [R], rising.   thoughts, answers: [R].
+    questions: [D].   question_of: int64 [R], the question of each thought, rising.   thoughts, answers: [R].
     behaviour: float32 [n], log-probability under the weights that sampled.
-    row_of: int64 [n], of each sampled token.   counts: int64 [R], sampled tokens.
-    sent: float32 [R], reward that the actor computed.
+    row_of: int64 [n], the thought of each sampled token.   counts: int64 [R], sampled tokens of each thought.
+    sent: float32 [R], the reward that the actor computed.   left_out: columns of another layout.
     """
 
     questions: tuple[Ids, ...]
@@ -51,10 +51,10 @@ class ThoughtRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Rows to be read, and where: the places of sampled tokens, then those of the answers.
+    """Rows, and the places to read in them: those of n sampled tokens, then those of m answer tokens.
 
-    rows: [R].   place, action: int64 [n + m], the places and the tokens behind them.
-    answer_row: int64 [m], row of each token of an answer.
+    rows: [R].   place, action: int64 [n + m], the places and the tokens that follow them.
+    answer_row: int64 [m], the row of each answer token.
     """
 
     rows: tuple[Ids, ...]
@@ -104,7 +104,7 @@ class _Column(NamedTuple):
 
 
 def read_rows(batch: Batch, layout: Layout) -> ThoughtRows | None:
-    """Return the rows of a batch, those of equal questions beside one another; None where there is none."""
+    """Return the rows of a batch, those of equal questions together; None where there is none."""
     tokens = batch.observation["observation"].t().numpy()
     valid = batch.valid.t().numpy()
     read = {number: _read(tokens[number], valid[number], layout) for number in range(len(tokens))}
@@ -133,7 +133,7 @@ def read_rows(batch: Batch, layout: Layout) -> ThoughtRows | None:
 
 
 def _read(tokens: NDArray[np.int64], valid: NDArray[np.bool_], layout: Layout) -> _Column | None:
-    """Return what a column holds; None where it is no row of this task, or nothing of it was sampled."""
+    """Return the parts of a column; None where it has another layout, or nothing of it was sampled."""
     sampled = valid.nonzero()[0]
     if not len(sampled):
         return None
@@ -154,17 +154,17 @@ def _read(tokens: NDArray[np.int64], valid: NDArray[np.bool_], layout: Layout) -
     return _Column(tuple(tokens[:first].tolist()), thought, answer, first) if is_whole else None
 
 
-# ---- One pass over a batch of thoughts: what was sampled, the answers behind it, and those without it.
+# ---- One pass over a batch: the sampled tokens, the answers behind thoughts, and those without.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThoughtPass:
     """Outputs of R thoughts with n sampled tokens on D questions.
 
-    log_prob, entropy: [n], of the sampled tokens, differentiable. states: [n, H], which they are made of.
-    reference: [n], log-probability under the start; None: nothing holds the policy to it.
+    log_prob, entropy: [n], of the sampled tokens, differentiable. states: [n, H], the hidden states there.
+    reference: [n], log-probability under the start model; None: there is no KL penalty.
     with_thought: [R], log p(y|x,z). without: [D], log p(y|x). Both differentiable.
-    share: that thoughts have in the answers behind them, a mean in 0 … 1; 1 without a mixing head.
+    share: mean weight of thoughts in the answers behind them, 0 … 1; 1 without a mixing head.
     is_right: bool [R], is_directly_right: bool [D]: the likeliest answer is the true one.
     """
 
@@ -204,12 +204,8 @@ def read_batch(
 
 
 def _of_thoughts(found: Outputs, direct: Reading, rows: ThoughtRows) -> Outputs:
-    """Return the outputs of direct answers once for each thought, as answers behind thoughts lie."""
-    counts = torch.bincount(direct.answer_row)
-    first = counts.cumsum(0) - counts
-    tokens = torch.cat(
-        [torch.arange(int(first[one]), int(first[one] + counts[one])) for one in rows.question_of.tolist()]
-    )
+    """Return the outputs of direct answers, repeated for each thought on their question."""
+    tokens = torch.cat([(direct.answer_row == one).nonzero()[:, 0] for one in rows.question_of])
     return Outputs(found.log_probs[tokens], found.states[tokens])
 
 

@@ -1,8 +1,9 @@
-"""The warm start: a model learns single steps, then to think badly.
+"""The warm start: a model is taught single steps, then to think badly.
 
 Reinforcement selects steps and hardly teaches them, so they are taught first. Then the model is taught to
-leave most thoughts empty and to err in the others: what follows has to discover that thinking pays. A task
-without certain answers has no steps to get right: its model learns answers until it gets no better.
+leave most thoughts empty and to make mistakes in the others: reinforcement has to discover that thinking
+pays. A task without certain answers has no steps to get right: its model is taught answers until their loss
+falls no further.
 """
 
 import copy
@@ -26,6 +27,7 @@ from penstock.workloads.language.guard import read_guard_files
 from penstock.workloads.language.policy import LanguageSection, make_network
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.settings import quieten, whole_folder
+from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.thoughts.environment import (
     Ids,
     Layout,
@@ -35,10 +37,10 @@ from penstock.workloads.thoughts.environment import (
     task_of,
     thoughts_section,
 )
-from penstock.workloads.thoughts.model import ThinkingModel, answer_places, outputs
+from penstock.workloads.thoughts.model import ThinkingModel, answer_places, mixing_width, outputs
 from penstock.workloads.thoughts.tasks import Example, Task, draw, draw_mixed, draw_tests, follow
 
-# ---- Rows that a model is taught with: answers without a thought, and thoughts of several kinds.
+# ---- Rows for teaching: answers without a thought, and thoughts of several kinds.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Lesson:
 
 
 class Lessons:
-    """Makes lessons of one task; draws what it corrupts."""
+    """Makes lessons of one task. random: draws corruptions."""
 
     def __init__(self, task: Task, layout: Layout, random: np.random.Generator) -> None:
         self._task, self._layout, self._random = task, layout, random
@@ -60,35 +62,36 @@ class Lessons:
         question = layout.question(example.question)
         return Lesson(layout.direct(question, layout.ids(example.answer)), len(question) + 1)
 
-    def thought(self, example: Example, words: Sequence[str], answer: Sequence[str]) -> Lesson:
+    def thought(self, example: Example, words: Sequence[str]) -> Lesson:
+        """Return a thought of these words, followed by the true answer."""
         layout = self._layout
         question = layout.question(example.question)
-        row = layout.thinking(question, layout.thought(words), layout.ids(answer))
+        row = layout.thinking(question, layout.thought(words), layout.ids(example.answer))
         return Lesson(row, len(question) + 1)
 
     def chain(self, example: Example) -> Lesson:
-        return self.thought(example, example.steps, example.answer)
+        return self.thought(example, example.steps)
 
     def filler(self, example: Example, most: int) -> Lesson:
-        """Return a thought that says nothing, as long as the legal one, or of `most` words where none is."""
-        return self.thought(example, ["."] * (len(example.steps) or most), example.answer)
+        """Return a thought of fillers, as long as the legal one; of `most` words where that has no step."""
+        return self.thought(example, ["."] * (len(example.steps) or most))
 
     def random(self, example: Example, most: int) -> Lesson:
-        """Return a thought of up to `most` random words that say nothing, and the true answer."""
+        """Return a thought of up to `most` random words without information."""
         make = getattr(self._task, "random_thought", None)
         if make is not None:
-            return self.thought(example, make(self._random, most), example.answer)
+            return self.thought(example, make(self._random, most))
         drawn = self._random.choice(self._task.symbols, size=self._random.integers(most + 1))
-        return self.thought(example, drawn.tolist(), example.answer)
+        return self.thought(example, drawn.tolist())
 
     def empty(self, example: Example) -> Lesson:
-        return self.thought(example, (), example.answer)
+        return self.thought(example, ())
 
     def corrupted(self, example: Example, wrong: float, most: int) -> Lesson:
-        """Return a thought in which each step is wrong with this probability, and the true answer.
+        """Return a thought in which each step is wrong with this probability, followed by the true answer.
 
-        The true answer keeps the model from being sure of what its own bad thoughts lead to: mistakes that
-        are sure would cost so much that the first thing to be learned were not to think.
+        With the true answer the model stays unsure of the answer behind its own bad thoughts: mistakes that
+        it is sure of would cost so much that reinforcement would first learn not to think.
         """
         words: list[str] = []
         while len(words) < most:
@@ -100,35 +103,35 @@ class Lessons:
                 others = [one for one in self._task.symbols if one != step]
                 step = others[self._random.integers(len(others))] if others else step
             words.append(step)
-        return self.thought(example, words, example.answer)
+        return self.thought(example, words)
 
 
 _RIGHT_STEPS: Final = 0.98
 _RIGHT_ANSWERS: Final = 0.99
 _TESTED: Final = 512
 _LOOK: Final = 50
-"""Updates between two looks at whether the steps are right."""
+"""Updates between two measurements."""
 _THOUGHTS: Final = 64
 _DIRECT: Final = 32
 _EASY: Final = 16
 """Of the direct answers, those to the easiest questions."""
 _EASY_THOUGHTS: Final = 48
-"""Of the thoughts that say nothing, those on the easiest questions."""
+"""Of the random thoughts, those on the easiest questions."""
 _PATIENCE: Final = 4
-"""Looks without a smaller loss that end the start of a task without certain answers."""
+"""Measurements without a smaller loss that end the start of a task without certain answers."""
 _LEAST_FALL: Final = 0.005
-"""Nats per token by which a loss is smaller."""
+"""Nats per token by which a loss must fall to count as smaller."""
 _RISE: Final = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What a warm start came to.
+    """The result of a warm start.
 
     updates: of the first part. right_steps: share of the steps of legal thoughts whose likeliest token is
-    right, of the hardest held-out questions; None where no thought is shown. right_answers: share of the
-    easiest that are answered right without a thought. loss: nats per token of held-out answers without a
-    thought; None where the steps say when it is enough.
+    right, of the hardest held-out questions; None where no legal thought is taught. right_answers: share of
+    the easiest questions that are answered right without a thought. loss: nats per token of held-out answers
+    without a thought; None where the steps decide when the start ends.
     """
 
     updates: int
@@ -138,7 +141,7 @@ class Started:
 
 
 class Teacher:
-    """Teaches a model by cross-entropy; of one thread."""
+    """Trains a model by cross-entropy; used by one thread. stop: when set, `teach` raises Interrupted."""
 
     def __init__(
         self, network: Any, layout: Layout, *, learning_rate: float, stop: threading.Event | None = None
@@ -149,8 +152,8 @@ class Teacher:
         )
         self._updates = 0
 
-    def teach(self, lessons: Sequence[Lesson], share: float = 1.0) -> float:
-        """Make one update on lessons and return the loss, in nats per token. share: of the learning rate."""
+    def teach(self, lessons: Sequence[Lesson]) -> float:
+        """Make one update on lessons and return the loss, in nats per token."""
         if self._stop is not None and self._stop.is_set():
             raise Interrupted
         loss = _loss(self._network, self._layout, lessons)
@@ -159,7 +162,7 @@ class Teacher:
         torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
         self._updates += 1
         for group in self._optimiser.param_groups:
-            group["lr"] = self._rate * share * min(1.0, self._updates / _RISE)
+            group["lr"] = self._rate * min(1.0, self._updates / _RISE)
         self._optimiser.step()
         return float(loss.detach())
 
@@ -167,9 +170,9 @@ class Teacher:
 def warm_start(
     network: Any, task: Task, layout: Layout, section: Thoughts, *, seed: int, progress: Progress
 ) -> Started:
-    """Teach a new network what reinforcement begins with.
+    """Train a new network to the state in which reinforcement begins.
 
-    Raises ConfigurationError where its steps do not become right within `start_updates`, and Interrupted.
+    Raises ConfigurationError where its steps are not right after `start_updates`, and Interrupted.
     """
     start = _WarmStart(network, task, layout, section, seed, progress)
     if not getattr(task, "is_certain", True):
@@ -192,7 +195,7 @@ class _WarmStart:
         return Teacher(self._network, self._layout, learning_rate=rate, stop=self._progress.stop)
 
     def until_right(self) -> Started:
-        """Teach legal thoughts, or random ones where no chain is to be shown, until the tests are passed."""
+        """Teach legal thoughts, or random ones where `start` is random, until the tests are passed."""
         teacher, section = self._teacher(2e-3), self._section
         started = Started(updates=0, right_steps=0.0, right_answers=0.0)
         shows_chains = section.start != "random"
@@ -209,10 +212,10 @@ class _WarmStart:
                 if steps >= _RIGHT_STEPS and started.right_answers >= _RIGHT_ANSWERS:
                     return started
             if number % (10 * _LOOK) == 0:
-                self._progress.say(f"warm start: {number} updates, {_said(started)}")
+                self._progress.say(f"warm start: {number} updates, {_summary(started)}")
         raise ConfigurationError(
             f"environment.kwargs.start_updates={section.start_updates}: the warm start did not get its steps "
-            f"right: {_said(started)}, and {_RIGHT_STEPS} and {_RIGHT_ANSWERS} are needed; raise it, or "
+            f"right: {_summary(started)}, and {_RIGHT_STEPS} and {_RIGHT_ANSWERS} are needed; raise it, or "
             "environment.kwargs.hidden, or choose another seed"
         )
 
@@ -251,12 +254,12 @@ class _WarmStart:
         return [draw(self._task, self._random, level, held_out=False) for _ in range(count)]
 
     def _random_thoughts(self) -> list[Lesson]:
-        """Return thoughts that say nothing, mostly on the easiest questions: steps are learned there."""
+        """Return random thoughts, mostly on the easiest questions, where single steps are learned."""
         shown = (*self._easiest(_EASY_THOUGHTS), *self._mixed(_THOUGHTS - _EASY_THOUGHTS))
         return [self._lessons.random(one, self._section.thought_tokens - 1) for one in shown]
 
     def _direct(self) -> list[Lesson]:
-        """Return direct answers, often to the easiest questions: a single step is learned there."""
+        """Return direct answers, often to the easiest questions, where single steps are learned."""
         easiest = self._easiest(_EASY)
         return [self._lessons.direct(one) for one in (*self._mixed(_DIRECT - _EASY), *easiest)]
 
@@ -276,7 +279,7 @@ class _WarmStart:
         return Started(updates=updates, right_steps=steps, right_answers=float(answered.is_right.mean()))
 
 
-def _said(started: Started) -> str:
+def _summary(started: Started) -> str:
     steps = "" if started.right_steps is None else f"{started.right_steps:.3f} of the steps and "
     return f"{steps}{started.right_answers:.3f} of the easiest answers are right"
 
@@ -347,7 +350,7 @@ def save_transformer(model: Any, layout: Layout, folder: Path) -> None:
     tiny_models.save(model, tiny_models.build_tokenizer(layout.words), folder)
 
 
-# ---- What a run of thoughts needs before its processes start: RUN/start_model/, the model it begins with.
+# ---- Before the processes of a run start: RUN/start_model/, the model that training begins with.
 
 START_MODEL: Final = "start_model"
 CARD: Final = "warm_start.json"
@@ -355,16 +358,17 @@ _GUARD_FILES: Final = ("guard_rules", "guard_classifier")
 
 
 def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
-    """Return the settings with the model named that was made; raises ConfigurationError, Interrupted."""
-    quieten()
-    from penstock.workloads.thoughts.model import mixing_width  # noqa: PLC0415 - loads torch
+    """Return the settings with the path of the start model, which is made where none is named.
 
+    Raises ConfigurationError, and Interrupted.
+    """
+    quieten()
     section = thoughts_section(settings.environment)
     if settings.learner.device == "cuda":
         raise ConfigurationError("learner.device='cuda': thoughts are learned on the CPU; say cpu")
     check_lengths(settings)
     mixing_width(settings.policy)
-    # A server needs them; that they cannot be used is said before anything is made.
+    # Only a server uses them; files that cannot be used are refused before the model is made.
     read_guard_files(section)
     folder = run_dir / START_MODEL
     model = section.model or str(
@@ -378,7 +382,7 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
         **settings.environment.kwargs,
         "model": place,
         "task": section.task,
-        # A server has another working folder.
+        # A server may have another working folder.
         **{key: str(Path(file).absolute()) for key in _GUARD_FILES if (file := getattr(section, key))},
     }
     policy = {"lora": False, **settings.policy.kwargs, "model": place}
@@ -392,8 +396,6 @@ def prepare(settings: Settings, run_dir: Path, progress: Progress) -> Settings:
 
 def check_words(model: str, environment: EnvironmentSection) -> None:
     """Raise ConfigurationError where there is no model, or one whose tokens are another task's words."""
-    from penstock.workloads.language.tokenizer import load_tokenizer  # noqa: PLC0415 - loads torch
-
     if not (Path(model) / "tokenizer.json").exists():
         raise ConfigurationError(
             f"environment.kwargs.model={model!r}: no such folder, or none with a tokenizer.json; name one "
@@ -413,19 +415,11 @@ def make_start(
     environment: EnvironmentSection, folder: Path, progress: Progress, *, seed: int, threads: int
 ) -> Path:
     """Make the model that a run begins with in a folder, unless it is there; return its absolute path."""
-    import torch  # noqa: PLC0415 - as what follows
-
-    from penstock.workloads.thoughts.start import (  # noqa: PLC0415 - load torch
-        build_transformer,
-        save_transformer,
-        warm_start,
-    )
-
     if folder.is_dir():
         return folder.absolute()
     section = thoughts_section(environment)
     task, layout = task_of(environment)
-    # More threads than cores that are free wait for each other at every small product.
+    # With more threads than free cores, threads wait for each other at every small matrix product.
     torch.set_num_threads(threads)
     progress.say(f"preparing: a model that knows single steps of {section.task}, in {folder}")
     network = build_transformer(layout, seed=seed, hidden=section.hidden, layers=section.layers)
@@ -438,7 +432,7 @@ def make_start(
 
 
 def check_lengths(settings: Settings) -> None:
-    """Raise ConfigurationError where rows or groups do not fit, or no thought could be learned from."""
+    """Raise ConfigurationError where rows or groups do not fit, or no thought would have an advantage."""
     section, count = thoughts_section(settings.environment), settings.environment.count
     if count % section.group:
         raise ConfigurationError(
@@ -447,7 +441,7 @@ def check_lengths(settings: Settings) -> None:
     baseline = getattr(settings.algorithm, "baseline", "none")
     if section.group == 1 and baseline in ("group", "both"):
         raise ConfigurationError(
-            f"environment.kwargs.group=1: a thought that is alone on its question equals the mean of "
+            "environment.kwargs.group=1: the only thought on a question equals the mean of "
             f"algorithm.baseline={baseline!r}, and nothing is learned; give 2 or more, or another baseline"
         )
     if section.group == count and getattr(settings.algorithm, "reward_from", "own") == "another":

@@ -1,12 +1,12 @@
-"""Questions of a task, and what a task has: see `Task`.
+"""Tasks, which make questions (`Task`); the built-in ones, and the check of a user's own.
 
-A task may have two parts more. `is_certain = False` says that not even the easiest question has an answer
-for sure, so that a warm start ends where its loss falls no more, and evaluations ask all levels alike.
-`random_thought(random, most)` gives up to `most` words that look like a thought and say nothing, where
-symbols drawn alike would not.
+A task may have two more parts. `is_certain = False` says that even the easiest question has no certain
+answer: a warm start then ends where its loss falls no further, and evaluations ask all levels equally.
+`random_thought(random, most)` returns up to `most` words that look like a thought without information, for a
+task of which uniformly drawn symbols would not.
 
-`task_choice` opens a task by its name. A task is called through `ask` and `follow`, which say what it gets
-wrong. This module loads no torch.
+`open_task` opens a task by its name. Call a task through `ask` and `follow`, which explain its mistakes. This
+module loads no torch.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ class Example:
     """A question with its answer.
 
     question, answer: words, at least one each. steps: the legal thought between them, without marks; () where
-    none is needed. level: how hard it is.
-    identity: equal for questions of which none may be trained on where another is tested.
+    none is needed. level: the difficulty. identity: equal for questions that must all be trained on, or all
+    be tested.
     """
 
     question: tuple[str, ...]
@@ -46,7 +46,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What legally follows a thought so far: the steps still to come, and the answer behind them."""
+    """The legal continuation of an unfinished thought: the remaining steps, and the answer after them."""
 
     steps: tuple[str, ...]
     answer: tuple[str, ...]
@@ -61,11 +61,11 @@ class Task(Protocol):
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Return the words that a thought is made of."""
+        """Return the words that a thought may contain."""
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Return the levels, the easiest first; the last is what evaluations ask."""
+        """Return the levels, the easiest first; evaluations ask the last."""
 
     @property
     def most_gain(self) -> float | None:
@@ -75,17 +75,17 @@ class Task(Protocol):
         """Return a question of a level."""
 
     def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
-        """Return what legally follows a thought so far, right or wrong, and the answer that it leads to.
+        """Return the legal continuation of a thought, right or wrong, and the answer that it leads to.
 
-        thought: any symbols, as many as a model may write. None: nothing follows.
+        thought: any symbols, as many as a model may write. Returns None where there is no continuation.
         """
 
 
 def ask(task: Task, random: np.random.Generator, level: int) -> Example:
     """Return a question of a level.
 
-    Raises ConfigurationError where the task raises anything, or what it returns is no `Example` of tuples of
-    words: a list would never equal the thought that it is held against.
+    Raises ConfigurationError where the task raises anything, or does not return an `Example` of tuples of
+    words: a list would never equal the thought that it is compared with.
     """
     call = f"environment.kwargs.task: example(random, {level!r})"
     try:
@@ -99,13 +99,13 @@ def ask(task: Task, random: np.random.Generator, level: int) -> Example:
     if not isinstance(identity, str) or example.level != level:
         raise ConfigurationError(
             f"{call} returned identity={identity!r} and level={example.level!r}; identity is a text, "
-            "and level the one that was asked for"
+            "and level the one of the call"
         )
     return example
 
 
 def follow(task: Task, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
-    """Return what legally follows a thought so far; raises ConfigurationError as `ask`."""
+    """Return the legal continuation of a thought; raises ConfigurationError as `ask`."""
     call = f"environment.kwargs.task: resume({tuple(question)}, {tuple(thought)})"
     try:
         left: Any = task.resume(question, thought)
@@ -129,14 +129,14 @@ def _check_words(call: str, **parts: Any) -> None:
 
 
 def is_held_out(example: Example) -> bool:
-    """Return whether a question is only tested, by a hash of its identity."""
+    """Return whether a question is reserved for tests, by a hash of its identity."""
     return hashlib.sha256(example.identity.encode()).digest()[0] % _SHARE == 0
 
 
 def draw(task: Task, random: np.random.Generator, level: int, *, held_out: bool) -> Example:
-    """Return a question of a level from one side.
+    """Return a question of a level, held out or not.
 
-    Raises ConfigurationError where the task makes none of that side, and as `ask`.
+    Raises ConfigurationError where the task makes none of that kind, and as `ask`.
     """
     for _ in range(_TRIES):
         example = ask(task, random, level)
@@ -150,15 +150,15 @@ def draw(task: Task, random: np.random.Generator, level: int, *, held_out: bool)
 
 
 def draw_mixed(task: Task, random: np.random.Generator, count: int) -> list[Example]:
-    """Return so many questions to train on, of all levels alike."""
+    """Return `count` questions to train on, of all levels equally."""
     levels = random.integers(len(task.levels), size=count)
     return [draw(task, random, task.levels[level], held_out=False) for level in levels]
 
 
 def draw_tests(task: Task, seed: int, count: int, level: int | None = None) -> list[Example]:
-    """Return so many held-out questions, equal for equal seeds.
+    """Return `count` held-out questions, equal for equal seeds.
 
-    level: None: the hardest, or one after the other where none is harder than another.
+    level: None: the hardest; of a task without certain answers all in turn.
     """
     random = np.random.default_rng(seed)
     hardest = task.levels[-1:] if getattr(task, "is_certain", True) else task.levels
@@ -166,8 +166,8 @@ def draw_tests(task: Task, seed: int, count: int, level: int | None = None) -> l
     return [draw(task, random, asked[number % len(asked)], held_out=True) for number in range(count)]
 
 
-# ---- Hops on a ring: where does one arrive, k steps from s? c>a b>d … a>b s k3 = f(f(f(s))) A ring f of n
-# symbols is drawn anew for every question and shown as its n edges in random order.
+# ---- Hops on a ring: which symbol is k steps from s? c>a b>d … a>b s k3 = f(f(f(s))). Every question has a
+# new random ring f of n symbols, shown as its n edges in random order.
 
 
 class Rings:
@@ -189,7 +189,7 @@ class Rings:
 
     @property
     def most_gain(self) -> float:
-        """Return ln(n − 1): without a thought nothing is known but that s does not lead to itself."""
+        """Return ln(n − 1): without a thought only s itself can be excluded."""
         return math.log(len(self.symbols) - 1)
 
     def example(self, random: np.random.Generator, level: int) -> Example:
@@ -208,7 +208,7 @@ class Rings:
         )
 
     def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
-        """Return the hops from the last symbol of a thought on; None where it is none or too long."""
+        """Return the hops after the last symbol of a thought; None for other words or a long one."""
         left = int(question[-1].removeprefix("k")) - len(thought)
         if left < 1 or not set(thought) <= set(self.symbols):
             return None
@@ -225,7 +225,7 @@ def _walk(following: dict[str, str], start: str, hops: int) -> tuple[str, ...]:
     return tuple(way[1:])
 
 
-# ---- Real text: what comes next? Thoughts before continuations, as of a plain language model.
+# ---- Real text: which words come next?
 
 RARE: Final = "[rare]"
 _STOP: Final = "|"
@@ -235,15 +235,15 @@ _LEAST_WORDS: Final = 24
 
 
 class Text:
-    """A `Task`. passages: texts. words: told apart. context, following: words shown, and asked for.
+    """A `Task`. passages: texts. words: size of the vocabulary. context, following: words shown, and asked.
 
-    places: that are thought about, one behind the other; levels are their numbers. behind: words of which one
-    stands before every place; (): any.
+    places: successive places of a passage with a thought; levels are their numbers. behind: words of which
+    one precedes every place; (): any.
     """
 
     most_gain = None
     is_certain = False
-    """Not even the easiest question has an answer for sure."""
+    """Even the easiest question has no certain answer."""
 
     def __init__(
         self,
@@ -255,10 +255,10 @@ class Text:
         places: int = 1,
         behind: Sequence[str] = (),
     ) -> None:
-        """Raise ValueError where no place of the passages can be asked for."""
+        """Raise ValueError where the passages have no place for a question."""
         if min(words - 2, context, following, places) < 1:
             raise ValueError(
-                f"{words} words, {context} shown and {following} asked for at {places} places: raise the "
+                f"{words} words, {context} shown and {following} to predict at {places} places: raise the "
                 "smallest"
             )
         self.levels = tuple(range(1, places + 1))
@@ -274,13 +274,12 @@ class Text:
             if not found:
                 chosen = f" of which the last is one of {', '.join(behind)}" if behind else ""
                 raise ValueError(
-                    f"no passage has {self._shown(level)} words{chosen} and {following} known ones behind "
-                    "them"
+                    f"no passage has {self._shown(level)} words{chosen} and {following} known ones after them"
                 )
 
     @cached_property
     def _places(self) -> dict[int, list[tuple[int, int]]]:
-        """By level, passage and first word of each question; of equal ones the first answer counts."""
+        """By level, passage and first word of each question; of equal questions the first answer counts."""
         places: dict[int, list[tuple[int, int]]] = {level: [] for level in self.levels}
         for level, found in places.items():
             for number, passage in enumerate(self._passages):
@@ -300,12 +299,12 @@ class Text:
         return Example(question=question, answer=answer, steps=(), level=level, identity=identity)
 
     def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation | None:
-        """Return the answer where nothing was thought; None for any thought: none is known to be legal."""
+        """Return the answer for an empty thought; None for any other, since none is known to be legal."""
         answer = None if thought else self._answers.get(tuple(question))
         return None if answer is None else Continuation((), answer)
 
     def random_thought(self, random: np.random.Generator, most: int) -> tuple[str, ...]:
-        """Return up to `most` words from somewhere: they look like text and say nothing of the question."""
+        """Return up to `most` words of a random place, which look like text without information."""
         places = self._places[self.levels[0]]
         number, start = places[random.integers(len(places))]
         return self._passages[number][start : start + int(random.integers(most + 1))]
@@ -320,9 +319,9 @@ class Text:
 
 @cache
 def reference(context: int = 12, following: int = 1, places: int = 1) -> Text:
-    """Return the task of the reference of Python. context, following, places: see `Text`.
+    """Return the task of Python's language reference. context, following, places: see `Text`.
 
-    Raises ValueError for sizes that cannot be, and where this Python has no reference.
+    Raises ValueError for impossible sizes, and where this Python has no reference.
     """
     try:
         from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte
@@ -345,25 +344,25 @@ def _split(text: str) -> list[str]:
     return [_STOP if word == "." else word for word in _WORD.findall(text.lower())]
 
 
-# ---- What a task of one's own must hold to, tried on questions of each level before a run begins.
+# ---- The check of a user's own task, on questions of each level before a run begins.
 
 _PARTS: Final = ("words", "symbols", "levels", "example", "resume")
 _ASKED: Final = 64
-"""Questions of each level that are tried."""
+"""Questions of each level that are checked."""
 
 
 def check_task(task: Any) -> None:
-    """Raise ConfigurationError for what does not fit, by the name of the part."""
+    """Raise ConfigurationError that names the first part of a task that does not fit."""
     lacking = [part for part in _PARTS if not _has(task, part)]
     if lacking:
         raise ConfigurationError(
-            f"what it returns lacks {', '.join(lacking)}; a task has {', '.join(_PARTS)} and most_gain "
+            f"the task lacks {', '.join(lacking)}; a task has {', '.join(_PARTS)} and most_gain "
             "(penstock/workloads/thoughts/tasks.py)"
         )
     _check_names(task)
     words = frozenset(task.words)
     for level in task.levels:
-        # The same draws twice: a question that does not come from them alone is another in every process.
+        # With equal draws a task must return equal questions, in every process.
         random, again = np.random.default_rng(0), np.random.default_rng(0)
         for _ in range(_ASKED):
             example = ask(task, random, level)
@@ -377,7 +376,7 @@ def check_task(task: Any) -> None:
 
 
 def check_sides(task: Any) -> None:
-    """Raise ConfigurationError where a level has no question to train on, or none that is held out."""
+    """Raise ConfigurationError where a level has no question for training, or none for tests."""
     random = np.random.default_rng(0)
     for level in task.levels:
         for is_tested in (False, True):
@@ -422,12 +421,12 @@ def _check_example(task: Any, one: Example, words: frozenset[str]) -> None:
             "resume(question, ()) must give the steps and the answer of the example; of level "
             f"{one.level} it gave {whole}"
         )
-    # What a model may write: another step, and more than is needed.
+    # A model may write another step, and more steps than needed.
     for thought in (tuple(task.symbols[:1]), (*one.steps, *one.steps, task.symbols[-1])):
         follow(task, one.question, thought)
 
 
-# ---- The task by its name: `rings`, or one of one's own.
+# ---- The task of a name: `rings`, `text`, or a user's own.
 
 _BUILT_IN: Final[dict[str, tuple[Callable[..., Task], str]]] = {
     "rings": (Rings, "rings:N:HOPS, such as rings:11:6"),
@@ -436,18 +435,17 @@ _BUILT_IN: Final[dict[str, tuple[Callable[..., Task], str]]] = {
 
 
 def open_task(place: str) -> Task:
-    """Return a task: `rings` or `text` with sizes behind it, or what `module:function` returns.
+    """Return a task: `rings` or `text`, with sizes after a colon, or the result of `module:function`.
 
-    Raises ConfigurationError for a place that names none, and for a task whose questions are not made of its
-    words.
+    Raises ConfigurationError for a place that names no task, and for a task that `check_task` refuses.
     """
     name, _, sizes = place.partition(":")
     if name in _BUILT_IN:
         return _built_in(place, name, sizes)
     if ":" not in place:
         raise ConfigurationError(
-            f"environment.kwargs.task={place!r}: no such task; say rings, rings:N:HOPS, text, text:N:NEXT or "
-            "module:function"
+            f"environment.kwargs.task={place!r}: no such task; write rings, rings:N:HOPS, text, text:N:NEXT "
+            "or module:function"
         )
     make = load(place)
     try:
