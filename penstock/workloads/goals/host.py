@@ -1,9 +1,9 @@
-"""The simulated host as tables: what every goal does in each of its 72 states, and which faults arrive.
+"""The simulated host: tables of the effect of every goal in each of its 72 states, and of arriving faults.
 
     cache    0–2, leaks by one level     log   0–3, grows by one level, hard to rotate under load
     load     0–2, comes and goes         service   up or down; with a full log it hardly starts
 
-Neglect breeds no faults that would pay when they are mended: where a level is full, nothing more arrives.
+Neglect never pays: where a level is full, no further fault arrives whose repair would earn a reward.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- What an executor, simulated or of a live host, says of its host and of what it has carried out.
+# ---- What every executor, simulated or of a live host, returns: readings and outcomes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Readings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a goal. took_s: seconds. output, error: at most what the executor keeps."""
+    """The outcome of a goal. took_s: seconds. output, error: bounded by the executor."""
 
     success: bool
     took_s: float
@@ -40,7 +40,7 @@ class Outcome:
     error: str = ""
 
 
-# ---- What a policy sees of a host: its readings, and the outcomes of earlier goals.
+# ---- The observation of a host: its readings, and the outcomes of earlier goals.
 
 NUMBERS: Final = 10
 _RECENT: Final = 10
@@ -70,7 +70,7 @@ class History:
         self._since, self._last = 0, goal
 
     def observation(self, readings: Readings) -> NDArray[np.float32]:
-        """Return what is seen, float32 [width], each number from 0 to about 1."""
+        """Return the observation, float32 [width], each number from 0 to about 1."""
         count = len(self._recent) or 1
         numbers = [
             readings.cpu,
@@ -197,7 +197,7 @@ def _rises(level: int, levels: int, chance: float) -> dict[int, float]:
 # ---- The executor `simulated`: this host, deterministic given its seed.
 
 _STEP_S: Final = 30
-"""A step is so many seconds of the host's day, which begins on a Monday at midnight."""
+"""Seconds of the host's day per step; its first day is a Monday and begins at midnight."""
 
 
 class SimulatedHost:
@@ -245,12 +245,12 @@ class SimulatedHost:
         return Outcome(success=success, took_s=took_s, error="" if success else "there was nothing to mend")
 
 
-# ---- What a goal is worth: −0.01 for each step, +1 for success, −0.5 for failure, +0.2 for a fast success.
+# ---- Rewards: −0.01 for each step, +1 for success, −0.5 for failure, +0.2 for a fast success.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoalReward:
-    """Rewards of a step; they add up. fast: of a success within `fast_s`. Doing nothing earns `step`."""
+    """Rewards of a step, which add up. fast: of a success within `fast_s`. Doing nothing earns `step`."""
 
     step: float = -0.01
     success: float = 1.0
@@ -259,7 +259,7 @@ class GoalReward:
     fast_s: float = 0.5
 
     def of(self, outcome: Outcome | None) -> float:
-        """Return the reward of one step. outcome: of the goal that was tried; None: none was."""
+        """Return the reward of one step. outcome: of the goal that was tried; None: nothing was done."""
         if outcome is None:
             return self.step
         if not outcome.success:

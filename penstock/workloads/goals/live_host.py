@@ -1,8 +1,9 @@
-"""Goals that are commands of a live host, and runs of them: an injector acts, actors only by `actors_act`.
+"""Goals that are commands of a live host, and runs with them.
 
-Each goal is an argument list, started without a shell, in a session of its own. At its limit, and when it has
-ended, all that it has started in that session is killed. Output beyond the bounded beginning is read and
-dropped, so that a talkative command neither blocks nor fills anything.
+The injector carries these goals out; actors do so only with `actors_act`. Each goal is an argument list,
+started without a shell, in its own session. At its time limit, and when it has ended, every process of that
+session is killed. Output beyond a bounded beginning is read and dropped, so that much output neither blocks
+the command nor fills memory.
 """
 
 import os
@@ -17,9 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Annotated, Final
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from penstock.config.configuration_error import ConfigurationError, how_to_install
+from penstock.config.configuration_error import ConfigurationError
 from penstock.config.settings import EnvironmentSection, Progress, Rehearsal, Settings
 from penstock.config.workload import load
 from penstock.workloads.goals.host import NOTHING, Outcome, Readings, SimulatedHost
@@ -29,7 +31,7 @@ from penstock.workloads.goals.host import NOTHING, Outcome, Readings, SimulatedH
 _SHELLS: Final = frozenset([
     "sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox", "env", "xargs", "sudo", "su",
 ])  # fmt: skip
-"""Programs that start whatever their arguments say, so that a list of programs would allow anything."""
+"""Programs that start any program in their arguments, which a list of programs could not restrict."""
 
 _Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 
@@ -39,7 +41,7 @@ class _Strict(BaseModel):
 
 
 class GoalCommand(_Strict):
-    """A goal. safe: it may be tried now and then below an injector's threshold."""
+    """A goal. safe: an injector may try it below its threshold (`--explore`)."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
     command: Annotated[tuple[_Text, ...], Field(min_length=1, max_length=64)]
@@ -47,7 +49,7 @@ class GoalCommand(_Strict):
 
 
 class CommandFile(_Strict):
-    """What may be done, where, how long, and how much is kept of what it prints."""
+    """The commands, their programs, their working folder, their time limit, and how much output is kept."""
 
     folder: Path
     allow: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -57,57 +59,53 @@ class CommandFile(_Strict):
 
 
 def read_commands(path: Path) -> CommandFile:
-    """Return a checked file; raises ConfigurationError that names the entry and what would do."""
+    """Return a valid file; raises ConfigurationError that names the entry and what is allowed."""
     try:
-        told = CommandFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
+        file = CommandFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise ConfigurationError(f"{path}: {field}={str(first['input'])[:80]!r}: {first['msg']}") from error
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
-    for program in told.allow:
+    for program in file.allow:
         _check_program(path, program)
-    names = [goal.name for goal in told.goal]
-    for goal in told.goal:
+    names = [goal.name for goal in file.goal]
+    for goal in file.goal:
         if names.count(goal.name) > 1 or goal.name == NOTHING:
-            raise ConfigurationError(f"{path}: goal.name={goal.name!r}: is taken; choose another")
-        if goal.command[0] not in told.allow:
+            raise ConfigurationError(f"{path}: goal.name={goal.name!r}: is used already; choose another")
+        if goal.command[0] not in file.allow:
             raise ConfigurationError(
-                f"{path}: goal {goal.name!r}: {goal.command[0]!r} is not among allow={list(told.allow)}"
+                f"{path}: goal {goal.name!r}: {goal.command[0]!r} is not among allow={list(file.allow)}"
             )
-    _check_folder(path, told.folder)
-    return told
+    _check_folder(path, file.folder)
+    return file
 
 
 def _check_program(path: Path, program: str) -> None:
     real = Path(program)
     if not real.is_absolute() or not real.is_file() or not os.access(real, os.X_OK):
         raise ConfigurationError(
-            f"{path}: allow={program!r}: must be the whole path of a program that is there and can be started"
+            f"{path}: allow={program!r}: must be the absolute path of a program that can be started"
         )
     if real.name in _SHELLS or real.resolve().name in _SHELLS:
         raise ConfigurationError(
-            f"{path}: allow={program!r}: starts whatever its arguments say; allow the program itself"
+            f"{path}: allow={program!r}: starts any program in its arguments; allow that program itself"
         )
 
 
 def _check_folder(path: Path, folder: Path) -> None:
     if not folder.is_absolute() or not folder.is_dir() or folder.resolve() == Path("/"):
         raise ConfigurationError(
-            f"{path}: folder={str(folder)!r}: must be the whole path of a folder that is there, not the root"
+            f"{path}: folder={str(folder)!r}: must be the absolute path of a folder that exists, not the root"
         )
 
 
-# ---- Readings of this machine, by psutil, which the extra `launch` brings.
+# ---- Readings of this machine.
 
 
 def read_host(folder: Path) -> Readings:
     """Return the load of this host and of the disk that holds `folder`."""
-    try:
-        import psutil  # noqa: PLC0415 - an extra brings it
-    except ImportError as error:
-        raise ConfigurationError(f"reading this host needs psutil: {how_to_install('launch')}") from error
     now = time.localtime()
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return Readings(
@@ -122,25 +120,25 @@ def read_host(folder: Path) -> Readings:
 
 _PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _LAST_WORDS_S: Final = 1.0
-"""How long output is waited for that a killed command still had in its pipe."""
+"""Seconds to wait for the output that a killed command has left in its pipe."""
 _CHUNK: Final = 65_536
 
 
 class NotAllowed(Exception):
-    """A program that is not on the list; nothing was started."""
+    """A program is not on the list; nothing was started."""
 
 
 class Commands:
-    """Carries out the goals of a file, which was checked when it was read."""
+    """Carries out the goals of a file that `read_commands` has returned."""
 
     def __init__(self, file: CommandFile, *, acts: bool) -> None:
-        """acts: false for one that has goals and readings and refuses to begin an episode or a goal."""
+        """acts: false: it has goals and readings, and refuses to begin an episode or a goal."""
         self._file, self._acts = file, acts
         self._commands: Mapping[str, Sequence[str]] = {one.name: one.command for one in file.goal}
         self.goals = tuple(self._commands)
 
     def reset(self, seed: int) -> None:
-        """Begin an episode: the host is what it is; raises ConfigurationError where it may not act."""
+        """Begin an episode in the host's present state; raises ConfigurationError where it may not act."""
         self._check_acts()
 
     def read(self) -> Readings:
@@ -173,8 +171,8 @@ class Commands:
         if not self._acts:
             raise ConfigurationError(
                 "environment.kwargs.executor='commands': only `penstock inject` carries out goals of a live "
-                "host; start the run with --actors 0 --serve ADDRESS, or let its actors carry them out, too, "
-                "with --set environment.kwargs.actors_act=true"
+                "host; start the run with --actors 0 --serve ADDRESS, or let its actors carry them out with "
+                "--set environment.kwargs.actors_act=true"
             )
 
     def _start(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -198,7 +196,7 @@ Executor = SimulatedHost | Commands
 
 
 def _ends_within(process: "subprocess.Popen[bytes]", limit_s: float) -> bool:
-    """Wait for a command's end without collecting it, so that its number cannot be another's meanwhile."""
+    """Wait for a command's end without reaping it, so that no other process can get its id meanwhile."""
     handle = os.pidfd_open(process.pid)
     try:
         return bool(select.select([handle], [], [], limit_s)[0])
@@ -213,7 +211,7 @@ def _kill_session(process: "subprocess.Popen[bytes]") -> None:
 
 
 class _Output:
-    """The beginning of what a process prints, read by a thread until the pipe is closed."""
+    """The beginning of a process's output, read by a thread until the pipe is closed."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", most_bytes: int) -> None:
         assert process.stdout is not None
@@ -238,13 +236,13 @@ SOLVED: Final = 24.5
 
 
 def target(section: EnvironmentSection) -> float | None:
-    """Return the mean return that counts as solved; that of `Goals-v0` is the simulated host's alone."""
+    """Return the mean return that counts as solved; for `Goals-v0` only the simulated host has one."""
     registered: float | None = load("penstock.workloads.control.environment:target")(section)
     return SOLVED if _has_goals(section) and not _is_live(section) else registered
 
 
 def prepare(settings: Settings, folder: Path, progress: Progress) -> Settings:
-    """Return the settings of a run; one of a live host is not evaluated, and its actors are checked."""
+    """Return the settings of a run; on a live host one environment acts at most, and none evaluates."""
     del folder, progress
     if not _is_live(settings.environment):
         return settings
@@ -256,8 +254,8 @@ def prepare(settings: Settings, folder: Path, progress: Progress) -> Settings:
         )
     if count * slots > 1:
         raise ConfigurationError(
-            f"actor.count={count}, environment.count={slots}: so many environments would act on one host at "
-            "once; set both to 1"
+            f"actor.count={count}, environment.count={slots}: several environments would act on one host at "
+            "the same time; set both to 1"
         )
     return settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"episodes": 0})})
 

@@ -1,6 +1,7 @@
-"""What a policy would have earned in the place of the one that was logged, late rewards included.
+"""`penstock traces check` and `evaluate`: the return that a policy would have earned in a log.
 
-A policy is named `uniform`, `always:NAME`, or by the folder of a run; a Q-network has its ε-greedy choice.
+A policy is `uniform`, `always:NAME`, or the folder of a run; a Q-network acts ε-greedily. Rewards may arrive
+after their decision.
 """
 
 import json
@@ -25,30 +26,29 @@ from penstock.workloads.goals.commands import EvaluateOptions
 from penstock.workloads.goals.off_policy import Decisions, TooLittle, cross_fitted, judge, returns_from
 from penstock.workloads.goals.trace_index import Encoding, Log, RewardWeights, TraceIndex, held_log
 
-# ---- Policies that a log is asked about, as the probabilities of their actions.
+# ---- Policies, as the probabilities of their actions.
 
 _ALWAYS: Final = "always:"
 
-
 Chances = Callable[[NDArray[np.float32]], NDArray[np.float64]]
-"""(what is seen, float32 [n, width]) → probability of every action, float64 [n, actions]."""
+"""(observations, float32 [n, width]) → probability of every action, float64 [n, actions]."""
 
 
 def fixed(of_actions: NDArray[np.float64]) -> Chances:
-    """Return the same probabilities whatever is seen."""
+    """Return a policy with the same probabilities for every observation."""
     return lambda seen: np.tile(of_actions, (len(seen), 1))
 
 
 def learned(policy: Any, *, deterministic: bool) -> Chances:
-    """Return the probabilities of a run's policy. deterministic: its most likely action has all."""
+    """Return the probabilities of a run's policy. deterministic: 1 for its most likely action."""
 
     def chances(seen: NDArray[np.float32]) -> NDArray[np.float64]:
         step = policy.step({"observation": seen})
-        told = policy.distribution(step.parameters)["action/probability"].astype(np.float64)
+        found: NDArray[np.float64] = policy.distribution(step.parameters)["action/probability"].astype(float)
         if deterministic:
-            told = np.eye(told.shape[1])[told.argmax(1)]
-        probabilities: NDArray[np.float64] = told / told.sum(1, keepdims=True)
-        return probabilities
+            found = np.eye(found.shape[1])[found.argmax(1)]
+        found /= found.sum(1, keepdims=True)
+        return found
 
     return chances
 
@@ -56,7 +56,7 @@ def learned(policy: Any, *, deterministic: bool) -> Chances:
 def read_policy(
     named: str, encoding: Encoding, local: Any, *, deterministic: bool
 ) -> tuple[Chances, Encoding]:
-    """Return the policy of a name, and the encoding that it reads. local: this process's `actor`."""
+    """Return the policy of a name, and the encoding of its observations. local: this process's `actor`."""
     if named == "uniform":
         count = len(encoding.actions)
         return fixed(np.full(count, 1 / count)), encoding
@@ -76,7 +76,7 @@ def read_policy(
 
 def learned_policy(run: Path, local: Any) -> tuple[Any, Any]:
     """Return specification and final policy of a run that has ended. local: this process's `actor`."""
-    # They load torch, which the other policies do without.
+    # These load torch, which the other policies do not need.
     from penstock.policy.weights import load_into  # noqa: PLC0415
     from penstock.workloads.plugin.acting import policy_maker  # noqa: PLC0415
     from penstock.workloads.plugin.serving import read_final  # noqa: PLC0415
@@ -111,31 +111,24 @@ def _check_spaces(run: Path, specification: Any, encoding: Encoding, log: Encodi
         )
 
 
-# ---- A log as a question about a policy.
+# ---- The decisions of a log, for one policy.
 
 Late = Mapping[tuple[str, int], float]
 """Sum of the late rewards, by episode and step."""
 
+Evidence = tuple[Decisions, dict[str, int]]
+"""Decisions by which a policy is evaluated, and counts of the rest.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A log as a question about a policy.
-
-    left_out: whole episodes without the propensity of some decision. late: late rewards that met a decision,
-    and late_unmatched: those that met none.
-    """
-
-    decisions: Decisions
-    left_out: int
-    late: int
-    late_unmatched: int
+left_out: whole episodes without the propensity of some decision. late: decisions of the log with a late
+reward; late_unmatched: late rewards of other decisions.
+"""
 
 
-def ask(
-    log: Log, policy: str, local: Any, weights: RewardWeights, late: Late, asked: EvaluateOptions
-) -> Question:
-    """Return whole episodes with known propensities: the rest of one would be weighted wrongly."""
-    chances, encoding = read_policy(policy, log.encoding, local, deterministic=asked.deterministic)
+def evidence_of_log(
+    log: Log, policy: str, local: Any, weights: RewardWeights, late: Late, options: EvaluateOptions
+) -> Evidence:
+    """Return the decisions of episodes whose propensities are all known: others would be weighted wrongly."""
+    chances, encoding = read_policy(policy, log.encoding, local, deterministic=options.deterministic)
     used = [episode for episode in log.episodes if all(one.propensity is not None for one in episode)]
     traces = [trace for episode in used for trace in episode]
     seen = encoding.episodes(used)
@@ -145,11 +138,10 @@ def ask(
         [weights.reward(one.result) + late.get((one.episode, one.step), 0.0) for one in traces], np.float64
     )
     logged = np.log([one.propensity or 1.0 for one in traces])
-    decisions = _decisions(episode, seen, action, chances(seen), reward, logged, asked.discount)
+    decisions = _decisions(episode, seen, action, chances(seen), reward, logged, options.discount)
     met = sum((trace.episode, trace.step) in late for trace in log.traces)
-    return Question(
-        decisions=decisions, left_out=len(log.episodes) - len(used), late=met, late_unmatched=len(late) - met
-    )
+    left_out = len(log.episodes) - len(used)
+    return decisions, {"left_out": left_out, "late": met, "late_unmatched": len(late) - met}
 
 
 def _decisions(
@@ -161,7 +153,7 @@ def _decisions(
     log_logged: NDArray[np.float64],
     discount: float,
 ) -> Decisions:
-    """Return decisions among n actions, of which `chosen`, float64 [n decisions, actions], are judged."""
+    """Return decisions for a policy with probabilities `chosen`, float64 [n decisions, actions]."""
     model = cross_fitted(seen, action, returns_from(episode, reward, discount), episode, chosen.shape[1])
     rows = np.arange(len(action))
     with np.errstate(divide="ignore"):
@@ -193,7 +185,7 @@ class _LateReward(BaseModel):
 
 
 def read_late(place: str, policy: str) -> Late:
-    """Return the late rewards of a file of JSON lines, or of a policy in the registry at a URL."""
+    """Return the late rewards in a file of JSON lines, or of a policy in the registry at a URL."""
     is_registry = place.startswith(("sqlite:", "postgresql:"))
     total: defaultdict[tuple[str, int], float] = defaultdict(float)
     for episode, step, amount in _of_registry(place, policy) if is_registry else _of_file(Path(place)):
@@ -209,13 +201,11 @@ def _of_file(path: Path) -> Iterator[tuple[str, int, float]]:
     with file:
         for number, line in enumerate(file, 1):
             try:
-                one = _LateReward.model_validate(json.loads(line))
+                one = _LateReward.model_validate_json(line)
             except ValidationError as error:
                 first = error.errors()[0]
-                field = ".".join(str(part) for part in first["loc"])
-                raise ConfigurationError(f"{path}: line {number}: {field}: {first['msg']}") from error
-            except ValueError as error:
-                raise ConfigurationError(f"{path}: line {number}: no JSON: {error}") from error
+                key = "".join(f"{part}: " for part in first["loc"])
+                raise ConfigurationError(f"{path}: line {number}: {key}{first['msg']}") from error
             yield one.episode, one.step, one.amount
 
 
@@ -230,7 +220,7 @@ def _of_registry(url: str, policy: str) -> Iterator[tuple[str, int, float]]:
         raise ConfigurationError(f"--late: {error}") from error
 
 
-# ---- What a recording says of a policy: experience of actors and of a policy server's clients alike.
+# ---- The decisions of a recording, from actors or from clients of a policy server.
 
 _Key = tuple[int, int, int]
 """Session, slot and number of an episode."""
@@ -240,7 +230,7 @@ _STEP_TENSORS: Final = ("observation", "action", "mask", "reward", "log_prob")
 
 @dataclass(slots=True)
 class _Episode:
-    """steps: rows of it by index. length: of the whole episode, 0 until its end was met."""
+    """steps: its rows by step. length: of the whole episode; 0 while its end is not found."""
 
     steps: dict[int, int] = field(default_factory=dict)
     length: int = 0
@@ -251,8 +241,8 @@ class _Episode:
         return self.known and 0 < self.length == len(self.steps)
 
 
-def ask_recording(folder: Path, run: Path, local: Any, asked: EvaluateOptions) -> Question:
-    """Return the decisions of a recording, with what a run's final policy makes of them."""
+def evidence_of_recording(folder: Path, run: Path, local: Any, options: EvaluateOptions) -> Evidence:
+    """Return the decisions of a recording's whole episodes, for the final policy of a run."""
     from penstock.workloads.plugin.recordings import Recording  # noqa: PLC0415 - loads torch
 
     recording = Recording(folder)
@@ -260,7 +250,7 @@ def ask_recording(folder: Path, run: Path, local: Any, asked: EvaluateOptions) -
     recording.check_schema(specification.schema.schema_id)
     if policy.memory.is_recurrent or policy.memory.frames.depth > 1:
         raise ConfigurationError(
-            f"--policy {run}: remembers, so that single steps do not say what it would do"
+            f"--policy {run}: has a memory, so its actions depend on more than a single step"
         )
     rows, episodes = collected(recording.load(recording.fragments))
     whole = [episode for episode in episodes.values() if episode.is_whole]
@@ -269,11 +259,11 @@ def ask_recording(folder: Path, run: Path, local: Any, asked: EvaluateOptions) -
     rows = {name: array[order] for name, array in rows.items()}
     reward, logged = rows["reward"].astype(np.float64), np.minimum(rows["log_prob"].astype(np.float64), 0.0)
     if isinstance(specification.observation_space, Box) and isinstance(specification.action_space, Discrete):
-        chances = learned(policy, deterministic=asked.deterministic)(rows["observation"])
+        chances = learned(policy, deterministic=options.deterministic)(rows["observation"])
         flat = rows["observation"].reshape(len(reward), -1).astype(np.float32)
         action = rows["action"].astype(np.int64)
-        decisions = _decisions(episode, flat, action, chances, reward, logged, asked.discount)
-    elif asked.deterministic:
+        decisions = _decisions(episode, flat, action, chances, reward, logged, options.discount)
+    elif options.deterministic:
         raise ConfigurationError("--deterministic: only for actions that are one of n")
     else:
         nothing = np.zeros(len(reward))
@@ -286,11 +276,11 @@ def ask_recording(folder: Path, run: Path, local: Any, asked: EvaluateOptions) -
             episode=episode, reward=reward, log_target=log_target, log_logged=logged, predicted=nothing,
             expected=nothing,
         )  # fmt: skip
-    return Question(decisions=decisions, left_out=len(episodes) - len(whole), late=0, late_unmatched=0)
+    return decisions, {"left_out": len(episodes) - len(whole), "late": 0, "late_unmatched": 0}
 
 
 def collected(loaded: Iterable[tuple[Any, _Arrays]]) -> tuple[dict[str, NDArray[Any]], dict[_Key, _Episode]]:
-    """Return all steps by tensor name, [n, …], and which of them belong to which episode."""
+    """Return all steps by tensor name, [n, …], and the episodes with the numbers of their steps."""
     parts: defaultdict[str, list[NDArray[Any]]] = defaultdict(list)
     episodes: defaultdict[_Key, _Episode] = defaultdict(_Episode)
     count = 0
@@ -312,7 +302,7 @@ def collected(loaded: Iterable[tuple[Any, _Arrays]]) -> tuple[dict[str, NDArray[
     return {name: np.concatenate(part) for name, part in parts.items()}, dict(episodes)
 
 
-# ---- What `penstock traces check` and `penstock traces evaluate` print.
+# ---- The output of the commands.
 
 _MOST_SHOWN: Final = 50
 _ESTIMATES: Final = ("ips", "self_normalised", "doubly_robust", "mean_ratio")
@@ -359,41 +349,46 @@ def _account_text(account: dict[str, Any]) -> str:
         f"{account['lines']} lines, {account['episodes']} whole episodes, {account['decisions']} decisions "
         f"({shape}), {account['success']} with success, {account['with_propensity']} with propensity"
     )
-    told = [first, *(f"  {name}: {low:g} to {high:g}" for name, (low, high) in account["numbers"].items())]
-    told += [
+    lines = [first, *(f"  {name}: {low:g} to {high:g}" for name, (low, high) in account["numbers"].items())]
+    lines += [
         f"  {name}: done {one['done']} times, {one['success']} with success"
         for name, one in account["actions"].items()
     ]
     faults = account["faults"]
     if not account["lines"]:
-        told.append("the file is empty: a log has a line for each decision")
+        lines.append("the file is empty: a log has a line for each decision")
     if faults:
-        told.append(f"{len(faults)} faults, {account['episodes_left_out']} episodes left out for them:")
-    told += [f"  line {fault['line']}: {fault['why']}" for fault in faults[:_MOST_SHOWN]]
+        lines.append(f"{len(faults)} faults, {account['episodes_left_out']} episodes left out for them:")
+    lines += [f"  line {fault['line']}: {fault['why']}" for fault in faults[:_MOST_SHOWN]]
     if len(faults) > _MOST_SHOWN:
-        told.append(f"  and {len(faults) - _MOST_SHOWN} more; --json lists all")
-    return "\n".join(told)
+        lines.append(f"  and {len(faults) - _MOST_SHOWN} more; --json lists all")
+    return "\n".join(lines)
 
 
-def evaluate(file: Path, asked: EvaluateOptions, *, as_json: bool) -> int:
-    """Print the estimates of every policy; returns 1 where the log cannot say one."""
-    local = {name: local_settings(Path(name), trust=asked.trust).actor for name in asked.policy}
+def evaluate(file: Path, options: EvaluateOptions, *, as_json: bool) -> int:
+    """Print the estimates of every policy; returns 1 where the log does not suffice for one."""
+    local = {name: local_settings(Path(name), trust=options.trust).actor for name in options.policy}
     logged: dict[str, Any] = {}
     if file.is_dir():
-        if asked.late or asked.reward:
+        if options.late or options.reward:
             raise ConfigurationError(f"{file}: a recording has its rewards; leave --late and --reward out")
-        questions = [ask_recording(file, Path(name), local[name], asked) for name in asked.policy]
+        evidence = [evidence_of_recording(file, Path(name), local[name], options) for name in options.policy]
     else:
-        log, weights = held_log(file), reward_weights(asked.reward or ())
-        late: Late = read_late(asked.late, asked.late_policy) if asked.late else {}
-        if asked.late and not late:
-            sys.stderr.write(f"--late: there are no late rewards of policy {asked.late_policy!r}\n")
-        questions = [ask(log, name, local[name], weights, late, asked) for name in asked.policy]
-        logged = {"logged": _logged(log, weights, late, asked.discount)}
-    told = [_judged(name, one, asked.discount) for name, one in zip(asked.policy, questions, strict=True)]
-    text = json.dumps({**logged, "policies": told}) if as_json else "\n".join(map(_text, told))
+        log, weights = held_log(file), reward_weights(options.reward or ())
+        late: Late = read_late(options.late, options.late_policy) if options.late else {}
+        if options.late and not late:
+            sys.stderr.write(f"--late: there are no late rewards of policy {options.late_policy!r}\n")
+        evidence = [
+            evidence_of_log(log, name, local[name], weights, late, options) for name in options.policy
+        ]
+        logged = {"logged": _logged(log, weights, late, options.discount)}
+    rows = [
+        {"policy": name, "episodes": decisions.episodes, **counts, **_estimates(decisions, options.discount)}
+        for name, (decisions, counts) in zip(options.policy, evidence, strict=True)
+    ]
+    text = json.dumps({**logged, "policies": rows}) if as_json else "\n".join(map(_text, rows))
     sys.stdout.write(f"{text}\n")
-    return EXIT_OK if all(one["judged"] for one in told) else EXIT_FAILED
+    return EXIT_OK if all(one["judged"] for one in rows) else EXIT_FAILED
 
 
 def reward_weights(assignments: Sequence[str]) -> RewardWeights:
@@ -408,23 +403,15 @@ def reward_weights(assignments: Sequence[str]) -> RewardWeights:
     return RewardWeights.of(given)
 
 
-def _judged(name: str, asked: Question, discount: float) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "policy": name,
-        "episodes": asked.decisions.episodes,
-        "left_out": asked.left_out,
-        "late": asked.late,
-        "late_unmatched": asked.late_unmatched,
-    }
+def _estimates(decisions: Decisions, discount: float) -> dict[str, Any]:
     try:
-        found = judge(asked.decisions, discount)
+        return {"judged": True, **asdict(judge(decisions, discount))}
     except TooLittle as error:
-        return told | {"judged": False, "why": str(error)}
-    return told | {"judged": True, **asdict(found)}
+        return {"judged": False, "why": str(error)}
 
 
 def _logged(log: Log, weights: RewardWeights, late: Late, discount: float) -> dict[str, Any]:
-    """Return what was earned: the mean return of all whole episodes, without any estimate."""
+    """Return the mean return of all whole episodes, which was earned in fact."""
     returns = [
         sum(
             discount**trace.step * (weights.reward(trace.result) + late.get((trace.episode, trace.step), 0.0))
@@ -435,23 +422,23 @@ def _logged(log: Log, weights: RewardWeights, late: Late, discount: float) -> di
     return {"episodes": len(returns), "mean_return": float(np.mean(returns))}
 
 
-def _text(told: dict[str, Any]) -> str:
-    used = f"{told['policy']}: {told['episodes']} episodes"
-    if told["left_out"]:
-        used += f", {told['left_out']} left out for want of a propensity"
-    if told["late"] or told["late_unmatched"]:
-        used += f", {told['late']} late rewards joined, {told['late_unmatched']} met no decision"
-    if not told["judged"]:
-        return f"{used}\n  not judged: {told['why']}"
+def _text(row: dict[str, Any]) -> str:
+    used = f"{row['policy']}: {row['episodes']} episodes"
+    if row["left_out"]:
+        used += f", {row['left_out']} left out for want of a propensity"
+    if row["late"] or row["late_unmatched"]:
+        used += f", {row['late']} late rewards joined, {row['late_unmatched']} met no decision"
+    if not row["judged"]:
+        return f"{used}\n  not judged: {row['why']}"
     rows = [
-        f"  {name.replace('_', ' '):16} {told[name]['value']:9.4f}   "
-        f"[{told[name]['low']:.4f}, {told[name]['high']:.4f}]"
+        f"  {name.replace('_', ' '):16} {row[name]['value']:9.4f}   "
+        f"[{row[name]['low']:.4f}, {row[name]['high']:.4f}]"
         for name in _ESTIMATES
     ]
-    rows.append(f"  effective sample size {told['effective']:.1f}")
-    if told["self_normalised"]["low"] == told["self_normalised"]["high"]:
+    rows.append(f"  effective sample size {row['effective']:.1f}")
+    if row["self_normalised"]["low"] == row["self_normalised"]["high"]:
         rows.append(
-            f"  all that counts earned the same: a share of up to {3 / told['effective']:.1%} that earns "
+            f"  all that counts earned the same: a share of up to {3 / row['effective']:.1%} that earns "
             "something else would not show, and the intervals leave it out"
         )
     return "\n".join([used, *rows])

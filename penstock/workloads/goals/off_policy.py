@@ -7,9 +7,9 @@
 
 Per-decision importance sampling and its weighted form are those of Precup, Sutton and Singh (2000), the
 doubly robust estimate that of Jiang and Li (2016). An episode that has ended keeps its last weight and earns
-0. Intervals are normal, from the variance between episodes, or decisions for
-the mean ratio; that of the self-normalised estimate is its delta
-method. Where single decisions hardly ever earned something else, intervals of shares are at least kept.
+0. Intervals are normal, from the variance between episodes, or between decisions for the mean ratio; that of
+the self-normalised estimate is by the delta method. Where single decisions have nearly all the same reward,
+intervals are at least those of a share.
 """
 
 from collections.abc import Callable
@@ -19,23 +19,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- What was logged, as arrays: each decision with its reward and both policies' probabilities of it.
+# ---- A log as arrays: each decision with its reward, and the probabilities that both policies give it.
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decisions:
-    """The n decisions of E whole episodes; those of one episode stand together, in their order.
+    """The n decisions of E whole episodes; those of one episode are adjacent, in their order.
 
     Args:
         episode: int64 [n], 0 to E − 1, rising.
         reward: float64 [n], of each decision.
-        log_target: float64 [n], log π of the action under the judged policy; −∞ where it never acts so.
+        log_target: float64 [n], log π of the action under the evaluated policy; −∞ where π is 0.
         log_logged: float64 [n], log μ of the action under the policy that acted.
         predicted: float64 [n], a model's return from this decision on, of the action that was taken.
-        expected: float64 [n], that model's return averaged over the actions of the judged policy.
-        action: int64 [n], what was done, where it is one of n; None: it is something else.
+        expected: float64 [n], that model's return averaged over the actions of the evaluated policy.
+        action: int64 [n], the action of a discrete space; None: another space.
 
     Raises:
         ValueError: arrays of different lengths, episodes out of order, or a number that cannot be used.
@@ -76,7 +76,7 @@ class Decisions:
         return np.arange(len(self.episode)) - np.repeat(starts, lengths)
 
 
-# ---- A model of what follows an action, for the doubly robust estimate: ridge regression for each action.
+# ---- A model of the return of an action, for the doubly robust estimate: ridge regression for each action.
 
 _RIDGE: Final = 1.0
 
@@ -84,7 +84,7 @@ _RIDGE: Final = 1.0
 def returns_from(episode: NDArray[np.int64], reward: Floats, discount: float) -> Floats:
     """Return Σ_k γ^k r_{t+k} of every decision until the end of its episode, float64 [n].
 
-    episode: int64 [n], those of one episode together. reward: float64 [n].
+    episode: int64 [n], equal numbers adjacent. reward: float64 [n].
     """
     total = np.array(reward, np.float64)
     for index in range(len(total) - 2, -1, -1):
@@ -102,8 +102,8 @@ def cross_fitted(
 ) -> Floats:
     """Return the model's return of every action at every decision, float64 [n, actions].
 
-    seen: float32 [n, d]. action: int64 [n], what was done. returns: float64 [n], what followed.
-    episode: int64 [n]; even and odd ones predict each other.
+    seen: float32 [n, d], observations. action: int64 [n]. returns: float64 [n], from each decision on.
+    episode: int64 [n]; the model of even episodes predicts odd ones, and the other way round.
     """
     predicted = np.zeros((len(seen), actions))
     for half in (0, 1):
@@ -120,15 +120,15 @@ def cross_fitted(
 
 
 def standardised(seen: NDArray[Any]) -> Callable[[NDArray[Any]], Floats]:
-    """Return what turns numbers [m, d] into float64 [m, d]: as deviations from those that were seen."""
+    """Return a function that scales numbers [m, d] by mean and deviation of `seen`, to float64 [m, d]."""
     mean, scale = seen.mean(0), seen.std(0) + 1e-6
-    return lambda asked: np.clip((asked - mean) / scale, -10, 10).astype(np.float64)
+    return lambda values: np.clip((values - mean) / scale, -10, 10).astype(np.float64)
 
 
 def ridge(inputs: Floats, wanted: Floats, otherwise: float) -> tuple[float, Floats]:
     """Return the regression's value at 0 and its slope, float64 [d].
 
-    inputs: float64 [n, d]. wanted: float64 [n]. otherwise: the value where there is nothing to fit.
+    inputs: float64 [n, d]. wanted: float64 [n]. otherwise: the value where n is 0.
     """
     if not len(inputs):
         return otherwise, np.zeros(inputs.shape[1])
@@ -139,11 +139,11 @@ def ridge(inputs: Floats, wanted: Floats, otherwise: float) -> tuple[float, Floa
 
 
 _Z: Final = 1.959963984540054
-"""95 % of a normal distribution lie within so many standard deviations."""
+"""Standard deviations within which 95 % of a normal distribution lie."""
 _FEW: Final = 5.0
-"""Of fewer decisions that earned something else a normal interval says too little."""
+"""Decisions with another reward below which a normal interval is too narrow."""
 _LARGEST_LOG: Final = 300.0
-"""Above it weights and their squares overflow; one of them leaves an effective sample size of 1 anyway."""
+"""Larger weights and their squares overflow; one of them makes the effective sample size 1 anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """Return the standard deviation of the estimate, of which the interval is ± 1.96."""
+        """Return the standard error: the interval is the value ± 1.96 of it."""
         return (self.high - self.low) / (2 * _Z)
 
 
@@ -165,8 +165,8 @@ class Estimates:
     """Estimates of one policy's mean return per episode.
 
     mean_ratio: of π / μ over all decisions, 1 in expectation where the logged probabilities are true and the
-    judged policy does nothing that the other never did. effective: effective sample size in episodes, at the
-    decision where it is smallest.
+    evaluated policy takes only logged actions. effective: effective sample size in episodes, at the decision
+    where it is smallest.
     """
 
     ips: Estimate
@@ -219,10 +219,10 @@ def estimate(decisions: Decisions, discount: float) -> Estimates:
 
 
 def _widened(found: Estimate, reward: Floats, effective: float) -> Estimate:
-    """Return an estimate of single decisions that lies near the least or the most that was ever earned.
+    """Return an estimate of single decisions, with a wider interval near the smallest or largest reward.
 
-    The few that earned something else are then hardly in the sample, nor is their variance. So the interval
-    is at least that of a share with two successes and two failures added (Agresti and Coull 1998).
+    Other rewards are then too rare in the sample for its variance to show them. So the interval is at least
+    that of a share with two successes and two failures added (Agresti and Coull 1998).
     """
     low, high = float(reward.min()), float(reward.max())
     if high == low:
@@ -253,20 +253,20 @@ def _of(samples: Floats) -> Estimate:
     return Estimate(value=value, low=value - float(half), high=value + float(half))
 
 
-# ---- Whether estimates may be believed: a refusal is an answer as well.
+# ---- Whether estimates can be trusted.
 
 LEAST_EFFECTIVE: Final = 50.0
-"""Episodes, as an effective sample size, below which nothing is judged."""
+"""Effective sample size, in episodes, below which there is no estimate."""
 _MOST_ERRORS: Final = 4.0
-"""Standard errors that the mean ratio may lie from 1."""
+"""Standard errors by which the mean ratio may differ from 1."""
 
 
 class TooLittle(Exception):
-    """The log does not say what the policy would have earned; the text says why and what would."""
+    """The log does not suffice for an estimate; the text says why, and what would."""
 
 
 def judge(decisions: Decisions, discount: float) -> Estimates:
-    """Return estimates that may be believed; raises TooLittle where there are none.
+    """Return estimates that can be trusted; raises TooLittle where there are none.
 
     decisions: of whole episodes. discount: γ, from 0 to 1.
     """
@@ -293,9 +293,10 @@ def judge(decisions: Decisions, discount: float) -> Estimates:
 
 
 def _check_propensities(decisions: Decisions) -> None:
-    """Hold the log against itself: 1{a was done} / μ(a) has mean of 1, or less where a cannot be.
+    """Check the log itself: 1{a was done} / μ(a) has a mean of 1, or less where a is not always possible.
 
-    A join by the wrong key is found so whatever policy is judged: its own ratios may have a mean of 1.
+    This finds propensities that were joined by the wrong key, whatever policy is evaluated: the mean of π / μ
+    may be 1 in spite of them.
     """
     if decisions.action is None:
         return

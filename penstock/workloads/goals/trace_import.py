@@ -1,6 +1,6 @@
 """`penstock traces import FILE --out DIR`: a log as a recording, for `penstock train --from`.
 
-It is written decision by decision, without holding the log.
+The log is read and written decision by decision, and never held in memory.
 """
 
 import json
@@ -83,7 +83,7 @@ def _write(index: TraceIndex, weights: RewardWeights, out: Path) -> dict[str, An
     )
     if index.independent and account["propensities"] == _LOGGED:
         (out / _WEIGHTED_FILE).write_text(
-            f"# Learns without the recording, from {measured} episodes: what is logged counts by its "
+            f"# Learns without the recording, from {measured} episodes, each decision weighted by its "
             "propensity.\n" + tomli_w.dumps(by_propensity(layer))
         )
     return account
@@ -119,35 +119,32 @@ def run_layer(file: Path, encoding: Encoding, weights: RewardWeights) -> dict[st
 
 
 def by_propensity(layer: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that learns from single decisions, each by its propensity: PPO."""
+    """Return the settings of a run that learns from single decisions, weighted by propensity: PPO."""
     environment = layer["environment"]
     kwargs = {**environment["kwargs"], "mode": "matched"}
     return {**layer, "environment": {**environment, "kwargs": kwargs}, "algorithm": {"name": "ppo"}}
 
 
-# ---- Propensities where the log has none: the policy that acted is imitated, by multinomial logistic
-# regression.
+# ---- Estimated propensities, where the log has none: multinomial logistic regression of the logged actions.
 
 _STEPS: Final = 300
 _RATE: Final = 0.5
 _RIDGE: Final = 1e-3
 _LEAST: Final = 1e-3
-"""No action that was logged is taken for rarer."""
-
-
+"""Smallest estimate of the propensity of a logged action."""
 _Estimate = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
-"""(what is seen, float32 [n, d], actions that were taken, int64 [n]) → their probabilities, float64 [n]."""
+"""(observations, float32 [n, d], actions that were taken, int64 [n]) → their probabilities, float64 [n]."""
 
 
 def _imitate(seen: NDArray[np.float32], action: NDArray[np.int64], actions: int) -> _Estimate:
-    """Return the imitation of decisions. seen: float32 [n, d]. action: int64 [n], below `actions`."""
+    """Return a fit to decisions. seen: float32 [n, d], observations. action: int64 [n], below `actions`."""
     deviations_of = standardised(seen)
 
     def inputs_of(seen: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.hstack([deviations_of(seen), np.ones((len(seen), 1))])
 
     inputs, wanted, weights = inputs_of(seen), np.eye(actions)[action], np.zeros((seen.shape[1] + 1, actions))
-    # The largest eigenvalue of the inputs bounds the curvature, so that no step goes too far.
+    # The largest eigenvalue of the inputs bounds the curvature: it gives the largest safe step size.
     rate = _RATE * len(inputs) / max(float(np.linalg.norm(inputs, 2)) ** 2, 1e-12) * 2
     for _ in range(_STEPS):
         gradient = inputs.T @ (_softmax(inputs @ weights) - wanted) / len(inputs) + _RIDGE * weights
@@ -169,12 +166,12 @@ def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 _ALONE: Final = np.zeros(1, np.intp)
 _CHUNK: Final = 4096
 _MOST_IMITATED: Final = 4_000_000
-"""Numbers of the decisions from which propensities are estimated."""
+"""Most numbers in the observations from which propensities are estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """A trace as a recording has it. seen: float32 [1, width]. log_prob: float32 [1]."""
+    """A trace as arrays of a recording. seen: float32 [1, width]. log_prob: float32 [1]."""
 
     trace: Trace
     action: int
@@ -206,8 +203,8 @@ def record_log(
             )
             if not writer.fragment(builder.cut(fields)[0]):
                 raise ConfigurationError(
-                    f"{index.path}: is larger than a recording may be (learner.record_max_bytes); split it, "
-                    "where no episode is cut"
+                    f"{index.path}: is larger than a recording may be (learner.record_max_bytes); split it "
+                    "between two episodes"
                 )
     return fragments
 
@@ -247,7 +244,7 @@ def _encoded(traces: Iterable[Trace], encoding: Encoding) -> Iterator[tuple[Trac
 
 
 def _imitated(index: TraceIndex, encoding: Encoding) -> _Estimate:
-    """Return estimated propensities, from every n-th decision of a log that is large."""
+    """Return the estimate from every n-th decision; n is 1 unless the log is large."""
     every = -(-index.decisions * encoding.width // _MOST_IMITATED)
     every_nth = islice(_encoded(index.traces(), encoding), 0, None, every)
     shown = [(seen, encoding.action(trace.action)) for trace, seen in every_nth]

@@ -1,4 +1,4 @@
-"""`Goals-v0`: which goal a host should have next, or none."""
+"""`Goals-v0`: choose a host's next goal, or none."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     Args:
         executor: `simulated`, or `commands`, which starts programs of this machine.
         goals: file of the commands, for `commands` only.
-        actors_act: whether `commands` are started; false: it has spaces, and cannot be reset or stepped.
+        actors_act: whether `commands` are started; false: reset and step raise ConfigurationError.
         rewards: other rewards, by the names of `GoalReward`.
 
     Raises:
@@ -40,7 +40,7 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
         *,
         actors_act: bool = False,
     ) -> None:
-        self.executor = _make(executor, goals, acts=actors_act)
+        self.executor = _executor(executor, goals, acts=actors_act)
         try:
             self._reward = GoalReward(**(rewards or {}))
         except TypeError as error:
@@ -58,7 +58,7 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """action: 0 nothing, i the i-th goal. `info` has the goal and its outcome where there was one."""
+        """action: 0 nothing, i the i-th goal. `info` has the goal, if any, and its outcome."""
         if not action:
             self.executor.idle()
             self._history.idle()
@@ -72,7 +72,7 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._history.observation(self.executor.read())
 
 
-def _make(executor: str, goals: str, *, acts: bool) -> Executor:
+def _executor(executor: str, goals: str, *, acts: bool) -> Executor:
     if not isinstance(acts, bool):
         raise ConfigurationError(f"environment.kwargs.actors_act={acts!r}: must be true or false")
     if executor not in _EXECUTORS:

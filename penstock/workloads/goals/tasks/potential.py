@@ -1,4 +1,4 @@
-"""Potentials of `Goals-v0` for `environment.reward`: they make learning easier and change no optimal policy.
+"""Potentials of `Goals-v0` for `environment.reward`: they speed up learning and keep the optimal policy.
 
 environment.reward = [{shape = "penstock.workloads.goals.tasks.potential:health"}]
 """
@@ -14,6 +14,6 @@ _USAGE: Final = slice(0, 3)
 
 
 def health(observation: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-    """Return less, the fuller the host is: −(cpu + memory + disk), float64 [M]."""
+    """Return −(cpu + memory + disk), float64 [M], lower for a fuller host."""
     values: NDArray[np.float64] = -observation["observation"][:, _USAGE].sum(1, dtype=np.float64)
     return values
