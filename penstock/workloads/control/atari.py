@@ -1,8 +1,8 @@
-"""Atari games (`ALE/…`) after Mnih et al. 2015: what a step is and shows, by ale-py or by EnvPool.
+"""Atari games (`ALE/…`) after Mnih et al. 2015, by ale-py or by EnvPool.
 
-Either shows uint8 [84, 84], the same for the same actions; only how many frames without an action a game
-begins with is drawn by another generator. `policy.frame_stack` stacks frames, so that each is sent once, and
-`environment.reward` clips what the learner is given: episodes and evaluations count the score.
+Both give observations uint8 [84, 84], equal for equal actions; only the number of frames without an action at
+the start of a game comes from different generators. `policy.frame_stack` stacks frames, so that each is sent
+once. `environment.reward` clips the learner's rewards: episodes and evaluations count the score.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from penstock.config.configuration_error import how_to_install
 from penstock.config.settings import AtariSection, ConfigurationError, EnvironmentSection
 
-# ---- Limits of steps, and lives, over a vector environment that resets rows of `reset_mask` alone.
+# ---- A limit of steps, and lives, for a vector environment that resets the rows of `reset_mask`.
 
 Vector = VectorEnv[Any, Any, Any]
 Wrapper = VectorWrapper[Any, Any, Any, Any, Any]
@@ -27,7 +27,7 @@ Result = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class StepLimit(Wrapper):
-    """Truncates an episode after `limit` steps, also where it terminates with the last of them."""
+    """Truncates an episode after `limit` steps, even where it terminates with the last of them."""
 
     def __init__(self, env: Vector, limit: int) -> None:
         super().__init__(env)
@@ -45,7 +45,7 @@ class StepLimit(Wrapper):
 
 
 class EpisodicLife(Wrapper):
-    """A lost life, of `infos["lives"]` int [N], terminates the episode only (Mnih et al. 2015)."""
+    """A lost life, by `infos["lives"]` int [N], ends the episode and not the game (Mnih et al. 2015)."""
 
     def __init__(self, env: Vector) -> None:
         super().__init__(env)
@@ -54,7 +54,7 @@ class EpisodicLife(Wrapper):
         self._shown: tuple[Any, dict[str, Any]] = (None, {})
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin new games, in those of `reset_mask` only where one is over."""
+        """Begin new games; with `reset_mask` only those of its rows whose game is over."""
         begins = chosen(options, self.num_envs)
         if options is not None and "reset_mask" in options:
             begins = begins & self._is_over
@@ -76,21 +76,21 @@ class EpisodicLife(Wrapper):
 
 
 def chosen(options: dict[str, Any] | None, count: int) -> NDArray[np.bool_]:
-    """Return which of `count` environments a reset is of, bool [count]: those of `reset_mask`, else all."""
+    """Return which of `count` environments a reset concerns, bool [count]: `reset_mask`, else all."""
     if options is None or "reset_mask" not in options:
         return np.ones(count, np.bool_)
     return np.array(options["reset_mask"], np.bool_)
 
 
-# ---- What is shown of a game, and how it is played.
+# ---- Observations and rules of a game.
 
 PREFIX: Final = "ALE/"
 LONGEST: Final = 27_000
 """Steps of a game unless `environment.max_episode_steps` says otherwise: half an hour of four frames each."""
 SCREEN: Final = Box(0, 255, (84, 84), np.uint8)
 _OPTIONS: Final = frozenset({"mode", "difficulty", "full_action_space"})
-"""Arguments that ale-py and EnvPool both take, by the same names."""
-_DECLARED: Final = {
+"""Arguments with the same names in ale-py and EnvPool."""
+_SETTINGS: Final = {
     "frameskip": "frame_skip",
     "repeat_action_probability": "sticky_actions",
     "noop_max": "noop_max",
@@ -105,10 +105,10 @@ def is_atari(environment_id: str) -> bool:
 
 def section_of(section: EnvironmentSection) -> AtariSection:
     for key in section.kwargs:
-        if key in _DECLARED:
+        if key in _SETTINGS:
             raise ConfigurationError(
-                f"environment.kwargs.{key}={section.kwargs[key]!r}: is declared for Atari games; set "
-                f"environment.atari.{_DECLARED[key]}"
+                f"environment.kwargs.{key}={section.kwargs[key]!r}: is another setting for Atari games; set "
+                f"environment.atari.{_SETTINGS[key]}"
             )
         if key not in _OPTIONS and not (key == "num_threads" and section.vectorise == "envpool"):
             raise ConfigurationError(
@@ -126,52 +126,52 @@ def register(environment_id: str) -> None:
             f"environment.id={environment_id!r}: needs ale-py ({error}); {_REMEDY}, or use "
             "environment.vectorise='envpool'"
         ) from error
-    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # else each game greets on stderr
+    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # else each game writes a banner to stderr
     gymnasium.register_envs(ale)
 
 
 def make_with_ale(section: EnvironmentSection, count: int, mode: str) -> Vector:
     """Return `count` games as one; mode: "sync" or "async"."""
-    asked = section_of(section)
+    rules = section_of(section)
     options: dict[str, Any] = {"context": "spawn"} if mode == "async" else {"copy": False}
-    shown = partial(AtariPreprocessing, noop_max=asked.noop_max, frame_skip=asked.frame_skip)
+    screen = partial(AtariPreprocessing, noop_max=rules.noop_max, frame_skip=rules.frame_skip)
     try:
         made = gymnasium.make_vec(
             section.id,
             count,
             mode,
             vector_kwargs={**options, "autoreset_mode": AutoresetMode.DISABLED},
-            wrappers=[shown],
+            wrappers=[screen],
             frameskip=1,
-            repeat_action_probability=asked.sticky_actions,
-            max_num_frames_per_episode=0,  # the limit is one of steps, and the same by EnvPool
+            repeat_action_probability=rules.sticky_actions,
+            max_num_frames_per_episode=0,  # `StepLimit` limits steps, as with EnvPool
             disable_env_checker=True,
             **section.kwargs,
         )
     except (TypeError, ValueError, gymnasium.error.Error) as error:
         raise ConfigurationError(
             f"environment.id={section.id!r} environment.kwargs={section.kwargs!r}: cannot be made: {error}; "
-            f"correct them, or where a package is absent {_REMEDY}"
+            f"correct them, or if a package is missing {_REMEDY}"
         ) from error
     return with_rules(section, made)
 
 
 def with_rules(section: EnvironmentSection, games: Vector) -> Vector:
-    """Return the games under their limit of steps, and with episodes of one life where that is asked for."""
+    """Return the games with their limit of steps, and episodes of one life where the section says so."""
     limited = StepLimit(games, section.max_episode_steps or LONGEST)
     return EpisodicLife(limited) if section_of(section).episodic_life else limited
 
 
 def envpool_options(section: EnvironmentSection) -> dict[str, Any]:
-    """Return what EnvPool is asked for, so that it shows what ale-py shows.
+    """Return EnvPool's arguments for the observations of ale-py.
 
-    Its own `episodic_life` is not: what it resets when told to begins a new game, with lives left as well.
+    EnvPool's own `episodic_life` is off: its resets begin a new game even where lives are left.
     """
-    asked = section_of(section)
+    rules = section_of(section)
     return {
-        "frame_skip": asked.frame_skip,
-        "noop_max": asked.noop_max,
-        "repeat_action_probability": asked.sticky_actions,
+        "frame_skip": rules.frame_skip,
+        "noop_max": rules.noop_max,
+        "repeat_action_probability": rules.sticky_actions,
         "stack_num": 1,
         "episodic_life": False,
         "reward_clip": False,

@@ -1,13 +1,13 @@
-"""Settings that are known to learn, by environment and algorithm.
+"""Default settings that are known to learn, by environment and algorithm.
 
-They are the layer under file, environment and flags.
+File, environment variables and flags override them.
 """
 
 from typing import Any, Final
 
 from penstock.config.settings import merge
 
-# ---- What IMPALA and REINFORCE want otherwise than PPO: smaller batches, since each is one gradient step.
+# ---- IMPALA and REINFORCE: smaller batches than PPO, since each is one gradient step.
 
 GENERAL: Final = ""
 
@@ -15,7 +15,7 @@ GENERAL: Final = ""
 def _policy_gradient(
     batch_steps: int, learning_rate: float, *, scaled: bool = True, **numbers: Any
 ) -> dict[str, Any]:
-    """Return the section of an algorithm. scaled: rewards are."""
+    """Return the section of an algorithm. scaled: whether rewards are scaled."""
     return {
         "batch_steps": batch_steps, "entropy_coefficient": 0.01, "learning_rate": learning_rate,
         "learning_rate_schedule": "linear", **({"scale_rewards": True} if scaled else {}), **numbers,
@@ -45,7 +45,7 @@ REINFORCE: Final[dict[str, dict[str, Any]]] = {
 def _replay(
     envs: int, unroll: int, steps: int, numbers: dict[str, Any], *, width: int = 256, **learner: Any
 ) -> dict[str, Any]:
-    """Return the settings of a run that replays experience, of one actor. width: of both hidden layers."""
+    """Return the settings of a run that replays experience, with one actor. width: of both hidden layers."""
     return {
         "environment": {"count": envs},
         "actor": {"count": 1, "unroll_length": unroll},
@@ -91,7 +91,7 @@ SAC: Final[dict[str, dict[str, Any]]] = {
 
 
 _ATARI: Final = "ALE"
-"""Namespace of Atari games, which have one family of settings."""
+"""Namespace of Atari games, which share one family of settings."""
 
 
 def _task(
@@ -118,8 +118,8 @@ _TASKS: Final[dict[str, dict[str, Any]]] = {
     _ATARI: _task(
         8, 32, 10_000_000, actors=1, policy={"activation": "relu", "hidden_sizes": [], "shared_trunk": True}
     ),
-    # One actor makes more steps than PPO's learner can use, on however many cores. One fragment of each actor
-    # is a batch of PPO's here, since every fragment costs actor, broker and Redis the same whatever it holds.
+    # One actor makes more steps than PPO's learner can use, on any number of cores. Its fragment is a whole
+    # batch of PPO, since the cost of a fragment for actor, broker and Redis hardly depends on its size.
     "CartPole": _task(16, 64, 150_000, actors=1),
     "Acrobot": _task(8, 128, 500_000, policy=_NORMAL),
     "Pendulum": _task(8, 64, 300_000, target=-250.0),
@@ -145,7 +145,7 @@ def _ppo(
     falls: bool = True,
     **numbers: Any,
 ) -> dict[str, Any]:
-    """Return the section of PPO. falls: its learning rate does, to 0."""
+    """Return the section of PPO. falls: whether its learning rate falls to 0."""
     return {
         "batch_steps": batch_steps, "epochs": epochs, "minibatches": minibatches,
         "learning_rate": learning_rate, **({"learning_rate_schedule": "linear"} if falls else {}), **numbers,
@@ -177,14 +177,14 @@ _ALGORITHMS: Final[dict[str, dict[str, dict[str, Any]]]] = {
     "reinforce": REINFORCE,
     "random": {GENERAL: {"evaluation": {"deterministic": False}}},  # the most likely action is not random
 }
-"""What lies over the task's settings."""
+"""Settings that override those of the task."""
 _OF_ATARI: Final[dict[str, Any]] = {
     "environment": {"atari": {}, "reward": [{"clip": [-1.0, 1.0]}]},
     "policy": {"frame_stack": 4},
 }
-"""What every algorithm is shown of a game, and paid for it (Mnih et al. 2015)."""
+"""Observations and rewards of every algorithm (Mnih et al. 2015)."""
 _LAYERS: Final = {"dqn": DQN, "sac": SAC}
-"""Algorithms that want other networks, fragments and numbers of actors, too."""
+"""Algorithms whose networks, fragments and numbers of actors differ, too."""
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:

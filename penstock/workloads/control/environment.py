@@ -1,6 +1,6 @@
 """Gymnasium environments as one vector of N: vectoriser, autoreset mode, spaces, target.
 
-Anything that Gymnasium cannot make is a ConfigurationError that names the setting.
+Where Gymnasium cannot make an environment, ConfigurationError names the setting.
 """
 
 import copy
@@ -20,11 +20,11 @@ from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.spaces import Dict, Space
 from penstock.workloads.control import atari, envpool_tasks
 
-# ---- Gymnasium spaces as data: `penstock.protocol.spaces` says which kinds a fragment can carry.
+# ---- Gymnasium spaces as data: `penstock.protocol.spaces` has the kinds that a fragment can carry.
 
 
 def to_space(field: str, space: gym_spaces.Space) -> Space:  # type: ignore[type-arg]
-    """The space as data; raises ConfigurationError that names `field`, the space and what works."""
+    """Return the space as data; raises ConfigurationError that names `field`, the space and what works."""
     match space:
         case gym_spaces.Box():
             return _box(field, space)
@@ -86,13 +86,13 @@ def make(section: EnvironmentSection, count: int, seed: int) -> VectorEnv[Any, A
         case "vector":
             return _make_vec(section, count, "vector_entry_point", {})
         case "async":
-            # Subprocesses hand observations over by copy, one step late: next-step autoreset keeps the
-            # true last one. Never forked: the channel to the broker does not survive a fork.
+            # Subprocesses return copies of observations: next-step autoreset keeps the true last one of an
+            # episode. Never forked: the channel to the broker does not survive a fork.
             options = {"context": "spawn", "autoreset_mode": AutoresetMode.NEXT_STEP}
             return _make_vec(section, count, "async", options)
         case _:
-            # Same-step autoreset hands over the last observation by reference and resets, and a reset may
-            # write into the same memory: the stepper copies first and resets then.
+            # Same-step autoreset returns the last observation by reference and resets, and a reset may write
+            # into the same memory: the stepper copies first, then resets.
             options = {"copy": False, "autoreset_mode": AutoresetMode.DISABLED}
             return _make_vec(section, count, "sync", options)
 
@@ -124,14 +124,13 @@ def _without(mask_key: str, space: Space) -> Space:
     rest = tuple((key, part) for key, part in space.spaces if key != mask_key)
     if not rest:
         raise ConfigurationError(
-            f"environment.mask_key={mask_key!r}: the observation holds nothing else; the policy must see "
-            "something"
+            f"environment.mask_key={mask_key!r}: the observation has no other key; the policy needs one"
         )
     return Dict(rest)
 
 
 def target(section: EnvironmentSection) -> float | None:
-    """Return the registered reward threshold; asked first, it finds out what cannot be made."""
+    """Return the registered reward threshold; raises ConfigurationError where the environment is unknown."""
     if section.vectorise == "envpool" or atari.is_atari(section.id):
         spaces(section)
         registered = gymnasium.registry.get(section.id)
@@ -146,7 +145,7 @@ def _check_atari(section: EnvironmentSection) -> None:
     if section.atari is not None and not atari.is_atari(section.id):
         raise ConfigurationError(
             f"environment.atari: environment.id={section.id!r} is no Atari game; leave it out, or use an id "
-            f"{atari.PREFIX}…"
+            f"that begins with {atari.PREFIX}"
         )
 
 
@@ -195,10 +194,10 @@ def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:
 
 
 class _Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One of many environments in a process, as if it were alone.
+    """One of several environments in a process, isolated from the others.
 
-    Its observations are copied at once: the next slot may write in memory that all of them share. It resets
-    without options: Gymnasium passes `{}` where it resets some of many.
+    Its observations are copied at once: the next slot may write into memory that all share. It resets without
+    options: Gymnasium passes `{}` where it resets some of several.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""EnvPool as one vector; of an id that Gymnasium has, spaces, limit and target are those of Gymnasium."""
+"""EnvPool as one vector; an id that Gymnasium knows has the spaces, limit and target of Gymnasium."""
 
 import difflib
 import importlib
@@ -21,7 +21,7 @@ from penstock.workloads.control.atari import StepLimit, Vector, chosen
 
 _FIELD: Final = "environment.vectorise='envpool'"
 _MOST_STEPS: Final = 2**31 - 1
-"""Of an episode of EnvPool's, which counts in int32; as a limit it is none."""
+"""EnvPool counts steps in int32; this limit means none."""
 _OURS: Final = {
     "max_episode_steps": "environment.max_episode_steps",
     "num_envs": "environment.count",
@@ -31,7 +31,7 @@ _OURS: Final = {
     "stack_num": "policy.frame_stack",
     "reward_clip": "environment.reward",
 }
-"""Arguments of EnvPool's that another setting decides."""
+"""Arguments of EnvPool that a setting of Penstock decides."""
 _CLOSED: Final = frozenset(
     {"base_path", "batch_size", "env_type", "gym_reset_return_info", "max_num_players", "reward_threshold"}
     | {"from_pixels", "render_mode", "render_env_id", "render_width", "render_height", "render_camera_id"}
@@ -42,7 +42,7 @@ _ATARI: Final = "envpool.atari"
 
 
 def longest(section: EnvironmentSection) -> int | None:
-    """Return the steps after which an episode is cut, as Gymnasium does for an id of its own; None: never."""
+    """Return the steps after which an episode is truncated, by Gymnasium where it has the id; None: never."""
     if section.max_episode_steps is not None:
         return section.max_episode_steps
     if atari.is_atari(section.id):
@@ -63,7 +63,7 @@ def spaces(section: EnvironmentSection) -> tuple[gym_spaces.Space[Any], gym_spac
     if family == _ATARI:
         return atari.SCREEN, action
     if family == _MUJOCO:
-        # Gymnasium's take float32, and are else the same; asking them would need MuJoCo's own package here.
+        # Gymnasium's action spaces are float32 and otherwise equal; to make them would need MuJoCo itself.
         return observation, gym_spaces.Box(action.low, action.high, action.shape, np.float32)
     if section.id not in gymnasium.registry:
         return _with_true_bounds(observation), action
@@ -81,7 +81,7 @@ def spaces(section: EnvironmentSection) -> tuple[gym_spaces.Space[Any], gym_spac
 
 @contextmanager
 def without_warnings_of_bounds() -> Iterator[None]:
-    """EnvPool writes bounds of float32 as float64, and Gymnasium says so of every one that is made."""
+    """Silence Gymnasium's warning for every space of EnvPool, whose float32 bounds are written as float64."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*Box .* precision lowered")
         yield
@@ -90,7 +90,7 @@ def without_warnings_of_bounds() -> Iterator[None]:
 def module() -> Any:
     try:
         return importlib.import_module("envpool")
-    except (ImportError, OSError) as error:  # the latter without one of the packages of its assets
+    except (ImportError, OSError) as error:  # OSError: a package of its assets is missing
         raise ConfigurationError(
             f"{_FIELD}: needs envpool ({error}); {how_to_install('envpool')}, or use 'auto'"
         ) from error
@@ -107,7 +107,7 @@ def task_of(section: EnvironmentSection) -> str:
         close = difflib.get_close_matches(task, known, n=3, cutoff=0.6)
         hint = f"did you mean {', '.join(close)}, or " if close else ""
         raise ConfigurationError(
-            f"{_FIELD}: environment.id={section.id!r} is none of EnvPool's {len(known)}; {hint}use 'auto'"
+            f"{_FIELD}: environment.id={section.id!r} is none of EnvPool's {len(known)} ids; {hint}use 'auto'"
         )
     if (_family(task) == _ATARI) is not atari.is_atari(section.id):
         raise ConfigurationError(
@@ -160,7 +160,7 @@ def _of_gymnasium(section: EnvironmentSection) -> tuple[gym_spaces.Space[Any], g
 
 
 def _alike(here: gym_spaces.Space[Any], known: gym_spaces.Space[Any]) -> bool:
-    """Return whether values of the one are values of the other, but for bounds and dtypes of real numbers."""
+    """Return whether two spaces have equal values, apart from bounds and dtypes of real numbers."""
     match here, known:
         case gym_spaces.Box(), gym_spaces.Box():
             kinds = {np.dtype(one.dtype).kind for one in (here, known)}
@@ -172,7 +172,7 @@ def _alike(here: gym_spaces.Space[Any], known: gym_spaces.Space[Any]) -> bool:
 
 
 def _with_true_bounds(space: gym_spaces.Space[Any]) -> gym_spaces.Space[Any]:
-    """Restore −∞: EnvPool gives the smallest positive number where it knows no lowest one."""
+    """Restore −∞: EnvPool writes the smallest positive number for an unknown bound."""
     match space:
         case gym_spaces.Dict():
             return gym_spaces.Dict({key: _with_true_bounds(part) for key, part in space.items()})
@@ -187,7 +187,7 @@ def _with_true_bounds(space: gym_spaces.Space[Any]) -> gym_spaces.Space[Any]:
             return space
 
 
-# ---- EnvPool's environments as one vector of N whose resets are left to the caller.
+# ---- EnvPool's environments as one vector of N; the caller resets.
 
 _SEED_BITS: Final = 2**31 - 1
 
@@ -202,7 +202,7 @@ def make(section: EnvironmentSection, count: int) -> Vector:
 
 
 class Pool(VectorEnv[Any, Any, Any]):
-    """EnvPool's own environments under Gymnasium's autoreset mode DISABLED."""
+    """EnvPool's environments in Gymnasium's autoreset mode DISABLED."""
 
     metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium declares it so
         "autoreset_mode": AutoresetMode.DISABLED,
@@ -230,18 +230,18 @@ class Pool(VectorEnv[Any, Any, Any]):
             self._begin(seed)
             with without_warnings_of_bounds():
                 shown, infos = self._pool.reset()
-            self._shown = _told(self.single_observation_space, shown)
+            self._shown = _shaped(self.single_observation_space, shown)
             return self._shown, infos
         slots = chosen(options, self.num_envs).nonzero()[0].astype(np.int32)
         first, infos = self._pool.reset(slots)
-        told = _told(self.single_observation_space, first)
-        self._shown = _replaced(self._shown, told, slots)
+        rows = _shaped(self.single_observation_space, first)
+        self._shown = _replaced(self._shown, rows, slots)
         arrays = {key: rows for key, rows in infos.items() if isinstance(rows, np.ndarray)}
         return self._shown, {key: _among(rows, slots, self.num_envs) for key, rows in arrays.items()}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         shown, reward, terminated, truncated, infos = self._pool.step(np.asarray(actions))
-        self._shown = _told(self.single_observation_space, shown)
+        self._shown = _shaped(self.single_observation_space, shown)
         return self._shown, reward, terminated, truncated, infos
 
     def close(self, **_: Any) -> None:
@@ -252,16 +252,16 @@ class Pool(VectorEnv[Any, Any, Any]):
             seed = np.random.SeedSequence().generate_state(self.num_envs)
         elif np.ndim(seed) == 0:
             seed = range(int(seed), int(seed) + self.num_envs)
-        # What it takes as a seed is int32, and its games read a negative one as the time of day.
+        # Seeds are int32, and its games replace a negative one by the time of day.
         seeds = [int(one) & _SEED_BITS for one in seed]
-        self._pool = None  # the threads of the one before end first
+        self._pool = None  # ends the threads of the previous pool first
         self._pool = module().make_gymnasium(self._task, num_envs=self.num_envs, seed=seeds, **self._options)
 
 
-def _told(space: gym_spaces.Space[Any], rows: Any) -> Any:
+def _shaped(space: gym_spaces.Space[Any], rows: Any) -> Any:
     """Return rows [N, ...] of observations in the shape and dtype of their space."""
     if isinstance(space, gym_spaces.Dict):
-        return {key: _told(part, rows[key]) for key, part in space.items()}
+        return {key: _shaped(part, rows[key]) for key, part in space.items()}
     return rows.astype(space.dtype, copy=False).reshape(len(rows), *(space.shape or ()))
 
 

@@ -1,4 +1,4 @@
-"""Small environments whose optimum is known: they prove what a policy can see and remember.
+"""Small environments with a known optimum, for tests of what a policy can see and remember.
 
 A run names one as `Catch-v0`.
 """
@@ -30,8 +30,6 @@ class Catch(gymnasium.Env[Image, np.int64]):
     rows ≥ columns / 2 + 1 steps suffice; a policy that does not look catches one ball in `columns`, so that
     its returns have the mean 2 / columns − 1.
     """
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
 
     def __init__(self, rows: int = 10, columns: int = 10) -> None:
         self.observation_space = spaces.Box(0, _BRIGHT, (rows, columns), np.uint8)
@@ -77,8 +75,6 @@ class Courier(gymnasium.Env[dict[str, Any], np.int64]):
     starts of each depot the mean of d is 25/6, so that of the optimal return is 7/12.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
-
     def __init__(self) -> None:
         position = spaces.Box(0, SIDE - 1, (2,), np.float32)
         self.observation_space = spaces.Dict(position=position, depot=spaces.Discrete(len(_DEPOTS)))
@@ -123,8 +119,6 @@ class Recall(gymnasium.Env[Vector, np.int64]):
     policy that cannot remember gets 1 / cues, for the question looks the same after every cue.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
-
     def __init__(self, cues: int = 4, delay: int = 12) -> None:
         self.observation_space = spaces.Box(0, 1, (cues + 1,), np.float32)
         self.action_space = spaces.Discrete(cues)
@@ -167,8 +161,6 @@ class Menu(gymnasium.Env[np.int64, np.int64]):
     rank i on 2^i of them, so the optimum is 10 · Σ i 2^i / 63 / 5 = 8.19. Who does not know the menu gets
     0.16 at best: the dish that is worth 1 is on 32 of the 63.
     """
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
 
     def __init__(self) -> None:
         self.observation_space = spaces.Discrete(2)

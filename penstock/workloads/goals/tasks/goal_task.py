@@ -30,8 +30,6 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
         ConfigurationError: an argument that does not fit; it names the argument.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
-
     def __init__(
         self,
         executor: str = "simulated",

@@ -49,8 +49,6 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
         ConfigurationError: an argument that does not fit, or a log that lacks what the mode needs.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
-
     def __init__(
         self,
         trace_file: str = "",
