@@ -1,14 +1,14 @@
-"""REINFORCE of thoughts (Zelikman et al. 2024, Quiet-STaR): what helps the answer becomes likelier.
+"""REINFORCE of thoughts (Zelikman et al. 2024, Quiet-STaR): thoughts that help the answer become likelier.
 
-With x a question, z a thought that the weights μ sampled, y the answer, and π the weights of this moment:
+With x a question, z a thought that the weights μ sampled, y the answer, and π the current weights:
 
     R = clip(log π(y|x,z) − log π(y|x), ± bound)           without gradient, computed here
-    A = R − b,  b: mean of the question's thoughts, a learned guess, both, none;  or GAE over the tokens of z
+    A = R − b,  b: mean of the question's thoughts, a learned baseline, both, none;  or GAE over tokens of z
     L = −mean_t min(π/μ, C) A_t log π(z_t)  + λ₁ NLL(y|x,z) + λ₀ NLL(y|x)
         + c_v ½ mean_t (V_t − R)² − c_e mean_t H(π(z_t)) + β mean_t KL(π‖start)
 
-The third term keeps the answer without a thought honest: without it, R rises because that answer gets worse.
-Thoughts that a validation (`penstock.workloads.thoughts.validation`) calls theatre end the run.
+Without the third term, R could rise because the answer without a thought gets worse. The run ends where
+validations (`penstock.workloads.thoughts.validation`) call its thoughts theatre.
 """
 
 import logging
@@ -114,11 +114,11 @@ def gae_advantages(
     return torch.tensor(advantages)
 
 
-# ---- A network that guesses the reward of a thought from the states of the model.
+# ---- The learned baseline: a network that predicts the reward of a thought from the states of the model.
 
 
 class ThoughtBaseline(nn.Module):
-    """States [n, H] → guesses [n]; 0 until it is trained. layers: 1 is a linear guess."""
+    """States [n, H] → predicted rewards [n], 0 at the start. layers: 1: linear."""
 
     def __init__(self, states: int, *, layers: int, width: int, seed: int) -> None:
         super().__init__()
@@ -132,8 +132,8 @@ class ThoughtBaseline(nn.Module):
         self.network = nn.Sequential(*hidden, last)
 
     def forward(self, states: Tensor) -> Tensor:
-        guesses: Tensor = self.network(states)
-        return guesses.squeeze(-1)
+        values: Tensor = self.network(states)
+        return values.squeeze(-1)
 
 
 def pooled(states: Tensor, row: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class ThoughtAdam(FlatAdam):
         )
 
 
-# ---- Coherence of the thoughts of a batch, whose questions come as tokens.
+# ---- Coherence of the thoughts of a batch.
 
 
 def batch_coherence(task: Task, layout: Layout, rows: ThoughtRows, log_prob: Tensor) -> float:
@@ -189,15 +189,14 @@ def batch_coherence(task: Task, layout: Layout, rows: ThoughtRows, log_prob: Ten
     return total / len(rows)
 
 
-# ---- Validations in the course of learning: when they are made, what was found, when theatre ends a run.
+# ---- Validations during training: when they are made, their results, when theatre ends a run.
 
 _SEED: Final = 2_000_000
-"""Of the questions: the same in every validation, and others than evaluations ask."""
-
+"""Of the questions: the same in every validation, different from those of evaluations."""
 _IN_A_ROW: Final = 2
-"""Validations that must find theatre, one behind the other, to end a run.
+"""Successive validations that must find theatre to end a run.
 
-While the learning rate is high, answers of an honest run now and then follow fewer mistakes than they should.
+While the learning rate is high, answers of an honest run sometimes follow too few mistakes.
 """
 
 
@@ -233,7 +232,7 @@ class ThoughtValidation:
 
     @property
     def is_over(self) -> bool:
-        """Return whether validations found theatre in a row, and the grace is over or a gain was lost."""
+        """Return whether successive validations found theatre after the grace, or after a gain was lost."""
         if self._last is None or self._in_a_row < _IN_A_ROW:
             return False
         is_lost = self._best_gain > LEAST_GAIN >= float(self._last["gain"])
@@ -243,7 +242,7 @@ class ThoughtValidation:
         return dict(self._figures)
 
     def findings(self, updates: int | None = None) -> dict[str, Any]:
-        """Return what a run's summary shows. updates: of the weights now; None: the last validation."""
+        """Return the validation in a run's summary. updates: validate the weights now; None: the last one."""
         if self._last is None:
             return {}
         found = self._last if updates is None else {"update": updates, **self._judged(self._probe()).json()}
@@ -350,13 +349,13 @@ class ThoughtReinforce(Trained, LearnsOnce[ThoughtReinforceSection]):
         return self.section.ends_theatre and self._validation.is_over
 
     def findings(self) -> dict[str, Any]:
-        """Return a validation of the weights as they are, as `theatre`; of an ended run what ended it."""
+        """Return, as `theatre`, a validation of the present weights, or the one that ended the run."""
         return self._validation.findings(None if self.has_rejected else self._updates)
 
     # ---- an update
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """Make one gradient step on a batch, without the fragments that make it fail."""
+        """Make one gradient step on a batch, without fragments that make it fail."""
         self._validation.begin(self._updates)
         update = contained(partial(self._attempt, progress=progress), batch)
         if update.applied:
@@ -384,7 +383,7 @@ class ThoughtReinforce(Trained, LearnsOnce[ThoughtReinforceSection]):
         )
 
     def _step(self, rows: ThoughtRows, progress: float) -> tuple[str, dict[str, float]]:
-        """Make the gradient step; return why it is not to be kept, or "", and the metrics."""
+        """Make the gradient step; return the reason against keeping it, or "", and the metrics."""
         section = self.section
         read = read_batch(self.policy, rows, self._layout, has_reference=section.kl_coefficient > 0.0)
         gain = (read.with_thought - read.without[rows.question_of]).detach()
@@ -441,14 +440,14 @@ class ThoughtReinforce(Trained, LearnsOnce[ThoughtReinforceSection]):
         reward: Tensor,
         entropy_coefficient: float,
     ) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss, and its terms before their weights, by the names of their figures."""
+        """Return the loss, and its unweighted terms by the names of their metrics."""
         section = self.section
         policy = -(weighted * read.log_prob).mean()
         with_thought, direct = -read.with_thought.mean(), -read.without.mean()
         error = 0.5 * (value - reward[rows.row_of]).square().mean()
         entropy = read.entropy.mean()
         against = rows.behaviour if read.reference is None else read.reference
-        # KL(π‖other) by samples of π, as Schulman's third estimator has it: never below 0.
+        # KL(π‖other) from samples of π by Schulman's third estimator, which is never below 0.
         ratio = against - read.log_prob
         divergence = (ratio.exp() - 1.0 - ratio).mean()
         total = (
@@ -479,13 +478,13 @@ class ThoughtReinforce(Trained, LearnsOnce[ThoughtReinforceSection]):
         return self.section.baseline in ("learned", "both")
 
     def _value(self, rows: ThoughtRows, read: ThoughtPass) -> Tensor:
-        """Return the guess of each token, [n]; 0 without a learned baseline. Its loss trains it alone."""
+        """Return the baseline of each token, [n]; 0 without a learned one. Its loss trains it alone."""
         if not self._has_baseline:
             return torch.zeros(rows.sampled)
         states = read.states.detach()
         is_pooled = self.section.baseline_reads == "pooled"
-        guesses: Tensor = self._baseline(pooled(states, rows.row_of) if is_pooled else states)
-        return guesses
+        values: Tensor = self._baseline(pooled(states, rows.row_of) if is_pooled else states)
+        return values
 
     def _advantage(self, rows: ThoughtRows, reward: Tensor, value: Tensor) -> Tensor:
         section = self.section
@@ -525,7 +524,7 @@ class ThoughtReinforce(Trained, LearnsOnce[ThoughtReinforceSection]):
         self._validation.load(state.numbers["validation"])
 
 
-# ---- What a run of thoughts learns with.
+# ---- The model of a run.
 
 
 def make_thought_model(
@@ -540,7 +539,7 @@ def make_thought_model(
     task, layout = task_of(settings.environment)
 
     def make(policy: Any, section: Any, *, seed: int, hardware: Hardware) -> Algorithm:
-        del hardware  # the section's class says that it can use none
+        del hardware  # the section allows none
         log.info("thoughts are learned", extra=_what_is_on(settings, section))
         return ThoughtReinforce(
             policy,
@@ -566,7 +565,7 @@ def make_thought_model(
 
 
 def _what_is_on(settings: Settings, section: ThoughtReinforceSection) -> dict[str, str]:
-    """Return what a run learns with, by what it is for, in words."""
+    """Return the parts of the algorithm and their settings, in words for the log."""
     learned = section.baseline in ("learned", "both")
     layers = f", {section.baseline_layers} layers of {section.baseline_hidden}, {section.baseline_reads}"
     entropy = section.entropy_coefficient

@@ -1,8 +1,8 @@
-"""`penstock thoughts study RECIPE`, conditions side by side, and `penstock thoughts check RUN`.
+"""`penstock thoughts study RECIPE`, which compares conditions, and `penstock thoughts check RUN`.
 
-Conditions are compared from one start and on the same questions. A setting that is varied makes a condition 5
-of its own. The result of each condition is written to `seed-N/condition-NAME.json` and kept: a study that was
-interrupted goes on with the others.
+All conditions have the same start model and the same questions. Each varied setting is one more condition 5.
+The result of each condition is kept in `seed-N/condition-NAME.json`: an interrupted study continues with the
+others.
 """
 
 import copy
@@ -11,7 +11,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -46,8 +46,8 @@ from penstock.workloads.thoughts.validation import Probed, Validation, probe, va
 
 NAMES: Final = {
     1: "direct answers",
-    2: "direct answers, as much compute",  # as thoughts take
-    3: "filler",  # thoughts of as many words that say nothing
+    2: "direct answers, as much compute",  # as with thoughts
+    3: "filler",  # thoughts of as many filler words
     4: "start, untrained",
     5: "REINFORCE",
     6: "taught chains",  # legal thoughts by cross-entropy: the ceiling
@@ -66,15 +66,15 @@ _HEADER: Final = (
     "| verdict |"
 )
 _JUDGED: Final = ("gain", "direct_loss", "chains", "coherence")
-"""What the validation says, from the column of the gain on."""
+"""Figures of the validation in the table, from the column of the gain on."""
 
 Result = Mapping[str, Any]
-"""Of a condition and seed, as `_measured` returns it."""
+"""Of a condition and seed, as `_measure` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition. number: of NAMES. setting: KEY=VALUE over the recipe, "" for none."""
+    """A condition. number: key of NAMES. setting: KEY=VALUE that overrides the recipe; "": none."""
 
     number: int
     setting: str = ""
@@ -84,7 +84,7 @@ class Condition:
         return f"{self.number}-{self.setting}" if self.setting else str(self.number)
 
     def over(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe with what this condition changes; raises ConfigurationError."""
+        """Return the recipe with the changes of this condition; raises ConfigurationError."""
         changed = copy.deepcopy(dict(recipe))
         if self.setting:
             lay_over(changed, parse_assignment(self.setting))
@@ -95,7 +95,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What is compared. questions: that each condition is measured on."""
+    """A comparison of conditions. questions: for measurements of each."""
 
     recipe: Mapping[str, Any]
     out: Path
@@ -107,7 +107,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A seed's folder, the task, and the model that its conditions begin with."""
+    """A seed's folder, the task, and the start model. most: tokens of a thought."""
 
     folder: Path
     task: Task
@@ -126,10 +126,10 @@ def make_study(
     only: Sequence[int],
     settings: Sequence[str],
 ) -> Study:
-    """Return what is to be compared; raises ConfigurationError for what would fail hours from now.
+    """Return a study; raises ConfigurationError for mistakes that would fail only hours later.
 
-    updates: of each condition; 0: as the recipe says. questions: that each is measured on. only: numbers of
-    conditions; empty: all. settings: KEY=VALUE, each a condition 5 of its own.
+    updates: of each condition; 0: as in the recipe. questions: for measurements of each. only: numbers of
+    conditions; empty: all. settings: KEY=VALUE, each for one more condition 5.
     """
     try:
         recipe = tomllib.loads(file.read_text())
@@ -160,11 +160,11 @@ def make_study(
 def _check(file: Path, recipe: Mapping[str, Any], condition: Condition) -> None:
     if Path(condition.name).name != condition.name:
         raise ConfigurationError(
-            f"--vary {condition.setting}: runs are named by settings, and this is no name of a folder; "
+            f"--vary {condition.setting}: settings name folders of runs, and this is no name of a folder; "
             "write the value into a copy of the recipe"
         )
     try:
-        over_defaults([recipe])  # before anything is laid over a section that is none
+        over_defaults([recipe])  # before a setting overrides a section that is none
         check_lengths(over_defaults([condition.over(recipe)]))
     except (ConfigurationError, ValueError) as error:
         varied = f" with {condition.setting}" if condition.setting else ""
@@ -172,17 +172,17 @@ def _check(file: Path, recipe: Mapping[str, Any], condition: Condition) -> None:
 
 
 def main(study: Study) -> int:
-    """Make what is missing, write `table.md` and print the table.
+    """Make the missing results, write `table.md` and print the table.
 
-    Returns 1 where a condition that must fail is not called theatre.
+    Returns 1 where the verdict on a condition that must fail is not theatre.
     """
     quieten()
     torch.set_num_threads(1)
-    _hold(study)
+    _write_plan(study)
     results: dict[Condition, list[Result]] = {condition: [] for condition in study.conditions}
     for seed in range(study.seeds):
         for condition, found in results.items():
-            found.append(_kept(study, condition, seed))
+            found.append(_result(study, condition, seed))
     lines = table(results)
     (study.out / "table.md").write_text("\n".join(lines) + "\n")
     sys.stdout.write("\n".join(lines) + "\n")
@@ -198,8 +198,8 @@ def have_failed(results: Mapping[Condition, Sequence[Result]]) -> bool:
     )
 
 
-def _hold(study: Study) -> None:
-    """Write what the folder is for; raises ConfigurationError where its results are of another study."""
+def _write_plan(study: Study) -> None:
+    """Write the plan of the folder; raises ConfigurationError where its results are of another plan."""
     plan = {"recipe": study.recipe, "updates": study.updates, "questions": study.questions}
     file = study.out / "plan.json"
     there = json.loads(file.read_text()) if file.exists() else plan
@@ -213,13 +213,13 @@ def _hold(study: Study) -> None:
     file.write_text(json.dumps(plan) + "\n")
 
 
-def _kept(study: Study, condition: Condition, seed: int) -> Result:
+def _result(study: Study, condition: Condition, seed: int) -> Result:
     folder = study.out / f"seed-{seed}"
     file = folder / f"condition-{condition.name}.json"
     if not file.exists():
-        _say(f"seed {seed}, condition {condition.name}: {NAMES[condition.number]}")
+        _write_line(f"seed {seed}, condition {condition.name}: {NAMES[condition.number]}")
         place = _place(study, condition, folder, seed)
-        found = _measured(_network(study, condition, place, seed), place, study.questions, condition)
+        found = _measure(_network(study, condition, place, seed), place, study.questions, condition)
         temporary = file.with_name(f"{file.name}.tmp")
         temporary.write_text(json.dumps({"condition": condition.name, "seed": seed, **found}) + "\n")
         temporary.replace(file)
@@ -227,14 +227,14 @@ def _kept(study: Study, condition: Condition, seed: int) -> Result:
 
 
 def _place(study: Study, condition: Condition, folder: Path, seed: int) -> _Place:
-    """Return where a condition is made. A setting of the environment has a start of its own."""
+    """Return the place of a condition. One that varies the environment has its own start model."""
     recipe = condition.over(study.recipe)
     environment = EnvironmentSection.model_validate(recipe["environment"])
     section = thoughts_section(environment)
-    is_own = recipe["environment"] != study.recipe["environment"]
-    start_folder = folder / (f"{START_MODEL}-{condition.name}" if is_own else START_MODEL)
+    has_own = recipe["environment"] != study.recipe["environment"]
+    start_folder = folder / (f"{START_MODEL}-{condition.name}" if has_own else START_MODEL)
     folder.mkdir(parents=True, exist_ok=True)
-    progress = Progress(_say, threading.Event())
+    progress = Progress(_write_line, threading.Event())
     model = (
         Path(section.model).absolute()
         if section.model
@@ -268,10 +268,10 @@ def _network(study: Study, condition: Condition, place: _Place, seed: int) -> An
 
 
 def train_thoughts(recipe: dict[str, Any], run_dir: Path, over: Mapping[str, Any]) -> None:
-    """Train thoughts by a recipe, with settings over it, in a run with all its processes.
+    """Train thoughts by a recipe and settings that override it, in a run with all its processes.
 
-    A run that has ended in order is not made again, and one that was cut off goes on. A KeyboardInterrupt
-    ends it with a checkpoint first. Raises Fatal.
+    A run that is complete is not repeated, and an interrupted one continues. A KeyboardInterrupt ends it with
+    a checkpoint first. Raises Fatal.
     """
     summary = run_dir / "summary.json"
     found = json.loads(summary.read_text()) if summary.exists() else {"interrupted": True}
@@ -279,7 +279,7 @@ def train_thoughts(recipe: dict[str, Any], run_dir: Path, over: Mapping[str, Any
         return
     lay_over(recipe, over)
     run_dir.mkdir(parents=True, exist_ok=True)
-    # Not `with_suffix`: of 0.01 and 0.02 it makes the same name.
+    # Not `with_suffix`: it makes the same name of 0.01 and 0.02.
     file = run_dir.with_name(f"{run_dir.name}.toml")
     file.write_text(tomli_w.dumps(recipe))
     is_begun = (run_dir / CONFIG_FILE).exists()
@@ -305,7 +305,7 @@ def _lessons(lessons: Lessons, place: _Place, random: np.random.Generator, numbe
     return [*shown, *(lessons.direct(one) for one in draw_mixed(task, random, _DIRECT_ROWS))]
 
 
-def _measured(network: Any, place: _Place, questions: int, condition: Condition) -> dict[str, Any]:
+def _measure(network: Any, place: _Place, questions: int, condition: Condition) -> dict[str, Any]:
     model, task = ThinkingModel(network, place.layout), place.task
     examples = draw_tests(task, _TESTS_SEED, questions)
     probed = probe(model, task, examples, place.most)
@@ -318,7 +318,7 @@ def _measured(network: Any, place: _Place, questions: int, condition: Condition)
     return {
         "accuracy": float(right),
         "greedy": float(likeliest),
-        "validation": asdict(found) | {"words": found.words()},
+        "validation": found.json(),
     }
 
 
@@ -344,19 +344,19 @@ def _each(numbers: Iterable[float]) -> str:
     return " ".join(f"{number:.2f}" for number in numbers)
 
 
-def _say(line: str) -> None:
+def _write_line(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
-# ---- `penstock thoughts check RUN`: the validation of what a run has learned, on questions of its own.
+# ---- `penstock thoughts check RUN`: the validation of a run's final policy, on further questions.
 
 _CHECKS_SEED: Final = 4_000_000
 
 
 def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: bool = False) -> Validation:
-    """Return the validation of a run's final policy. deterministic: of its likeliest thoughts."""
+    """Return the validation of a run's final policy. deterministic: with its likeliest thoughts."""
     quieten()
-    if not (run / CONFIG_FILE).exists():  # such a folder has the defaults, which are of another workload
+    if not (run / CONFIG_FILE).exists():  # `local_settings` would return the defaults of another workload
         raise ConfigurationError(
             f"{run}: holds no {CONFIG_FILE}, so no run; name the folder of a run of thoughts"
         )
@@ -378,17 +378,17 @@ def check_run(run: Path, *, questions: int, deterministic: bool = False, trust: 
 
 
 def start_of(run_dir: Path, section: Thoughts) -> Path:
-    """Return the model that a run began with: the one that it made, wherever its folder lies now."""
+    """Return the model that a run began with: its own, wherever its folder is now, or the named one."""
     own = run_dir / START_MODEL
     return own if own.is_dir() else Path(section.model)
 
 
 def final_network(run_dir: Path, model: Path) -> Any:
-    """Return the network of a run's final policy, which began as a model; raises ValueError."""
+    """Return the network of a run's final policy. model: its start model. Raises ValueError."""
     final = read_final(run_dir)
-    said = PolicySection.model_validate_json(final.specification.policy_json)
-    section = said.model_copy(update={"kwargs": {**said.kwargs, "model": str(model)}})
     specification = final.specification
+    section = PolicySection.model_validate_json(specification.policy_json)
+    section = section.model_copy(update={"kwargs": {**section.kwargs, "model": str(model)}})
     policy = build(specification.observation_space, specification.action_space, section, 0)
     load_into(policy, final.blob)
     return policy.network
@@ -397,7 +397,7 @@ def final_network(run_dir: Path, model: Path) -> Any:
 def judged(
     probed: Probed, task: Task, layout: Layout, model: Path, examples: Sequence[Example]
 ) -> Validation:
-    """Return the validation of measurements, beside those of the model that training began with."""
+    """Return the validation of measurements, compared with those of the start model."""
     start = ThinkingModel(load_transformer(model), layout)
     answered = start.answered(start.questions(examples), None, start.answers(examples))
     return validate(probed, start_losses=-answered.log_prob, most_gain=getattr(task, "most_gain", None))

@@ -1,4 +1,4 @@
-"""`penstock thoughts`: conditions compared, and thoughts of a run validated."""
+"""`penstock thoughts`: compare conditions, and validate the thoughts of a run."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ thought_commands = typer.Typer(
 Questions = Annotated[
     int, typer.Option("--questions", min=32, max=16_384, help="Held-out questions to measure on.")
 ]
-"""All are answered in one pass, and each takes some 100 KB."""
+"""All are answered in one pass; each needs some 100 KB."""
 
 
 @thought_commands.command()
@@ -85,7 +85,7 @@ def check(
 
 
 def _finish(body: Callable[[], int], interrupted: str) -> None:
-    """Run a command as `finish`. interrupted: what is said where Ctrl-C ends it."""
+    """Run a command as `finish` does. interrupted: the message after Ctrl-C."""
 
     def interruptible() -> int:
         try:

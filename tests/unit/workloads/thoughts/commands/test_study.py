@@ -114,7 +114,7 @@ class Made:
         monkeypatch.setattr(module, "make_start", self._start)
         monkeypatch.setattr(module, "check_words", lambda *_: None)
         monkeypatch.setattr(module, "_network", self._network)
-        monkeypatch.setattr(module, "_measured", lambda *_: result("theatre"))
+        monkeypatch.setattr(module, "_measure", lambda *_: result("theatre"))
         self.out = tmp_path / "out"
 
     def _start(self, _: object, folder: Path, *_args: object, **_more: object) -> Path:
