@@ -86,5 +86,5 @@ class Uneven(Rings):
 
 def test_answers_of_one_length_are_served_and_no_others() -> None:
     assert length_of_answers("rings:6:3", TASK) == 1
-    with pytest.raises(ConfigurationError, match="have 1 to 2 words.*fill shorter ones with a word"):
+    with pytest.raises(ConfigurationError, match="have 1 to 2 words.*fill shorter ones with a filler word"):
         length_of_answers("mine:task", Uneven(6, 3))
