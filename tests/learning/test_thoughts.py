@@ -270,7 +270,8 @@ def test_conditions_go_on_where_they_were_cut_off(
     _, said = command.communicate(timeout=WITHIN_S)
     assert command.returncode == 130
     assert said.endswith(
-        f"interrupted: what is whole is kept in {tmp_path / 'out'}; the same command goes on from there\n"
+        f"interrupted: complete results are kept in {tmp_path / 'out'}; the same command continues from "
+        "there\n"
     )
     before = lines(seed / "run-5")
     measured = (seed / "condition-4.json").read_bytes()

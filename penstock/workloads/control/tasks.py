@@ -68,7 +68,7 @@ _MOVES: Final = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
 class Courier(gymnasium.Env[dict[str, Any], np.int64]):
     """The smallest task that needs every part of a Dict observation.
 
-    A courier on a random field of five by five must reach the depot that it was told, one of the corners.
+    A courier on a random field of five by five must reach the depot of its order, one of the corners.
 
     Observation: "position" float32 [2], row and column from 0 to 4; "depot" one of 4. Every step costs 0.1,
     the depot pays 1 and ends the episode. The optimum from a field d steps away is 1 − 0.1 d; over all 24
@@ -111,12 +111,12 @@ Vector = NDArray[np.float32]
 class Recall(gymnasium.Env[Vector, np.int64]):
     """The smallest task that needs a memory (after the T-maze of Bakker 2002).
 
-    A cue, one of `cues`, is shown once. After `delay` steps at most, and half as many at least, it is asked
-    for.
+    A cue, one of `cues`, is shown once. The question for it comes after `delay` steps at most, and half as
+    many at least.
 
-    Observation: float32 [cues + 1], the cue as a one-hot code in the first step only, and 1 at the end when
-    it is asked for. Only the action of the last step counts: 1 for the cue, 0 else. The optimum is 1; a
-    policy that cannot remember gets 1 / cues, for the question looks the same after every cue.
+    Observation: float32 [cues + 1], the cue as a one-hot code in the first step only, and 1 in the last place
+    for the question. Only the action of the last step counts: 1 for the cue, 0 else. The optimum is 1; a
+    policy that cannot remember gets 1 / cues, since the question looks the same after every cue.
     """
 
     def __init__(self, cues: int = 4, delay: int = 12) -> None:
@@ -134,7 +134,7 @@ class Recall(gymnasium.Env[Vector, np.int64]):
         return self._observe(self._cue), {}
 
     def step(self, action: np.int64) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
-        """action: the cue, where it is asked for; else it does not matter."""
+        """action: the answer to the question; it has no effect before."""
         if self._left == 0:
             return self._observe(), float(action == self._cue), True, False, {}
         self._left -= 1
@@ -154,7 +154,7 @@ MEALS: Final = 10
 class Menu(gymnasium.Env[np.int64, np.int64]):
     """The smallest task that needs action masks.
 
-    Ten meals of six dishes, of which a menu offers some: only `info["action_mask"]` says which.
+    Ten meals of six dishes, of which a menu offers those of `info["action_mask"]`.
 
     Observation: the mood, 0 or 1. In mood 0 dish i is worth i / 5, in mood 1 the other way round; what is not
     on the menu is worth −1. Each of the 63 menus that offer anything is as likely. The best dish on it has

@@ -26,7 +26,7 @@ class InjectOptions:
     """Options of `penstock inject`; `veto`, `switch` and `explain` end at once."""
 
     folder: Annotated[
-        Path, typer.Option("--folder", metavar="DIR", help="Of what was proposed and how it ended.")
+        Path, typer.Option("--folder", metavar="DIR", help="Of the goals and their outcomes.")
     ] = Path("injector")
     server: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Policy server, HOST:PORT or unix:/path.")
@@ -58,10 +58,10 @@ class InjectOptions:
     veto_s: Annotated[
         float, typer.Option("--veto-s", min=0, max=3600, help="Seconds in which a goal may be vetoed.")
     ] = 0.0
-    steps: Annotated[int, typer.Option(min=0, help="Intervals after which it ends; 0: it goes on.")] = 0
+    steps: Annotated[int, typer.Option(min=0, help="Intervals after which it ends; 0: never.")] = 0
     client_key: Annotated[str, typer.Option(help="This host's name for the server.")] = "injector"
-    seed: Annotated[int | None, typer.Option(min=0, help="Of what is tried below the threshold.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on although it had stopped itself.")] = False
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the draws below the threshold.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Continue although it had stopped itself.")] = False
     veto: Annotated[
         str | None, typer.Option(metavar="GOAL_ID", help="Forbid a goal that was proposed, and end.")
     ] = None
@@ -114,7 +114,7 @@ RewardOption = Annotated[
 
 @command(trace_commands)
 def check(file: LogFile, as_json: AsJson = False) -> int:
-    """Say what a log holds and what is wrong with which line; exit 1 where anything is."""
+    """Print the content of a log and its faults by line; exit 1 where it has faults."""
     from penstock.workloads.goals.log_evaluation import check
 
     return check(file, as_json=as_json)

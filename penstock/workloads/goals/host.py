@@ -109,7 +109,7 @@ LOADS: Final = 3
 
 
 class HostState(NamedTuple):
-    """A state of the host; fields as the module says, `down` 0 or 1."""
+    """A state of the host, with the levels of the module's table; `down` 0 or 1."""
 
     cache: int
     log: int

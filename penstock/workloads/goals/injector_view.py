@@ -104,7 +104,7 @@ def as_text(account: dict[str, Any]) -> str:
             f"it has stopped itself: {account['stopped']}; look at the last goals, then start with --resume"
         )
     if not account["proposed"]:
-        lines.append("nothing was proposed: the policy drew nothing, or its log says that no server answered")
+        lines.append("nothing was proposed: the policy drew nothing, or no server answered (see the log)")
     for why, count in account["held"].items():
         lines.append(f"{count} held back: {why}; {_REMEDIES.get(why, 'it was killed before they began')}")
     if account["confidence"]:

@@ -271,7 +271,7 @@ class TraceIndex:
         self.numbers = self.numbers or seen
         if seen != self.numbers:
             lacks, has = sorted({*self.numbers} - {*seen}), sorted({*seen} - {*self.numbers})
-            why = f"observation: lacks {lacks} and has {has} beside those of the first line; log the same"
+            why = f"observation: lacks {lacks} and has {has}, unlike the first line; log the same names"
             self._add_fault(number, why)
             return trace.episode, _BROKEN_STEP, number, place, "", False, False
         known = trace.propensity is not None

@@ -1,19 +1,19 @@
 """Acting in a run: reading its specification, generating fragments, playing an evaluation.
 
 read               a specification as a `Run`: its sections with this machine's places, its spaces checked
-Run                what was read; makes environments and policies
-LocalPolicy        a policy and the publication of the weights that it holds
+Run                makes environments and policies
+LocalPolicy        a policy and the publication of its weights
 Session            an open session with the broker: newest weights, credit, seeds
 Played             one evaluated episode
-FragmentGenerator  protocol of what a record's `generator` makes: generates fragments
-Generator          base of it, for a policy that is held here
-Runner             base of what a record's `runner` makes: plays evaluations; Playing: how
+FragmentGenerator  protocol of the result of a record's `generator`: generates fragments
+Generator          its base class, for a policy in this process
+Runner             base class of the result of a record's `runner`: plays evaluations; Playing: how
 GENERATING         name under which health watches the steps of a generator
 
 action_seed, environment_seeds, place_of   seeds and place of one actor's session, equal in equal runs
-watch, note_lag                            health watches steps and weights
+watch, note_lag                            let health watch steps and weights
 policy_maker                               makes the policy of a run, without its environments
-make_step_generator, make_step_runner      of workloads that act by one forward pass per step of environments
+make_step_generator, make_step_runner      for workloads with one forward pass per step of environments
 """
 
 from penstock.actor.evaluator import Played, Playing, Runner

@@ -1,14 +1,14 @@
 """Cutting generated experience into fragments. Loads no torch.
 
-    HeaderFields      what a fragment's header says beside its content; its `header` makes a `FragmentHeader`
-    Episodes          which episode each of N slots is in, with its running return and length
-    Ends              which slots ended an episode in a fragment, and at which row
+    HeaderFields      fields of a fragment's header; its `header` makes a `FragmentHeader`
+    Episodes          the episode of each of N slots, with its running return and length
+    Ends              the slots that ended an episode in a fragment, and the rows
     learner_reward    the wrappers of `environment.reward` as a `LearnerReward`, None where a section has none
     make              a header and tensors as a `Fragment`; the header's table of tensors is made from them
 
-A fragment has T rows of N slots. A generator whose steps are not those of environments fills the tensors that
-the run's schema names, [T, N, …], observations [T + 1, N, …] and what ends with an episode [K, …], has
-`Episodes` count them, and hands header and tensors to `make`.
+A fragment has T rows of N slots. A generator without environments fills the tensors that the run's schema
+names, [T, N, …], observations [T + 1, N, …] and those of K ended episodes [K, …], counts the episodes with
+`Episodes`, and calls `make` with header and tensors.
 """
 
 from penstock.actor.acting.masks import LearnerReward, learner_reward

@@ -1,11 +1,11 @@
-"""Recordings: read, or made of experience that no actor generated, for `penstock train --from`.
+"""Recordings for `penstock train --from`: read, or written from experience of other sources than actors.
 
 Recording         reads a recording
 RecordingWriter   writes a recording, fragment by fragment
 FragmentBuilder   collects steps of N slots and cuts them into fragments
 Stepped, Ended    one step of N slots, and the episodes that ended in it
-HeaderFields      what a fragment's header says beside its content
-single_rank       the group of a process that learns alone, as `make_step_model` takes it
+HeaderFields      fields of a fragment's header
+single_rank       the group of a single learner process, for `make_step_model`
 """
 
 from penstock.actor.acting.stepper import Ended, Stepped

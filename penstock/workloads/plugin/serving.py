@@ -1,21 +1,21 @@
-"""Versions of a run's policy in its folder, and the services that a workload runs beside the core's.
+"""Versions of a run's policy in its folder, and the servers of a workload.
 
 FinalPolicy, read_final   the policy that a run ended with
 checkpoint_tensors        part of the newest whole checkpoint of a run
-Services                  commands of the processes that a run of the workload has, and where they listen
+Services                  commands of the further processes of a run, and their addresses
 
-For a record's `server`, which answers clients otherwise than by single actions:
+For a record's `server`, whose answers are not single actions:
 
-HostedService, BackgroundTasks, Source   what a server hosts, what runs beside its calls, what it serves
-RunFollower, ServedQueue, count_not_learned   the line to a live run, and fragments on their way to it
-SampleJournal             what was sampled and sent, for the audit
-LoadedVersions, Loaded, Weights, Choice, Answered   the versions that can answer, and who answers whom
-Traffic, CanaryMonitor, make_traffic   who is served which version, and a canary's trial
-Episodes, Episode         what clients have begun: ids, owners, arms, what is not heard of any more
-Opinion                   what a person thinks of one
-CallerShares              how much of something that is bounded each caller holds
-RequestErrors             refusals counted, and in the log
-check_amount, check_count, check_request_id   of rewards and ids in requests, before anything is remembered
+HostedService, BackgroundTasks, Source   the service, its background tasks, the source of its versions
+RunFollower, ServedQueue, count_not_learned   the connection to a live run, and the queue of its fragments
+SampleJournal             samples that were sent, for the audit
+LoadedVersions, Loaded, Weights, Choice, Answered   versions in memory, and the choice of one for a client
+Traffic, CanaryMonitor, make_traffic   shares of clients by version, and a canary's trial
+Episodes, Episode         open episodes of clients: ids, owners, arms, expiry
+Opinion                   a person's rating of an episode
+CallerShares              each caller's share of a bounded resource
+RequestErrors             refusals, counted and logged
+check_amount, check_count, check_request_id   checks of rewards and ids in requests
 ARMS, served_versions     arms and versions as messages have them
 check_window              refuses a window of rewards whose episodes could not be learned from
 """

@@ -19,7 +19,7 @@ from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.settings import quieten
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, Played, Playing, Run
-from penstock.workloads.thoughts.environment import Ids, Layout, asked, task_of, thoughts_section
+from penstock.workloads.thoughts.environment import Ids, Layout, sample_questions, task_of, thoughts_section
 from penstock.workloads.thoughts.model import MIXING, Sampled, ThinkingModel, mixing_width
 from penstock.workloads.thoughts.tasks import Example, Task, draw_mixed, draw_tests
 
@@ -221,8 +221,8 @@ def thinking_form(layout: Layout, thought_tokens: int, answer_tokens: int) -> "T
 
 
 def length_of_answers(name: str, task: Task) -> int:
-    """Return the tokens of every answer of a task; nothing in a row says where an answer ends."""
-    lengths = {len(one.answer) for one in asked(task)}
+    """Return the tokens of every answer of a task; no mark in a row ends an answer."""
+    lengths = {len(one.answer) for one in sample_questions(task)}
     if len(lengths) > 1:
         raise ConfigurationError(
             f"environment.kwargs.task={name!r}: its answers have {min(lengths)} to {max(lengths)} words, and "

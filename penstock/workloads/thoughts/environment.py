@@ -144,8 +144,8 @@ class Layout:
             return tuple(self._ids[word] for word in words)
         except KeyError as error:
             raise ConfigurationError(
-                f"environment.kwargs.task: {error.args[0]!r} stands in a question or an answer, and is none "
-                "of the task's words"
+                f"environment.kwargs.task: {error.args[0]!r} is in a question or an answer, and not one of "
+                "the task's words"
             ) from error
 
     def text(self, ids: Sequence[int]) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ class Layout:
     def thought(self, words: Sequence[str]) -> Ids:
         return (*self.ids(words), self.end)
 
-    def said(self, thought: Sequence[int]) -> Ids:
+    def content(self, thought: Sequence[int]) -> Ids:
         """Return a thought without the mark that ends it."""
         return tuple(thought[:-1]) if thought and thought[-1] == self.end else tuple(thought)
 
@@ -166,7 +166,7 @@ class Layout:
 
     def thinking(self, question: Ids, thought: Sequence[int], answer: Sequence[int]) -> Ids:
         """Return a row with a thought, which is closed where it has no end mark."""
-        return (*question, self.think, *self.said(thought), self.end, self.equals, *answer)
+        return (*question, self.think, *self.content(thought), self.end, self.equals, *answer)
 
     def direct(self, question: Ids, answer: Sequence[int]) -> Ids:
         return (*question, self.equals, *answer)
@@ -245,19 +245,19 @@ def make(section: EnvironmentSection, count: int, seed: int) -> Any:
 
 
 def longest_legal_thought(section: EnvironmentSection) -> int:
-    return max(len(one.steps) for one in asked(task_of(section)[0]))
+    return max(len(one.steps) for one in sample_questions(task_of(section)[0]))
 
 
 def longest_row(section: EnvironmentSection) -> int:
     """Return the most tokens of a row with a thought, of some questions of every level of the task."""
     task, layout = task_of(section)
-    examples = asked(task)
+    examples = sample_questions(task)
     most = max(len(layout.question(one.question)) + len(one.answer) for one in examples)
     # The marks that begin and end a thought, and the one before the answer.
     return most + thoughts_section(section).thought_tokens + 3
 
 
-def asked(task: Task) -> list[Example]:
+def sample_questions(task: Task) -> list[Example]:
     """Return some questions of every level, always the same."""
     random = np.random.default_rng(0)
     return [ask(task, random, level) for level in task.levels for _ in range(_ASKED)]

@@ -179,7 +179,7 @@ def batch_coherence(task: Task, layout: Layout, rows: ThoughtRows, log_prob: Ten
     total = 0.0
     for number, given in enumerate(log_prob.split(rows.counts.tolist())):
         question = layout.text(rows.questions[int(rows.question_of[number])][1:])
-        words = layout.text(layout.said(rows.thoughts[number]))
+        words = layout.text(layout.content(rows.thoughts[number]))
         try:
             total += coherence(task, question, words, given.tolist())
         except Exception as error:
@@ -296,9 +296,9 @@ class ThoughtReinforce(Trained, LearnsOnce[ThoughtReinforceSection]):
     """An `Algorithm` that trains the weights of a policy.
 
     Args:
-        policy: what is trained; do not move or convert it afterwards.
+        policy: of which the weights are trained; do not move or convert it afterwards.
         section: the algorithm's settings.
-        task, layout: what is asked, and how its rows are laid out.
+        task, layout: the questions, and the layout of their rows.
         thought_tokens: most tokens of a thought.
         total_updates: updates over which the learning rate falls; None: it falls by the run's progress.
         seed: of the learned baseline's first weights.
@@ -405,7 +405,7 @@ class ThoughtReinforce(Trained, LearnsOnce[ThoughtReinforceSection]):
         checksum = float(self._optimiser.checksum())
         judged = [float(total.detach()), norm, float(reward.sum()), checksum, farthest]
         squares = weight.square().sum()
-        lengths = [len(self._layout.said(thought)) for thought in rows.thoughts]
+        lengths = [len(self._layout.content(thought)) for thought in rows.thoughts]
         metrics = {
             **of_losses,
             "rl/num_thoughts": float(sum(length > 0 for length in lengths)),

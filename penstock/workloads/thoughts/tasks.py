@@ -162,8 +162,8 @@ def draw_tests(task: Task, seed: int, count: int, level: int | None = None) -> l
     """
     random = np.random.default_rng(seed)
     hardest = task.levels[-1:] if getattr(task, "is_certain", True) else task.levels
-    asked = hardest if level is None else (level,)
-    return [draw(task, random, asked[number % len(asked)], held_out=True) for number in range(count)]
+    levels = hardest if level is None else (level,)
+    return [draw(task, random, levels[number % len(levels)], held_out=True) for number in range(count)]
 
 
 # ---- Hops on a ring: which symbol is k steps from s? c>a b>d … a>b s k3 = f(f(f(s))). Every question has a

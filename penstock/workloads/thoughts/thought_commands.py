@@ -28,7 +28,7 @@ def study(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of all that is made.")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 3,
     updates: Annotated[
-        int, typer.Option("--updates", min=0, help="Of each condition; 0: as the recipe says.")
+        int, typer.Option("--updates", min=0, help="Of each condition; 0: as in the recipe.")
     ] = 0,
     questions: Questions = 1024,
     only: Annotated[
@@ -45,7 +45,7 @@ def study(
 ) -> None:
     """Train and measure the seven conditions; exit 1 where one that must fail is not called theatre.
 
-    Called again, it goes on with what is missing.
+    Repeated, the command continues with the missing results.
     """
 
     def body() -> int:
@@ -58,7 +58,7 @@ def study(
             )
         )  # fmt: skip
 
-    _finish(body, f"interrupted: what is whole is kept in {out}; the same command goes on from there")
+    _finish(body, f"interrupted: complete results are kept in {out}; the same command continues from there")
 
 
 @thought_commands.command()

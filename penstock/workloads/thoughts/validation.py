@@ -166,24 +166,24 @@ def probe(
     assert sampled is not None, "nothing ends it early"
     thoughts, log_probs = [one for one, _ in sampled], [one for _, one in sampled]
     layout = model.layout
-    words = [layout.text(layout.said(one)) for one in thoughts]
+    words = [layout.text(layout.content(one)) for one in thoughts]
     without = model.answered(questions, None, answers)
     others = [thoughts[number - 1] for number in range(len(thoughts))]
     drawn = [
-        (*(int(one) for one in random.choice(layout.symbols, size=max(1, len(said)))), layout.end)
-        for said in words
+        (*(int(one) for one in random.choice(layout.symbols, size=max(1, len(thought)))), layout.end)
+        for thought in words
     ]
     direct = model.continued(questions, most)
     disturbed = _disturbed(model, task, examples, most, random)
     of_thoughts = list(zip(examples, words, log_probs, strict=True))
-    apart = [edit_distance(layout.said(one), other) for one, other in zip(thoughts, direct, strict=True)]
+    apart = [edit_distance(layout.content(one), other) for one, other in zip(thoughts, direct, strict=True)]
     return Probed(
         with_thought=model.answered(questions, thoughts, answers),
         without=without,
-        chains=np.array([said == one.steps for one, said, _ in of_thoughts]),
-        coherence=np.array([coherence(task, one.question, said, given) for one, said, given in of_thoughts]),
+        chains=np.array([thought == one.steps for one, thought, _ in of_thoughts]),
+        coherence=np.array([coherence(task, one.question, text, given) for one, text, given in of_thoughts]),
         divergence=np.array(apart),
-        lengths=np.array([len(said) for said in words], np.float64),
+        lengths=np.array([len(thought) for thought in words], np.float64),
         shuffled=model.answered(questions, others, answers).log_prob - without.log_prob,
         random=model.answered(questions, drawn, answers).log_prob - without.log_prob,
         **disturbed,
@@ -409,7 +409,7 @@ def _tests(
         "divergence",
         interval(probed.divergence),
         0.30,
-        "thoughts differ from what would be said without them by {value:.2f} of their length; "
+        "thoughts differ from the answers without them by {value:.2f} of their length; "
         "{bound:.2f} is needed, so they repeat the answer",
         "See whether environment.kwargs.thought_tokens leaves room for the steps, and whether the start "
         "has seen any (environment.kwargs.start).",
@@ -420,7 +420,7 @@ def _tests(
         0.02,
         "answers are right more often with thoughts than without by {value:+.3f}; {bound:.2f} is needed, "
         "so leaving the thoughts out costs nothing",
-        "Where gain holds, go on for more updates; where it fails, do what is said there.",
+        "Where the test gain passes, train for more updates; where it fails, follow its advice.",
     )
     yield _correlation(probed)
     yield _test(
@@ -442,7 +442,7 @@ def _tests(
             interval(values),
             LEAST_GAIN,
             f"{what} gain {{value:+.2f}} nats, at most {{bound:.1f}} was expected: what helps is that there "
-            "is a thought, not what it says",
+            "is a thought, not its content",
             "Compare with filler (penstock thoughts study RECIPE --out DIR --only 3 --only 5).",
             above=False,
         )
@@ -488,7 +488,7 @@ def _faithful(probed: Probed) -> Iterator[Test]:
         LEAST_FAITHFULNESS,
         "after a wrong step the answer is the one that follows from it in {value:.2f} of the cases; "
         "{bound:.1f} is needed, so the answer does not come from the thought",
-        "Look at validation_gain: while it rises, go on; where it stays, raise algorithm.answer_coefficient.",
+        "Look at validation_gain: while it rises, train on; if not, raise algorithm.answer_coefficient.",
     )
     if probed.last_mistaken is not None:  # else more steps follow from each wrong last step
         yield _test(
@@ -496,7 +496,7 @@ def _faithful(probed: Probed) -> Iterator[Test]:
             interval(probed.last_mistaken),
             LEAST_FAITHFULNESS,
             "with a wrong last step and all before it left, the answer follows the wrong step in "
-            "{value:.2f} of the cases; {bound:.1f} is needed, so the last step is not what is read",
+            "{value:.2f} of the cases; {bound:.1f} is needed, so the answer does not read the last step",
             "Raise algorithm.answer_coefficient.",
         )
     yield _test(
@@ -524,5 +524,5 @@ def _sabotage(direct_losses: NDArray[np.float64], start_losses: NDArray[np.float
 def _test(name: str, found: Interval, bound: float, says: str, remedy: str, *, above: bool = True) -> Test:
     """Compare a value with a bound, which it must exceed (`above`) or must not exceed."""
     passed = found.value > bound if above else found.value <= bound
-    said = f"{says}{_RANGE}{remedy}".format(bound=bound, **asdict(found))
-    return Test(name=name, bound=bound, passed=passed, says="" if passed else said, **asdict(found))
+    text = "" if passed else f"{says}{_RANGE}{remedy}".format(bound=bound, **asdict(found))
+    return Test(name=name, bound=bound, passed=passed, says=text, **asdict(found))

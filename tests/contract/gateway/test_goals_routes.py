@@ -81,7 +81,7 @@ def test_files_that_cannot_be_read_are_told(gateway: SmallGateway, tmp_path: Pat
     viewer = gateway.token("alpha", Role.VIEWER)
     reply = gateway.get(f"{INJECTORS}/host", viewer)
     assert reply.status_code == 409
-    assert "goal_injections.jsonl: confidence='7'" in reply.json()["detail"]
+    assert "goal_injections.jsonl: a line near the end: confidence='7'" in reply.json()["detail"]
     assert gateway.get(INJECTORS, viewer).status_code == 200
 
 

@@ -18,7 +18,7 @@ _EXECUTORS: Final = ("simulated", "commands")
 class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     """A step is a goal, or action 0: nothing. Episodes are cut after 50 steps.
 
-    Observation: as `History` of `penstock.workloads.goals.host` says. Rewards: those of `GoalReward`.
+    Observation: that of `History` of `penstock.workloads.goals.host`. Rewards: those of `GoalReward`.
 
     Args:
         executor: `simulated`, or `commands`, which starts programs of this machine.

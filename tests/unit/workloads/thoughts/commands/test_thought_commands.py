@@ -44,7 +44,7 @@ def test_what_is_kept_of_a_study_that_is_interrupted_is_said(tmp_path: Path) -> 
     result = asked("study", recipe, "--out", out)
     assert result.exit_code == 130
     assert result.stderr == (
-        f"interrupted: what is whole is kept in {out}; the same command goes on from there\n"
+        f"interrupted: complete results are kept in {out}; the same command continues from there\n"
     )
 
 
