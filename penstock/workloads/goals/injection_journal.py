@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import Fatal
-from penstock.runtime.output_file import sync_folder
+from penstock.runtime.output_file import replace_file, sync_folder
 
 # ---- The lines of the files: goals, their outcomes, vetoes, switches.
 
@@ -454,9 +454,7 @@ class Beat(InjectionRules):
 
 def write_beat(folder: Path, beat: Beat) -> None:
     """Write a beat in place of the one before; raises OSError."""
-    made = folder / f"{PULSE}.tmp"
-    made.write_text(beat.model_dump_json())
-    made.replace(folder / PULSE)
+    replace_file(folder / PULSE, beat.model_dump_json().encode())
 
 
 def last_beat(folder: Path) -> Beat | None:

@@ -105,16 +105,15 @@ class _Column(NamedTuple):
 
 def read_rows(batch: Batch, layout: Layout) -> ThoughtRows | None:
     """Return the rows of a batch, those of equal questions together; None where there is none."""
-    tokens = batch.observation["observation"].t().numpy()
-    valid = batch.valid.t().numpy()
-    read = {number: _read(tokens[number], valid[number], layout) for number in range(len(tokens))}
-    found = {number: column for number, column in read.items() if column is not None}
+    tokens, valid = (rows.t().numpy() for rows in (batch.observation["observation"], batch.valid))
+    read = [(number, _read(*row, layout)) for number, row in enumerate(zip(tokens, valid, strict=True))]
+    found = [(number, column) for number, column in read if column is not None]
     if not found:
         return None
-    distinct = dict.fromkeys((one.question, one.answer) for one in found.values())
+    distinct = dict.fromkeys((one.question, one.answer) for _, one in found)
     number_of = {key: number for number, key in enumerate(distinct)}
-    order = sorted(found, key=lambda number: number_of[found[number].question, found[number].answer])
-    columns = [found[number] for number in order]
+    found.sort(key=lambda pair: number_of[pair[1].question, pair[1].answer])
+    order, columns = zip(*found, strict=True)
     counts = np.array([len(one.thought) for one in columns])
     row = np.repeat(np.arange(len(order)), counts)
     step = np.concatenate([one.first + np.arange(len(one.thought)) for one in columns])

@@ -26,6 +26,7 @@ from penstock.config.service_settings import local_settings, over_defaults
 from penstock.config.settings import EnvironmentSection, PolicySection, Progress, parse_assignment
 from penstock.policy.weights import load_into
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK, Fatal
+from penstock.runtime.output_file import replace_file
 from penstock.training import TrainingConfig, TrainingFailed, lay_over, resume, start
 from penstock.workloads.language.settings import quieten
 from penstock.workloads.plugin.serving import read_final
@@ -220,9 +221,8 @@ def _result(study: Study, condition: Condition, seed: int) -> Result:
         _write_line(f"seed {seed}, condition {condition.name}: {NAMES[condition.number]}")
         place = _place(study, condition, folder, seed)
         found = _measure(_network(study, condition, place, seed), place, study.questions, condition)
-        temporary = file.with_name(f"{file.name}.tmp")
-        temporary.write_text(json.dumps({"condition": condition.name, "seed": seed, **found}) + "\n")
-        temporary.replace(file)
+        line = json.dumps({"condition": condition.name, "seed": seed, **found}) + "\n"
+        replace_file(file, line.encode())
     return dict(json.loads(file.read_text()))
 
 
