@@ -193,8 +193,7 @@ _SEED_BITS: Final = 2**31 - 1
 
 
 def make(section: EnvironmentSection, count: int) -> Vector:
-    observation, action = spaces(section)
-    pool: Vector = Pool(task_of(section), count, options_of(section), observation, action)
+    pool: Vector = Pool(section, count)
     if atari.is_atari(section.id):
         return atari.with_rules(section, pool)
     limit = longest(section)
@@ -209,21 +208,14 @@ class Pool(VectorEnv[Any, Any, Any]):
         "seeds": "each",
     }
 
-    def __init__(
-        self,
-        task: str,
-        count: int,
-        options: dict[str, Any],
-        observation: gym_spaces.Space[Any],
-        action: gym_spaces.Space[Any],
-    ) -> None:
+    def __init__(self, section: EnvironmentSection, count: int) -> None:
         self.num_envs = count
-        self._task, self._options = task, options
+        self._task, self._options = task_of(section), options_of(section)
         self._pool: Any = None
         self._shown: Any = None
-        self.single_observation_space, self.single_action_space = observation, action
-        self.observation_space = batch_space(observation, count)
-        self.action_space = batch_space(action, count)
+        self.single_observation_space, self.single_action_space = spaces(section)
+        self.observation_space = batch_space(self.single_observation_space, count)
+        self.action_space = batch_space(self.single_action_space, count)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if options is None or "reset_mask" not in options:
