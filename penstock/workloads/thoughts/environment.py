@@ -244,17 +244,16 @@ def make(section: EnvironmentSection, count: int, seed: int) -> Any:
     raise ConfigurationError("workload='thoughts': thoughts are generated, there is no environment to step")
 
 
-def longest_legal_thought(section: EnvironmentSection) -> int:
-    return max(len(one.steps) for one in sample_questions(task_of(section)[0]))
+def most_tokens(section: EnvironmentSection) -> tuple[int, int]:
+    """Return the most steps of a legal thought, and the most tokens of a row with a thought.
 
-
-def longest_row(section: EnvironmentSection) -> int:
-    """Return the most tokens of a row with a thought, of some questions of every level of the task."""
+    They are those of some questions of every level.
+    """
     task, layout = task_of(section)
     examples = sample_questions(task)
-    most = max(len(layout.question(one.question)) + len(one.answer) for one in examples)
+    row = max(len(layout.question(one.question)) + len(one.answer) for one in examples)
     # The marks that begin and end a thought, and the one before the answer.
-    return most + thoughts_section(section).thought_tokens + 3
+    return max(len(one.steps) for one in examples), row + thoughts_section(section).thought_tokens + 3
 
 
 def sample_questions(task: Task) -> list[Example]:

@@ -32,8 +32,7 @@ from penstock.workloads.thoughts.environment import (
     Ids,
     Layout,
     Thoughts,
-    longest_legal_thought,
-    longest_row,
+    most_tokens,
     task_of,
     thoughts_section,
 )
@@ -450,16 +449,15 @@ def check_lengths(settings: Settings) -> None:
             "algorithm.reward_from='another' gives each thought the reward of another; give twice "
             f"environment.kwargs.group={section.group} or more"
         )
-    steps = longest_legal_thought(settings.environment)
+    steps, row = most_tokens(settings.environment)
     if section.thought_tokens < steps:
         raise ConfigurationError(
             f"environment.kwargs.thought_tokens={section.thought_tokens}: a legal thought of "
             f"environment.kwargs.task={section.task!r} has up to {steps} steps; give as many, and one "
             "for the mark that ends it"
         )
-    needed = longest_row(settings.environment) - 1
-    if settings.actor.unroll_length < needed:
+    if settings.actor.unroll_length < row - 1:
         raise ConfigurationError(
             f"actor.unroll_length={settings.actor.unroll_length}: a question of "
-            f"environment.kwargs.task={section.task!r} with a thought and its answer needs {needed}"
+            f"environment.kwargs.task={section.task!r} with a thought and its answer needs {row - 1}"
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.config.settings import EnvironmentSection
-from penstock.workloads.thoughts.environment import longest_legal_thought, longest_row
+from penstock.workloads.thoughts.environment import most_tokens
 from penstock.workloads.thoughts.tasks import Continuation, Example, Rings
 
 
@@ -27,5 +27,4 @@ class Ragged(Rings):
 
 def test_the_longest_question_counts() -> None:
     section = EnvironmentSection(id="ragged", kwargs={"task": f"{__name__}:Ragged", "thought_tokens": 4})
-    assert longest_row(section) == 1 + 3 + 6 + 2 + 3 + 4 + 1
-    assert longest_legal_thought(section) == 1
+    assert most_tokens(section) == (1, 1 + 3 + 6 + 2 + 3 + 4 + 1)
