@@ -74,93 +74,42 @@ class Suggestion:
     version: int
 
 
-class ServedPolicy:
-    """The policy of a server for one host; its steps form episodes.
-
-    Each decision makes two calls. `suggest` belongs to no episode: it draws an action and returns the
-    probabilities of all actions. `send_step` is the step of the episode: what the gate allowed, and the
-    probability of that.
-    """
-
-    def __init__(self, client: PolicyClient, client_key: str, goals: tuple[str, ...]) -> None:
-        """goals: in the order of the actions after action 0, *nothing*."""
-        self.client, self._key, self._goals = client, client_key, goals
-        self._episode: Episode | None = None
-        self.step = 0
-
-    @property
-    def episode_id(self) -> str:
-        return self._episode.episode_id if self._episode else ""
-
-    def _check(self) -> None:
-        """Raise ConfigurationError where the policy does not fit the goals; PolicyError as a client does."""
-        width, goals = History(self._goals).width, self._goals
-        description = self.client.describe()
-        seen, actions = description.observation_space, description.action_space
-        fits = (
-            isinstance(seen, Box)
-            and seen.shape == (width,)
-            and isinstance(actions, Discrete)
-            and (actions.n, actions.start) == (len(goals) + 1, 0)
+def check_policy(client: PolicyClient, goals: tuple[str, ...]) -> None:
+    """Raise ConfigurationError where the policy does not fit the goals; PolicyError as a client does."""
+    width = History(goals).width
+    description = client.describe()
+    seen, actions = description.observation_space, description.action_space
+    fits = (
+        isinstance(seen, Box)
+        and seen.shape == (width,)
+        and isinstance(actions, Discrete)
+        and (actions.n, actions.start) == (len(goals) + 1, 0)
+    )
+    if not fits:
+        raise ConfigurationError(
+            f"--server: its policy has observations {seen} and actions {actions}; these goals need "
+            f"{width} numbers and {len(goals) + 1} actions (nothing, {', '.join(goals)}): serve a policy "
+            "that was trained with them"
         )
-        if not fits:
-            raise ConfigurationError(
-                f"--server: its policy has observations {seen} and actions {actions}; these goals need "
-                f"{width} numbers and {len(goals) + 1} actions (nothing, {', '.join(goals)}): serve a policy "
-                "that was trained with them"
-            )
-        if description.chooses_by_value:
-            raise ConfigurationError(
-                "--server: its policy chooses by the values of actions (DQN), and its probabilities describe "
-                "exploration instead of certainty; serve it with --set serving.softmax_temperature=0.2, by "
-                "which it draws from a softmax of its values, or train one with algorithm.name=ppo"
-            )
+    if description.chooses_by_value:
+        raise ConfigurationError(
+            "--server: its policy chooses by the values of actions (DQN), and its probabilities describe "
+            "exploration instead of certainty; serve it with --set serving.softmax_temperature=0.2, by "
+            "which it draws from a softmax of its values, or train one with algorithm.name=ppo"
+        )
 
-    def begin(self) -> None:
-        """Begin an episode where none is open; ConfigurationError: the policy does not fit the goals."""
-        if self._episode is not None:
-            return
-        try:
-            self._check()
-            self._episode, self.step = self.client.start_episode(self._key), 0
-        except InvalidRequest as error:
-            # The server would refuse the same request at every interval.
-            raise ConfigurationError(f"--server: refuses the request: {error!s:.300}") from error
 
-    def suggest(self, observation: NDArray[np.float32]) -> Suggestion:
-        """Return what the policy would do at float32 [width]; raises Unanswered where a fallback answered."""
-        answer = self.client.act(observation, client_key=self._key, distribution=True, value=True)
-        if answer.fallback is not None or not answer.version:
-            raise Unanswered("no version of the policy answers yet; a fallback did")
-        names = [name for name in answer.distribution if name.rpartition("/")[2] == "probability"]
-        if not names:
-            raise ConfigurationError("--server: its policy gives no probabilities; it must choose one of n")
-        chances = np.asarray(answer.distribution[names[0]], np.float64).ravel()
-        value = None if answer.value is None or not np.isfinite(answer.value) else float(answer.value)
-        return Suggestion(int(answer.action), chances / chances.sum(), value, answer.version)
-
-    def send_step(self, observation: NDArray[np.float32], action: int, log_prob: float | None) -> None:
-        """Send what is done. log_prob: None: not learned from. PolicyError: the episode is abandoned."""
-        assert self._episode is not None
-        try:
-            self._episode.act(observation, taken_action=action, taken_log_prob=log_prob)
-        except PolicyError:
-            self.abandon()
-            raise
-        self.step += 1
-
-    def end(self, observation: NDArray[np.float32]) -> None:
-        """Truncate the episode at an observation, float32 [width]; where the server is away, abandon it."""
-        episode, self._episode = self._episode, None
-        try:
-            if episode is not None:
-                episode.end(truncated=True, final_observation=observation)
-        except PolicyError as error:
-            log.warning("the episode was abandoned", extra={"error": str(error)})
-
-    def abandon(self) -> None:
-        """Leave the episode; the server abandons it when no further step of it arrives."""
-        self._episode = None
+def suggest(client: PolicyClient, client_key: str, observation: NDArray[np.float32]) -> Suggestion:
+    """Return what the policy would do at float32 [width]; raises Unanswered where a fallback answered."""
+    answer = client.act(observation, client_key=client_key, distribution=True, value=True)
+    if answer.fallback is not None or not answer.version:
+        raise Unanswered("no version of the policy answers yet; a fallback did")
+    names = [name for name in answer.distribution if name.rpartition("/")[2] == "probability"]
+    if not names:
+        raise ConfigurationError("--server: its policy gives no probabilities; it must choose one of n")
+    chances = np.asarray(answer.distribution[names[0]], np.float64).ravel()
+    value = None if answer.value is None or not np.isfinite(answer.value) else float(answer.value)
+    return Suggestion(int(answer.action), chances / chances.sum(), value, answer.version)
 
 
 # ---- Drift: the newest goals succeed less often than those before.
@@ -268,8 +217,12 @@ class Drifted(Exception):
 class Injector:
     """Proposes goals, carries out those that are allowed, and reports their outcomes.
 
+    Each decision makes two calls. The first belongs to no episode: it draws an action and returns the
+    probabilities of all actions (`suggest`). The second is the step of an episode: what the gate allowed, and
+    the probability of that.
+
     Args:
-        policy: of the server.
+        client, client_key: of the policy server, and this host's name there.
         executor: carries the goals out.
         journal: of the folder, which this process holds.
         auto: whether goals are carried out while the folder was never switched.
@@ -280,7 +233,8 @@ class Injector:
         drift_since: Unix time in seconds; earlier outcomes do not count for drift.
     """
 
-    policy: ServedPolicy
+    client: PolicyClient
+    client_key: str
     executor: Executor
     journal: InjectionJournal
     auto: bool
@@ -291,6 +245,8 @@ class Injector:
     draining: Callable[[], bool]
     drift_since: float
     counts: Counter[str] = field(default_factory=Counter)
+    _episode: Episode | None = None
+    _step: int = 0
     _behind: bool = True
     _version: int = 0
     _history: History = field(init=False)
@@ -318,7 +274,7 @@ class Injector:
             done += 1
             if not steps or done < steps:
                 self.pause(max(interval_s - (time.monotonic() - begun), 0.0))
-        self.policy.end(self._observe())
+        self._end_episode()
         self._beat("", ended=True)
 
     def interval(self) -> None:
@@ -326,42 +282,61 @@ class Injector:
         trouble = ""
         try:
             self._report()
-            self.policy.begin()
+            episode = self._episode or self._begin_episode()
             observation = self._observe()
-            suggestion = self.policy.suggest(observation)
+            suggestion = suggest(self.client, self.client_key, observation)
             self._version = suggestion.version
             failpoint("inject.asked")
-            self._decide(observation, suggestion)
-            if self.policy.step >= EPISODE_STEPS:
-                self.policy.end(self._observe())
+            self._decide(episode, observation, suggestion)
+            if self._step >= EPISODE_STEPS:
+                self._end_episode()
         except (PolicyError, Unanswered) as error:
             self.counts["unanswered"] += 1
             log.warning("nothing proposed", extra={"error": str(error)})
             trouble = str(error)
         self._beat(trouble)
 
+    def _begin_episode(self) -> Episode:
+        """Begin an episode; raises ConfigurationError where the policy does not fit the goals."""
+        try:
+            check_policy(self.client, self.executor.goals)
+            self._episode, self._step = self.client.start_episode(self.client_key), 0
+        except InvalidRequest as error:
+            # The server would refuse the same request at every interval.
+            raise ConfigurationError(f"--server: refuses the request: {error!s:.300}") from error
+        return self._episode
+
+    def _end_episode(self) -> None:
+        """Truncate the episode; where the server is away, leave it, and the server abandons it later."""
+        episode, self._episode = self._episode, None
+        observation = self._observe()
+        try:
+            if episode is not None:
+                episode.end(truncated=True, final_observation=observation)
+        except PolicyError as error:
+            log.warning("the episode was abandoned", extra={"error": str(error)})
+
     # ------------------------------------------------------------ a decision
 
-    def _decide(self, observation: NDArray[np.float32], suggestion: Suggestion) -> None:
+    def _decide(self, episode: Episode, observation: NDArray[np.float32], suggestion: Suggestion) -> None:
         gated = self.gate.decide(suggestion.chances, suggestion.action, float(self.random.random()))
         now = time.time()
         forbidden = self.rules.forbids(now, self.journal.injected_on(now), auto=self._is_on())
         log_prob = None if forbidden else gated.log_prob
         if suggestion.action == NOTHING:
-            self._do_nothing(observation, log_prob)
+            self._do_nothing(episode, observation, log_prob)
             return
         self.counts["proposed"] += 1
         held = forbidden or ("" if gated.action else "threshold")
-        proposal = self._proposal(
-            suggestion, gated.why if not forbidden else f"{gated.why}; {forbidden}", held
-        )
+        reasoning = f"{gated.why}; {forbidden}" if forbidden else gated.why
+        proposal = self._proposal(episode.episode_id, suggestion, reasoning, held)
         if held:
             self.journal.add(proposal)
-            self._do_nothing(observation, log_prob)
+            self._do_nothing(episode, observation, log_prob)
             return
         if self.rules.veto_s:
             self.journal.add(proposal)
-            failpoint("inject.proposed", self.policy.step)
+            failpoint("inject.proposed", self._step)
             self.pause(self.rules.veto_s)
         if self.journal.is_vetoed(proposal.goal_id):
             why = VETO
@@ -370,43 +345,56 @@ class Injector:
         elif self.draining():
             why = "the injector ends"
         else:
-            self._inject(observation, gated, proposal)
+            self._inject(episode, observation, gated, proposal)
             return
         metadata = {**proposal.metadata, "held": why}
         update = {"reasoning": f"{proposal.reasoning}; {why}", "metadata": metadata}
         self.journal.add(proposal.model_copy(update=update))
         self.counts["held"] += 1
-        self._do_nothing(observation, None)
+        self._do_nothing(episode, observation, None)
 
-    def _proposal(self, suggestion: Suggestion, reasoning: str, held: str) -> Injection:
+    def _proposal(self, episode: str, suggestion: Suggestion, reasoning: str, held: str) -> Injection:
         """Return the goal that was drawn, not injected yet."""
-        policy, known = self.policy, self.journal.known_outcomes()
+        known = self.journal.known_outcomes()
         certainty = min(float(suggestion.chances[suggestion.action]), 1.0)
         fit = fit_success([one.confidence for one, _ in known], [success for _, success in known])
         return Injection(
-            goal_id=goal_id(policy.episode_id, policy.step),
+            goal_id=goal_id(episode, self._step),
             goal=self.executor.goals[suggestion.action - 1],
             timestamp=time.time(),
             reasoning=reasoning,
             priority=fit.at(certainty),
             confidence=certainty,
             expected_reward=suggestion.value,
-            metadata={"episode": policy.episode_id, "step": policy.step, "held": held},
+            metadata={"episode": episode, "step": self._step, "held": held},
             version=suggestion.version,
             injected=False,
             processed=False,
         )
 
-    def _do_nothing(self, observation: NDArray[np.float32], log_prob: float | None) -> None:
+    def _send_step(
+        self, episode: Episode, observation: NDArray[np.float32], action: int, log_prob: float | None
+    ) -> None:
+        """Send what is done. log_prob: None: not learned from. PolicyError: the episode is abandoned."""
+        try:
+            episode.act(observation, taken_action=action, taken_log_prob=log_prob)
+        except PolicyError:
+            self._episode = None
+            raise
+        self._step += 1
+
+    def _do_nothing(self, episode: Episode, observation: NDArray[np.float32], log_prob: float | None) -> None:
         """Send a step of doing nothing. log_prob: None where that was not the gate's choice."""
-        policy, step = self.policy, self.policy.step
-        policy.send_step(observation, NOTHING, log_prob)
+        name, step = episode.episode_id, self._step
+        self._send_step(episode, observation, NOTHING, log_prob)
         self.executor.idle()
         self._history.idle()
-        self._send_reward(policy.episode_id, step, _REWARD.of(None), goal_id(policy.episode_id, step))
+        self._send_reward(name, step, _REWARD.of(None), goal_id(name, step))
 
-    def _inject(self, observation: NDArray[np.float32], gated: Gated, proposal: Injection) -> None:
-        self.policy.send_step(observation, gated.action, gated.log_prob)
+    def _inject(
+        self, episode: Episode, observation: NDArray[np.float32], gated: Gated, proposal: Injection
+    ) -> None:
+        self._send_step(episode, observation, gated.action, gated.log_prob)
         failpoint("inject.told")
         self.journal.add(proposal.model_copy(update={"injected": True}))
         failpoint("inject.injected")
@@ -459,13 +447,13 @@ class Injector:
     def _send_reward(self, episode: str, step: int, earned: float, request_id: str) -> bool:
         """Send what a step earned, counted once for each request id; False: the server never accepts it."""
         try:
-            self.policy.client.reward(episode, [(step, earned)], request_id=request_id)
+            self.client.reward(episode, [(step, earned)], request_id=request_id)
         except _FINAL:
             return False
         except PolicyError:
             # Without its reward the step must not be learned from, so the episode does not continue.
             self._behind = True
-            self.policy.abandon()
+            self._episode = None
             raise
         return True
 
@@ -525,8 +513,8 @@ def work(options: InjectOptions, lifecycle: Lifecycle, settings: Settings, *, as
                 "changes that\n"
             )
         injector = Injector(
-            policy=ServedPolicy(client, options.client_key, executor.goals), executor=executor,
-            journal=journal, auto=options.auto, gate=gate, rules=rules,
+            client=client, client_key=options.client_key, executor=executor, journal=journal,
+            auto=options.auto, gate=gate, rules=rules,
             random=np.random.default_rng(options.seed), pause=lifecycle.draining.wait,
             draining=lifecycle.draining.is_set, drift_since=journal.start_again(allowed=options.resume),
         )  # fmt: skip

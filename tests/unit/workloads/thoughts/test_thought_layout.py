@@ -36,5 +36,5 @@ def test_a_word_that_is_a_mark_is_refused() -> None:
 
 
 def test_a_word_that_the_task_does_not_have_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="'zzz' stands in a question or an answer"):
+    with pytest.raises(ConfigurationError, match="'zzz' is in a question or an answer"):
         Layout(Rings(4, 2)).question(("a", "zzz"))
