@@ -155,7 +155,7 @@ def test_nothing_is_started_that_is_not_on_the_list(
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ('allow = ["find"]', "allow='find': must be the whole path"),
+        ('allow = ["find"]', "allow='find': must be the absolute path"),
         ('allow = ["/usr/bin/absent"]', "must be the absolute path of a program that can be started"),
         ('allow = ["/bin/sh"]', "allow='/bin/sh': starts any program in its arguments"),
         ('allow = ["/usr/bin/env"]', "starts any program in its arguments"),
