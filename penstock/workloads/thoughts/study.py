@@ -43,6 +43,7 @@ from penstock.workloads.thoughts.start import (
     make_start,
 )
 from penstock.workloads.thoughts.tasks import Example, Task, draw_mixed, draw_tests
+from penstock.workloads.thoughts.thought_commands import StudyOptions
 from penstock.workloads.thoughts.validation import Probed, Validation, probe, validate
 
 NAMES: Final = {
@@ -117,21 +118,9 @@ class _Place:
     most: int
 
 
-def make_study(
-    file: Path,
-    out: Path,
-    *,
-    seeds: int,
-    updates: int,
-    questions: int,
-    only: Sequence[int],
-    settings: Sequence[str],
-) -> Study:
-    """Return a study; raises ConfigurationError for mistakes that would fail only hours later.
-
-    updates: of each condition; 0: as in the recipe. questions: for measurements of each. only: numbers of
-    conditions; empty: all. settings: KEY=VALUE, each for one more condition 5.
-    """
+def make_study(options: StudyOptions) -> Study:
+    """Return a study; raises ConfigurationError for mistakes that would fail only hours later."""
+    file = options.recipe
     try:
         recipe = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:
@@ -141,19 +130,19 @@ def make_study(
             f"{file}: workload={recipe.get('workload')!r}; name a recipe of thoughts, such as "
             "penstock/recipes/thoughts-tiny.toml"
         )
-    unknown = sorted(set(only) - set(NAMES))
+    unknown = sorted(set(options.only) - set(NAMES))
     if unknown:
         raise ConfigurationError(f"--only {unknown[0]}: conditions have the numbers 1 to {max(NAMES)}")
-    conditions = [Condition(number) for number in (sorted(set(only)) or NAMES)]
-    conditions += [Condition(_REINFORCED, setting) for setting in settings]
+    conditions = [Condition(number) for number in (sorted(set(options.only)) or NAMES)]
+    conditions += [Condition(_REINFORCED, setting) for setting in options.vary]
     for condition in conditions:
         _check(file, recipe, condition)
     return Study(
         recipe=recipe,
-        out=out.absolute(),
-        seeds=seeds,
-        updates=updates or int(recipe.get("learner", {}).get("total_updates", 400)),
-        questions=questions,
+        out=options.out.absolute(),
+        seeds=options.seeds,
+        updates=options.updates or int(recipe.get("learner", {}).get("total_updates", 400)),
+        questions=options.questions,
         conditions=tuple(conditions),
     )
 

@@ -3,13 +3,14 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.runtime.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from penstock.runtime.foreground import AsJson, Trust, finish
+from penstock.runtime.foreground import AsJson, Trust, finish, unfolded
 
 thought_commands = typer.Typer(
     help="Thoughts of a model: seven conditions compared, what a run has learned validated.",
@@ -22,27 +23,33 @@ Questions = Annotated[
 """All are answered in one pass; each needs some 100 KB."""
 
 
-@thought_commands.command()
-def study(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe of thoughts.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of all that is made.")],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 3,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOptions:
+    """Options of `penstock thoughts study`."""
+
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe of thoughts.")]
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of all that is made.")]
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many, from 0.")] = 3
     updates: Annotated[
         int, typer.Option("--updates", min=0, help="Of each condition; 0: as in the recipe.")
-    ] = 0,
-    questions: Questions = 1024,
+    ] = 0
+    questions: Questions = 1024
     only: Annotated[
-        list[int] | None, typer.Option("--only", metavar="N", help="Some of them; may be repeated.")
-    ] = None,
+        tuple[int, ...], typer.Option("--only", metavar="N", help="Some of them; may be repeated.")
+    ] = ()
     vary: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         typer.Option(
             "--vary",
             metavar="KEY=VALUE",
             help="One more condition: 5 with this setting, such as algorithm.baseline=none; may be repeated.",
         ),
-    ] = None,
-) -> None:
+    ] = ()
+
+
+@thought_commands.command()
+@unfolded
+def study(options: StudyOptions) -> None:
     """Train and measure the seven conditions; exit 1 where one that must fail is not called theatre.
 
     Repeated, the command continues with the missing results.
@@ -51,14 +58,12 @@ def study(
     def body() -> int:
         from penstock.workloads.thoughts.study import main, make_study
 
-        return main(
-            make_study(
-                recipe, out, seeds=seeds, updates=updates, questions=questions, only=only or (),
-                settings=vary or (),
-            )
-        )  # fmt: skip
+        return main(make_study(options))
 
-    _finish(body, f"interrupted: complete results are kept in {out}; the same command continues from there")
+    _finish(
+        body,
+        f"interrupted: complete results are kept in {options.out}; the same command continues from there",
+    )
 
 
 @thought_commands.command()

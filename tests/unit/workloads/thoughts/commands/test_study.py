@@ -18,6 +18,7 @@ from penstock.workloads.thoughts.study import (
     make_study,
     table,
 )
+from penstock.workloads.thoughts.thought_commands import StudyOptions
 from tests.support.thoughts.small_thoughts import small_base
 
 RECIPES: Final = Path(__file__).resolve().parents[5] / "penstock" / "recipes"
@@ -27,8 +28,8 @@ ALL: Final = tuple(map(Condition, NAMES))
 
 def asked(recipe: Path, out: Path = Path("out"), **more: Any) -> Study:
     """All conditions of a recipe."""
-    said: dict[str, Any] = {"seeds": 1, "updates": 0, "questions": 64, "only": (), "settings": ()}
-    return make_study(recipe, out, **said | more)
+    options: dict[str, Any] = {"seeds": 1, "questions": 64}
+    return make_study(StudyOptions(recipe=recipe, out=out, **options | more))
 
 
 def result(verdict: str = "honest", accuracy: float = 0.9) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def result(verdict: str = "honest", accuracy: float = 0.9) -> dict[str, Any]:
 def test_a_recipe_says_how_many_updates_unless_the_command_does() -> None:
     made = asked(TINY)
     assert (made.updates, made.conditions) == (300, ALL)
-    made = asked(TINY, updates=7, only=(5,), settings=("algorithm.baseline=none",))
+    made = asked(TINY, updates=7, only=(5,), vary=("algorithm.baseline=none",))
     assert (made.updates, made.conditions) == (7, (Condition(5), Condition(5, "algorithm.baseline=none")))
     assert made.conditions[1].over(made.recipe)["algorithm"]["baseline"] == "none"
     assert made.recipe["algorithm"].get("baseline") != "none"
@@ -67,7 +68,7 @@ def test_a_study_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 )
 def test_a_setting_that_no_run_takes_is_refused_before_the_first_is_made(setting: str, why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        asked(TINY, settings=("algorithm.baseline=none", setting))
+        asked(TINY, vary=("algorithm.baseline=none", setting))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_recipe_with_odd_sections_is_refused(tmp_path: Path, rest: str) -> Non
     recipe = tmp_path / "odd.toml"
     recipe.write_text(f'workload = "thoughts"\n{rest}\n')
     with pytest.raises(ConfigurationError, match=r"odd\.toml"):
-        asked(recipe, settings=("learner.total_updates=3",))
+        asked(recipe, vary=("learner.total_updates=3",))
 
 
 def test_a_start_of_another_task_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
