@@ -296,7 +296,7 @@ class InjectionJournal:
         return any(one.goal_id == goal_id for one in records(Veto, self.folder))
 
     def stop(self, why: str, at: float) -> None:
-        _add(self.folder, Stop(why=why, timestamp=at))
+        add_line(self.folder / STOPPED, {"why": why, "timestamp": at})
 
     def start_again(self, *, allowed: bool) -> float:
         """Return the Unix time from which outcomes count for drift.
