@@ -296,7 +296,7 @@ class ThoughtReinforce(Trained, LearnsOnce[ThoughtReinforceSection]):
     """An `Algorithm` that trains the weights of a policy.
 
     Args:
-        policy: of which the weights are trained; do not move or convert it afterwards.
+        policy: its weights are trained; do not move or convert it afterwards.
         section: the algorithm's settings.
         task, layout: the questions, and the layout of their rows.
         thought_tokens: most tokens of a thought.
