@@ -151,8 +151,8 @@ def test_a_setting_of_the_environment_gets_a_start_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = Made(monkeypatch, tmp_path)
-    settings = ("environment.kwargs.empty_share=0.9", "algorithm.staleness=5")
-    main(asked(TINY, made.out, only=(5,), settings=settings))
+    vary = ("environment.kwargs.empty_share=0.9", "algorithm.staleness=5")
+    main(asked(TINY, made.out, only=(5,), vary=vary))
     assert made.starts == ["start_model", "start_model-5-environment.kwargs.empty_share=0.9", "start_model"]
 
 
