@@ -106,7 +106,10 @@ def test_a_run_that_serves_an_injector_carries_no_goal_out_itself(tmp_path: Path
     [
         ((), REMEDY),
         (("--dry-run",), "environment.kwargs.executor='simulated'"),
-        (("--set", REMEDY), "environment.count=16: several environments would act on one host at the same time"),
+        (
+            ("--set", REMEDY),
+            "environment.count=16: several environments would act on one host at the same time",
+        ),
         (("--set", "environment.kwargs.actors_act='true'"), REMEDY),
     ],
 )
