@@ -14,7 +14,7 @@ import secrets
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from penstock.protocol.schema import FragmentSchema
 from penstock.protocol.tensor import Array
 from penstock.registry.routing import Arm
 from penstock.rpc.identity import CALLER, Identity
+
+if TYPE_CHECKING:
+    from penstock.actor.serving.release import WatchedClient
 
 # ---- Shares of callers in a bounded resource.
 
@@ -307,12 +310,6 @@ _Start = tuple[Identity | None, str, str]
 """Caller, client key and request id of a StartEpisode."""
 
 
-class Watched(Protocol):
-    """A client of a canary's trial."""
-
-    def end(self, episode: "Episode", *, is_whole: bool) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class Opinion:
     """Holds a person's opinion of a conversation whose rewards are opinions.
@@ -377,7 +374,7 @@ class Episode:
     ripening: list[Segment] = field(default_factory=list)
     """Segments that were cut and still take rewards."""
     started_as: "_Start | None" = None
-    watched: "Watched | None" = None
+    watched: "WatchedClient | None" = None
     """Its client, where a canary is on trial."""
     is_rewarded: bool = False
     opinion: Opinion | None = None
