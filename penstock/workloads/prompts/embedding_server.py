@@ -103,7 +103,7 @@ def _address(listen: str) -> tuple[str, int]:
         raise ConfigurationError(f"--listen {listen}: write HOST:PORT, such as 127.0.0.1:8766")
     if not is_local(listen):
         raise ConfigurationError(
-            f"--listen {listen}: embeddings are served on this machine only, in plain words; use 127.0.0.1"
+            f"--listen {listen}: embeddings are served on this machine only, in plaintext; use 127.0.0.1"
         )
     return host, int(port)
 

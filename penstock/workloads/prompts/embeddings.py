@@ -112,7 +112,7 @@ class HttpEmbedder:
         host = f"[{self._host}]" if ":" in self._host else self._host
         if key_file and not self._is_safe and not is_local(f"{host}:80"):
             raise ConfigurationError(
-                f"embedding_url={self._shown}: the key would cross the network in plain words; use https://"
+                f"embedding_url={self._shown}: the key would cross the network in plaintext; use https://"
             )
         self._known: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
         self._turn = threading.Lock()

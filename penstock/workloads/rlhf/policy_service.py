@@ -321,15 +321,14 @@ class TrainingRequest(Body):
 
     @field_validator("maxSteps", "learningRate", mode="before")
     @classmethod
-    def _is_no_truth(cls, said: Any) -> Any:
+    def _is_no_truth(cls, value: Any) -> Any:
         # The service accepts a text of digits; true would be a training of one step.
-        if isinstance(said, bool):
+        if isinstance(value, bool):
             raise PydanticCustomError("no_number", "must be a number, neither true nor false")
-        return said
+        return value
 
     def numbers(self) -> dict[str, float]:
-        said = {"maxSteps": self.maxSteps, "learningRate": self.learningRate}
-        return {name: value for name, value in said.items() if value is not None}
+        return self.model_dump(include={"maxSteps", "learningRate"}, exclude_none=True)
 
 
 @router.post(
@@ -353,9 +352,9 @@ async def train_policy(
 
     A repeated request with the same `Idempotency-Key` is about the same training.
     """
-    asked = await run_in_threadpool(_reused, request, member, agent_id, body.rewardModel)
+    reused = await run_in_threadpool(_reused, request, member, agent_id, body.rewardModel)
     if body.dryRun:
-        return await _dry_run(request, member, agent_id, body, asked)
+        return await _dry_run(request, member, agent_id, body, reused)
     with _named_preset():
         job = await run_in_threadpool(
             queue,
@@ -366,7 +365,7 @@ async def train_policy(
             numbers=body.numbers(),
             kind=KIND,
             request_key=idempotency_key,
-            more_facts=asked,
+            more_facts=reused,
         )
     return _answer(await ended(request, job, _wait_s(prefer)))
 
