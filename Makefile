@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-processes test-systems test-slow test-kubernetes mutations soak learn check format bench bench-peers protos dashboards dist
+.PHONY: train test test-processes test-systems test-slow test-kubernetes mutations soak learn check format bench bench-peers protos dashboards reference dist
 
 train: .venv/installed
 	$(BIN)/penstock train CartPole-v1 $(ARGS)
@@ -72,6 +72,11 @@ check: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The pages of docs/reference, and the table of docs/guarantees.md.
+reference: .venv/installed-test
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tests.promises
 
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(ARGS)

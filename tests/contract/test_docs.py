@@ -1,5 +1,7 @@
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -167,3 +169,10 @@ def test_every_refusal_is_explained(reason: Reason) -> None:
 def test_every_make_target_is_in_the_pages(target: str) -> None:
     assert f"\n{target}:" in (ROOT / "Makefile").read_text()
     assert any(f"make {target}" in page.read_text() for page in PAGES)
+
+
+@pytest.mark.timeout(600)
+def test_the_reference_is_what_the_program_is() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
