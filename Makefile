@@ -42,7 +42,7 @@ test-systems: .venv/installed-test
 test-slow: .venv/installed-test .venv/installed-learn
 	$(BIN)/pytest -q -m slow -n 3 --maxschedchunk 1 $(ARGS)
 
-# On the cluster that KUBECONFIG names, or on one that is built from PENSTOCK_KUBERNETES_SOURCE (docs/kubernetes.md).
+# On the cluster that KUBECONFIG names, or on one that is built from PENSTOCK_KUBERNETES_SOURCE (CONTRIBUTING.md).
 test-kubernetes: .venv/installed-test
 	$(BIN)/pytest -ra --timeout 3600 tests/kubernetes $(ARGS)
 
