@@ -302,8 +302,11 @@ class Evaluator:
                 metrics.EPISODES.labels("yes").inc(len(episodes))
                 del self._unsent[deterministic]
                 return True
-            if refusal is not None:
-                session.wait_or_end(refusal, LEAST_WAIT_S)
+            if refusal is None or refusal.reason in (Reason.FULL, Reason.NOT_READY):
+                wait_ms = refusal.retry_after_ms if refusal else 0
+                self._lifecycle.draining.wait(max(LEAST_WAIT_S, wait_ms / 1000))
+            else:
+                session.end_by(refusal)
         return False
 
     def _is_done(self, session: Session, *, reported: bool) -> bool:

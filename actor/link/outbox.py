@@ -162,7 +162,7 @@ class Outbox:
         """Flush what an open session still takes; drop what a session that ended does not take any more.
 
         strikes: sessions in a row that ended badly before this one. Returns their number now, None when no
-        other session is needed. Raises Fatal as `count_strikes`, and what ended a thread of the session.
+        other session is needed. Raises Fatal as `count_strikes`.
         """
         session = self._session
         if session.ended is None:
@@ -170,7 +170,6 @@ class Outbox:
                 dropped = self.drop("drain")
                 if session.ended is None:
                     log.warning("flush gave up", extra={"fragments": dropped})
-            session.check()
             return None
         dropped = self.drop(session.ended.reason.label)
         log.warning("session ended", extra={"refusal": session.ended, "dropped_fragments": dropped})

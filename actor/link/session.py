@@ -169,9 +169,15 @@ class BrokerClient:
         refusal = Refusal.from_proto(reply.refusal)
         if refusal is not None:
             return refusal
+        try:
+            specification = RunSpecification.from_proto(reply.specification)
+        except ValueError as error:
+            raise Fatal(
+                f"the run specification cannot be used: {error}; run the same version everywhere"
+            ) from error
         return SessionReply(
             session=reply.session,
-            specification=RunSpecification.from_proto(reply.specification),
+            specification=specification,
             seed_salt=reply.seed_salt,
             credit=Credit.from_proto(reply.leave),
         )

@@ -294,6 +294,8 @@ class Worker:
             if session.ended is None:
                 session.give_back()
             strikes = outbox.conclude(self._strikes, FLUSH_S)
+            if strikes is None:
+                session.check()
             self._strikes = self._strikes if strikes is None else strikes
             return strikes is None and not rollout.stood_still
         finally:

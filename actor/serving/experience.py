@@ -444,6 +444,8 @@ class RunFollower:
             self._follow(session, loop, apply)
             session.check()
             strikes = outbox.conclude(self._strikes, SERVER_FLUSH_S)
+            if strikes is None and session.ended is None:
+                self.queue.drop_waiting()
             self._strikes = self._strikes if strikes is None else strikes
             return strikes is None
         finally:

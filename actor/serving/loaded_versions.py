@@ -36,7 +36,7 @@ class Weights:
     update: int
     blob: bytes
     scalars: Mapping[str, float] = field(default_factory=dict)
-    """Figures published with them, by name; empty for versions read from the registry."""
+    """Figures published with them, by name; empty for kept versions."""
 
 
 Fetch = Callable[[int], Weights | None]

@@ -147,6 +147,8 @@ class CheckpointStore:
         """Log the directories that were never committed; remove those that a crash left half-written."""
         for path in self.directory.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
+        for path in self.directory.glob(f"{_POINTER}.*.tmp"):
+            path.unlink(missing_ok=True)
         for checkpoint_id in self.ids():
             if checkpoint_id not in committed:
                 log.warning("checkpoint ignored: it was never committed", extra={"checkpoint": checkpoint_id})

@@ -104,7 +104,7 @@ class Flush:
 
 
 class Pending:
-    """Entries that are read and not yet trained or dropped, oldest first; each is judged once.
+    """Entries that are read and not yet trained or dropped, oldest first.
 
     kept: entries of the next batch. charge: the sum of their charges.
     judge: returns whether to keep an entry; drops it otherwise.

@@ -203,19 +203,23 @@ class KeptVersions:
         score, evaluation = None if result is None else result.counted, None
         if score is not None and math.isfinite(score.mean) and math.isfinite(score.std):
             evaluation = records.Evaluation(**asdict(score))
-        row = records.NewVersion(
-            policy=self._policy,
-            version=publication.version,
-            run=self._run,
-            update=publication.update,
-            sha256=publication.sha256,
-            size_bytes=publication.size,
-            configuration=self._configuration,
-            origin=origin,
-            evaluation=evaluation,
-            reason=reason,
-            place=str(self._run_dir.resolve()) if self._is_shared else "",
-        )
+        try:
+            row = records.NewVersion(
+                policy=self._policy,
+                version=publication.version,
+                run=self._run,
+                update=publication.update,
+                sha256=publication.sha256,
+                size_bytes=publication.size,
+                configuration=self._configuration,
+                origin=origin,
+                evaluation=evaluation,
+                reason=reason,
+                place=str(self._run_dir.resolve()) if self._is_shared else "",
+            )
+        except ValueError as error:  # such as a name of a policy that is no id: learning continues
+            self._note(error)
+            return
         with self._changed:
             oldest, *others = [*self._waiting, (row, blob)]
             self._waiting = [oldest, *others[1 - MAX_WAITING :]]

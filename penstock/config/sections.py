@@ -109,7 +109,7 @@ class BrokerSection(Section):
     declared_durability: Annotated[Literal["memory", "fsync_1s", "fsync"] | None, ADVANCED] = None
     """Durability of a Redis server that does not allow CONFIG GET."""
     redis_wait_s: Annotated[Positive, ADVANCED] = 60
-    """The broker ends when Redis does not answer for this long, in seconds."""
+    """Broker, learner and launcher end when Redis does not answer for this long, in seconds."""
     drain_delay_s: Annotated[NonNegative, ADVANCED] = 0.0
     """Time for which an ending broker still serves while it is not ready, in seconds; 5 in Kubernetes."""
     session_timeout_s: Annotated[PositiveReal, ADVANCED] = 30.0

@@ -39,7 +39,7 @@ class ClientReturn:
     value: float
     """Mean return of its complete episodes, or else the return so far of an open one.
 
-    For a person with opinions: the share of rated conversations that they liked.
+    For a person with opinions: the share of all their conversations that they liked.
     """
     rated: float | None = None
     """Share of conversations with an opinion; None: the client has returns and no opinions."""

@@ -372,7 +372,7 @@ REPLAY_EVICTED = _learner.counter(
     "replay_evicted", "Fragments taken out of replay because updates fail with them"
 )
 VERSIONS_KEPT = _learner.gauge("versions_kept", "Versions of this run that the registry keeps")
-REGISTRY_FAILURES = _learner.counter("registry_failures", "Failed reads of the registry of versions")
+REGISTRY_FAILURES = _learner.counter("registry_failures", "Failed calls to the registry of versions")
 TRACKER_FAILURES = _learner.counter("tracker_failures", "Lines of figures that a tracker refused", "tracker")
 RECORDED_FRAGMENTS = _learner.counter("recorded_fragments", "Fragments written to the run's recording")
 RECORDED_BYTES = _learner.counter("recorded_bytes", "Bytes written to the run's recording, in bytes")
