@@ -87,7 +87,7 @@ class ConversationOptions(TypedDict, total=False):
     must_exist: bool
     """Raise EpisodeUnknown for an unknown name, instead of beginning a conversation."""
     opinions: bool
-    """Its rewards are a person's opinions of answers: a canary is judged by the share of all that was liked."""
+    """Its rewards are a person's opinions of answers: the share of all that was liked judges a canary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The registry of policy versions: which are kept, which serve clients, and the audit of decisions.
 
 Each method is one transaction, safe between threads and processes; repeating a successful one changes
-nothing. The registry stores no weights: the run keeps those of `pinned`, and its learner, or `penstock policy`
-where none runs, publishes a rollback as a new version (`record_rollback`).
+nothing. The registry stores no weights: the run keeps those of `pinned`, and its learner (`penstock policy`
+where none runs) publishes a rollback as a new version (`record_rollback`).
 
     with Registry.open("sqlite:///runs/NAME/registry.sqlite", migrate=True) as registry:
         registry.register(NewVersion(policy="default", version=7, ...), by="learner")

@@ -169,8 +169,8 @@ def _withdraw(session: Session, row: VersionRow, *, reason: str, by: str) -> Non
 def awaiting_number(session: Session, policy: str) -> PolicyVersion | None:
     """Return the active version if a rollback restored it and its weights have no new version number yet.
 
-    The learner, or `penstock policy` where none runs, publishes these weights again under a new number and calls
-    `record_rollback`.
+    The learner, or `penstock policy` where none runs, publishes these weights again under a new number and
+    calls `record_rollback`.
     """
     row = models.with_status(session, policy, Status.ACTIVE)
     if row is None:
