@@ -7,7 +7,7 @@ point, an environment by its Gymnasium id. The module of an id or of a network i
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,7 @@ from penstock.config.settings import (
     Section,
 )
 from penstock.config.trusted import check_trusted, placed
-from penstock.config.workload import Workload, find, load
+from penstock.config.workload import Workload, find, load, place_keys
 from penstock.policy.acting.acting_policy import ActingPolicy
 from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.protocol.messages import Publication
@@ -65,9 +65,9 @@ def evaluation_section(specification: RunSpecification) -> EvaluationSection:
     return _section(EvaluationSection, "evaluation", specification.evaluation_json)
 
 
-def at_places(name: str, section: K, workload: Workload, local: ActorSection) -> K:
+def at_places(name: str, section: K, keys: Collection[str], local: ActorSection) -> K:
     """Put this machine's places in for those that keyword arguments name; raises ConfigurationError."""
-    kwargs = placed(f"{name}.kwargs", section.kwargs, workload.places, local.places)
+    kwargs = placed(f"{name}.kwargs", section.kwargs, keys, local.places)
     return section.model_copy(update={"kwargs": kwargs})
 
 
@@ -175,11 +175,12 @@ def read(specification: RunSpecification, local: ActorSection) -> Run:
     Raises ConfigurationError for a workload or a module that this process does not have or allow, Fatal for a
     specification of another version of penstock, or spaces that differ from this machine's environment.
     """
-    workload = find(specification.workload)
+    workload, environment = find(specification.workload), environment_section(specification)
+    keys = place_keys(specification.workload, environment.id)
     run = Run(
         specification=specification,
-        environment=at_places("environment", environment_section(specification), workload, local),
-        policy=at_places("policy", policy_section(specification), workload, local),
+        environment=at_places("environment", environment, keys, local),
+        policy=at_places("policy", policy_section(specification), keys, local),
         actor=overlay(actor_section(specification), local),
         evaluation=evaluation_section(specification),
         workload=workload,
@@ -219,7 +220,8 @@ def policy_maker(
     """
     local = local or ActorSection()
     workload = find(specification.workload)
-    section = at_places("policy", policy_section(specification), workload, local)
+    keys = place_keys(specification.workload, environment_section(specification).id)
+    section = at_places("policy", policy_section(specification), keys, local)
     check_trusted("policy.network", section.network, local.allow_modules)
     make = load(workload.policy)
 

@@ -16,7 +16,7 @@ from penstock.broker.log.replies import Pacing
 from penstock.broker.log.script import MOST_FETCHED, entry_bytes
 from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Settings
 from penstock.config.trusted import without_places
-from penstock.config.workload import Workload, find, load
+from penstock.config.workload import Workload, find, load, place_keys
 from penstock.learner.algorithms.algorithm import Algorithm, Imitator, LogShare
 from penstock.learner.algorithms.gradient import hardware_of
 from penstock.learner.algorithms.registry import HardwareMaker, check_hardware, make
@@ -299,7 +299,8 @@ def _specification(
 def _sent(settings: Settings, section: K) -> K:
     """Return a section for actors, without the places of this machine."""
     workload = find(settings.workload)
-    kwargs = without_places(section.kwargs, workload.places, workload.unsent)
+    keys = place_keys(settings.workload, settings.environment.id)
+    kwargs = without_places(section.kwargs, keys, workload.unsent)
     return section.model_copy(update={"kwargs": kwargs})
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.config.run_folder import read_whole
 from penstock.config.settings import ConfigurationError, Settings
-from penstock.config.workload import find
+from penstock.config.workload import find, place_keys
 
 _ELSEWHERE = True
 """Stands in a specification for a place of this machine that it does not name."""
@@ -60,7 +60,7 @@ def placed(
 def places_of(settings: Settings) -> dict[str, str]:
     """Return `actor.places` for this machine's actors: the places of the run, and those set over them."""
     named = {**settings.policy.kwargs, **settings.environment.kwargs}
-    keys = find(settings.workload).places
+    keys = place_keys(settings.workload, settings.environment.id)
     return {key: str(named[key]) for key in keys if named.get(key)} | settings.actor.places
 
 

@@ -166,7 +166,7 @@ def _unready(agent: str, why: str, code: str) -> ChatError:
 def text_of(
     runs: Mapping[str, AbstractContextManager[RunBehind]], own: Credentials
 ) -> Iterator[tuple[Listener, dict[str, Any]]]:
-    """Yield the listener of `penstock gateway text`, without accounts, and no further options.
+    """Yield the listener of `penstock gateway text`, without accounts, and no work in the background.
 
     runs: at least one with a server of text, by the agent's name. own: the gateway's credentials. Raises
     ConfigurationError for an address that cannot be reached with these credentials.

@@ -55,6 +55,10 @@ class TemplateList(Answer):
     templates: list[TemplateShown]
 
 
+Figure = Annotated[Any, WithJsonSchema({"type": "number"})]
+"""A number of an answer; a whole one stays one."""
+
+
 class JobShown(Answer):
     """A job. cause: why it failed, in words. result: of a job that finished, by the names of its kind."""
 
@@ -62,7 +66,7 @@ class JobShown(Answer):
     project: str
     agent: str
     template: str
-    numbers: dict[str, Annotated[Any, WithJsonSchema({"type": "number"})]]  # an integer stays one
+    numbers: dict[str, Figure]
     by: str
     state: JobState
     cause: str
@@ -116,7 +120,7 @@ class DryRunShown(Answer):
     total_steps: int
     seconds: float
     preparation_seconds: float
-    measured: dict[str, float] | None
+    measured: dict[str, Figure] | None
     memory_bytes: int
     memory_bytes_by_role: dict[str, int]
     device_memory_bytes: int | None

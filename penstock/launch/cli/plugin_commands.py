@@ -16,7 +16,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from penstock.config.configuration_error import ConfigurationError
+from penstock.config.configuration_error import ConfigurationError, how_to_install
 from penstock.config.url_secrets import REDIS_REMEDY, remedy, secret_in, without_secret
 from penstock.config.workload import Workload, installed, load, record_of
 from penstock.runtime.exit import EXIT_USAGE
@@ -290,7 +290,9 @@ def _command(ctx: Any, name: str, path: str, add: Callable[[typer.Typer, str], C
     try:
         found = load(path)
     except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
+        is_absent = name in COMMANDS and isinstance(error.__cause__, ModuleNotFoundError)
+        remedy = f"; {how_to_install('launch')}" if is_absent else ""
+        sys.stderr.write(f"{error}{remedy}\n")
         raise typer.Exit(EXIT_USAGE) from error
     if isinstance(found, typer.Typer):
         outer.add_typer(found, name=name)

@@ -148,7 +148,7 @@ def add_token(
     places: AccountsPlace,
     name: Annotated[str, typer.Argument(help="What the token is for.")],
     project: Project,
-    role: RoleName = "editor",
+    role: Annotated[Literal["viewer", "editor"], typer.Option("--role")] = "editor",
     days: Annotated[int | None, typer.Option(min=1, max=3650, help="Default: until it is revoked.")] = None,
 ) -> int:
     """Print a new token, this once; a netrc file may hold it as the password."""

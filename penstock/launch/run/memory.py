@@ -59,7 +59,7 @@ def together(parts: Iterable[Memory]) -> Memory:
 
 
 def of_process(pid: int) -> Memory:
-    """Return the peak so far, without the inherited part; zeros for a process that has ended."""
+    """Return the peak so far, inherited pages as its own; zeros for a process that has ended."""
     peak, shared = _fields(pid, "status", "VmHWM", "RssFile")
     return Memory(peak=peak, shared=min(peak, shared))
 

@@ -63,7 +63,6 @@ class Run:
         """page_url: where a browser sees the run, "" where no page is served."""
         self._plan = plan
         self._page_url = page_url
-        self._sockets = private_folder()
         self._lifecycle = lifecycle
         self._view = view
         self._health = Health("launcher")
@@ -84,6 +83,7 @@ class Run:
         self._most_steps = 0
         self._endpoints: dict[str, Endpoint] = {}
         self.redis_facts = redis
+        self._sockets = private_folder()
 
     def go(self) -> Outcome:
         """Start the services, watch them until the run ends, and drain them."""

@@ -51,7 +51,7 @@ def actions_of(runs: Catalogue, starter: RunStarter) -> APIRouter:
 
     @contextmanager
     def steered(_request: Request, run: str, _action: str, **_facts: Any) -> Iterator[tuple[Steering, str]]:
-        runs.find(run).detail()  # raises UnknownRun
+        runs.find(run)  # raises UnknownRun
         yield steering, by
 
     router = steering_routes("/api/runs/{job}", steered)

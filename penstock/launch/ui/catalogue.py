@@ -96,17 +96,27 @@ class ShownRun:
             seal = (going_on, *(_stamp(self.folder / name) for name in names))
             with self._lock:
                 if self._facts is None or self._facts[0] != seal:
-                    self._facts = (seal, self._read_facts(going_on=going_on))
+                    self._facts = (seal, self._facts_or_why(going_on=going_on))
                 return self._facts[1]
+        except OSError as error:
+            return self._unreadable(error)
+
+    def _facts_or_why(self, *, going_on: bool) -> RunFacts:
+        """Return its row; one run that cannot be read hides no other."""
+        try:
+            return self._read_facts(going_on=going_on)
         except (OSError, ConfigurationError) as error:
-            return RunFacts(
-                name=self.name,
-                environment="",
-                seed=0,
-                state="unreadable",
-                started=_begun(self.folder),
-                why=str(error),
-            )
+            return self._unreadable(error)
+
+    def _unreadable(self, error: Exception) -> RunFacts:
+        return RunFacts(
+            name=self.name,
+            environment="",
+            seed=0,
+            state="unreadable",
+            started=_begun(self.folder),
+            why=str(error),
+        )
 
     def detail(self) -> dict[str, Any]:
         facts = self.facts()

@@ -20,6 +20,7 @@ WORKLOAD = Workload(
     acting="penstock.policy.acting_build:build_acting",
     site="penstock.workloads.chat.http.chat_routes:site",
     commands={"chat": "penstock.workloads.chat.commands:chat_commands"},
+    places=("model", "reward"),
 )
 
 _CANDIDATES: Final[dict[str, Any]] = {

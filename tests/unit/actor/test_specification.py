@@ -1,5 +1,6 @@
 """What an actor takes from a specification, what it decides itself, and what it refuses."""
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -71,6 +72,25 @@ def test_the_specification_cannot_allow_a_module_itself(stranger: str, asked: di
     text = '{"allow_modules":["stranger"]}'
     with pytest.raises(ConfigurationError, match=r"asks this process to import 'stranger'.*allow_modules"):
         run.read(specification(actor_json=text, **asked), ActorSection())
+    assert stranger not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("environment_id", "key"),
+    [
+        ("Chat-v0", "reward"),
+        ("Prompts-v0", "reward_source"),
+        ("Traces-v0", "trace_file"),
+        ("Chat-v0", "model"),
+    ],
+)
+@pytest.mark.parametrize("workload", ["control", "chat", "rlhf"])
+def test_a_place_of_an_environment_is_none_of_the_specification(
+    stranger: str, workload: str, environment_id: str, key: str
+) -> None:
+    text = json.dumps({"id": environment_id, "kwargs": {key: f"{stranger}:Good"}})
+    with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{key}: .*actor\.places\.{key}"):
+        run.read(specification(workload=workload, environment_json=text), ActorSection())
     assert stranger not in sys.modules
 
 

@@ -2,7 +2,7 @@
 // in a cookie, which pages of other origins could make the browser send.
 
 const KEY = "penstock";
-let tokens = JSON.parse(sessionStorage.getItem(KEY) ?? "null");
+let tokens = kept();
 let renewing = null;
 
 export class Refused extends Error {
@@ -122,8 +122,20 @@ async function exchange(form) {
   return content;
 }
 
+function kept() {
+  try {
+    return JSON.parse(sessionStorage.getItem(KEY) ?? "null");
+  } catch {
+    return null; // storage is off
+  }
+}
+
 function keep(found) {
   tokens = found;
-  if (found === null) sessionStorage.removeItem(KEY);
-  else sessionStorage.setItem(KEY, JSON.stringify(found));
+  try {
+    if (found === null) sessionStorage.removeItem(KEY);
+    else sessionStorage.setItem(KEY, JSON.stringify(found));
+  } catch {
+    // storage is off: then they hold for this page
+  }
 }
