@@ -45,7 +45,8 @@ class _Line(BaseModel):
 class Injection(_Line):
     """A goal that was proposed. timestamp: Unix time in seconds.
 
-    injected: it is carried out, or was. processed: its outcome is known, and its reward was sent.
+    injected: it is carried out, or was. processed: nothing more is done for it: its reward
+    was sent or refused, or it was interrupted.
     confidence: π(a), how certain the policy is of its choice. priority: probability that the goal succeeds.
     expected_reward: the critic's value. metadata: episode, step, and why the goal was held back ("held").
     """

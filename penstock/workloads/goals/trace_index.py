@@ -290,16 +290,17 @@ class TraceIndex:
         """Add the faults of episodes with doubled or missing steps, and drop the lines of all broken ones."""
         rows = self._database.execute(
             "SELECT * FROM (SELECT episode, step, number, LAG(step, 1, -1) OVER steps AS before, "
-            "LAG(number) OVER steps FROM line WINDOW steps AS (PARTITION BY episode ORDER BY step, number)) "
+            "FIRST_VALUE(number) OVER (PARTITION BY episode, step ORDER BY number) FROM line "
+            "WINDOW steps AS (PARTITION BY episode ORDER BY step, number)) "
             "WHERE step != before + 1 ORDER BY episode, step, number"
         )
         explained = ""  # an episode with a broken line, or of which the first missing step is known
-        for name, step, number, before, number_before in rows:
+        for name, step, number, before, first in rows:
             self.broken[name] = None
             if step == _BROKEN_STEP:
                 explained = name
             elif step == before:
-                why = f"step={step} of episode {name!r} is there already, at line {number_before}"
+                why = f"step={step} of episode {name!r} is there already, at line {first}"
                 self._add_fault(number, why)
             elif name != explained:
                 self._add_fault(number, f"episode {name!r}: step {before + 1} is missing before step {step}")

@@ -376,7 +376,7 @@ class HeldText:
         """Verdict on all text so far."""
 
     def feed(self, piece: str) -> str:
-        """Take a piece and return the text that may leave now: "" between sentences, and once blocked."""
+        """Take a piece and return the text that may leave now: "" within a sentence, and once blocked."""
         if self.verdict.is_blocked:
             return ""
         self._held += piece

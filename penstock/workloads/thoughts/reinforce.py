@@ -161,6 +161,9 @@ class ThoughtAdam(FlatAdam):
         return {f"{name}/{_MOMENTS[kind]}": moment for (kind, _, name), moment in named}
 
     def load_moments(self, moments: Mapping[str, Tensor], steps: int) -> None:
+        missing = [path for path in self.moments() if path not in moments]
+        if missing:
+            raise ValueError(f"optimiser/{missing[0]}: missing; is it the same policy?")
         kinds = {path: kind for kind, path in _MOMENTS.items()}
         named = ((name.rpartition("/"), moment) for name, moment in moments.items())
         super().load_moments(

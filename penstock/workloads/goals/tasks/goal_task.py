@@ -23,7 +23,8 @@ class GoalTask(gymnasium.Env[NDArray[np.float32], np.int64]):
     Args:
         executor: `simulated`, or `commands`, which starts programs of this machine.
         goals: file of the commands, for `commands` only.
-        actors_act: whether `commands` are started; false: reset and step raise ConfigurationError.
+        actors_act: whether `commands` are started; false: with them, reset and step raise
+            ConfigurationError.
         rewards: other rewards, by the names of `GoalReward`.
 
     Raises:

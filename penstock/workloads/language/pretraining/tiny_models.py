@@ -285,7 +285,7 @@ class Pretraining(Section):
     held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Share of the conversations that only validate."""
     pieces: Annotated[int, Field(ge=300, le=100_000)] = 4096
-    """Size of a small model's vocabulary."""
+    """Most tokens in a small model's vocabulary."""
     as_typed: bool = False
     """Learn each conversation a second time, with the users' messages in lower case and without marks."""
     hidden: Positive = 64

@@ -328,7 +328,10 @@ class TextServer:
         quieten()
         torch.set_num_threads(of.actor.threads)
         section, self._of, self._refresh_s = settings.serving, of, settings.registry.refresh_s
-        policy, now = _policy(of, device), asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time
+        # Before the model is loaded: it checks its settings.
+        self._canary_monitor = CanaryMonitor(settings.canary, self._withdraw, now)
+        policy = _policy(of, device)
         with as_configuration_error("policy.kwargs.model", ValueError):
             encoder = ChatEncoder(tokenizer, words)
         ids = {"eos_id": tokenizer.eos_token_id, "pad_id": tokenizer.pad_token_id}
@@ -337,7 +340,6 @@ class TextServer:
         self._traffic = traffic = make_traffic(settings, source, run_follower, of.specification)
         tolerance = _tolerance(settings, of, engine_name, policy)
         self._versions = AdapterVersions(engine, policy, traffic.fetch, section, tolerance)
-        self._canary_monitor = CanaryMonitor(settings.canary, self._withdraw, now)
         episodes = Episodes(section, of.specification.unroll_length)
         self._conversations = Conversations(
             section,

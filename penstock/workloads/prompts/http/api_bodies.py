@@ -65,7 +65,8 @@ def _listed(value: Any) -> NDArray[np.floating[Any]]:
     try:
         return np.array(value, np.float64)
     except OverflowError as error:
-        raise ValueError("holds a number of more than 15 digits, must be from -1 to 1") from error
+        place = next(number for number, one in enumerate(value) if type(one) is int and abs(one) > 10**15)
+        raise ValueError(f"number {place} is of more than 15 digits, must be from -1 to 1") from error
 
 
 Embedding = Annotated[Any, PlainValidator(_array), WithJsonSchema(_EMBEDDING_SCHEMA)]

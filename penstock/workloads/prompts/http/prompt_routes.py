@@ -28,7 +28,7 @@ from penstock.gateway.upstream import Upstream, answered
 from penstock.workloads.prompts.categories import classify
 from penstock.workloads.prompts.checked_reward import NoSuchCheck
 from penstock.workloads.prompts.embeddings import WIDTH
-from penstock.workloads.prompts.features import MUTATION_TYPES, offered
+from penstock.workloads.prompts.features import MUTATION_TYPES
 from penstock.workloads.prompts.http import api_bodies as bodies
 from penstock.workloads.prompts.http.prompts_api import (
     PromptsApi,
@@ -95,9 +95,11 @@ async def mutation_path(
     text, state = start, await work.do(start, partial(work.row, start))
     path, transitions = list[bodies.PathStep](), list[Step]()
     for number in range(steps):
-        mask = None if explore else np.array(offered(text), np.bool_)
+        mask = None if explore else await work.do(text, partial(work.mask, text))
         answer = await api.act(state, deterministic=not explore, distribution=True, mask=mask)
-        step = partial(work.step, start, text, answer.action)
+        is_last = number == steps - 1
+        # The state after the last step is in its transition alone, which only a drawn path has.
+        step = partial(work.step, start, text, answer.action, embedded=explore or not is_last)
         before, (text, earned, following) = text, await work.do(text, step)
         if text == before and not explore:
             break
@@ -110,13 +112,15 @@ async def mutation_path(
                 probabilities=numbers(answer.distribution["probability"]),
             )
         )
+        if following is None:
+            break
         transitions.append(
             Step(
                 state=state,
                 action=answer.action,
                 reward=0.0,
                 next_state=following,
-                done=number == steps - 1,
+                done=is_last,
                 log_prob=answer.log_prob,
                 version=answer.version,
             )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.client import Action, Arm, AsyncControlClient, AsyncPolicyClient, PolicyError
 from penstock.config.configuration_error import ConfigurationError
@@ -111,10 +112,16 @@ class PromptWork:
     def earned(self, start: str, before: str, after: str) -> float | None:
         return None if self.parts.reward is None else self.parts.reward.of(start, before, after)
 
-    def step(self, start: str, before: str, action: int) -> tuple[str, float | None, Rows]:
-        """Return the text after a mutation, the reward of the step, and the text's embedding."""
+    def mask(self, text: str) -> NDArray[np.bool_]:
+        """Return which mutations a text may have, bool [5]."""
+        return np.array(offered(text), np.bool_)
+
+    def step(
+        self, start: str, before: str, action: int, *, embedded: bool
+    ) -> tuple[str, float | None, Rows | None]:
+        """Return the text after a mutation, the step's reward, and with `embedded` the text's embedding."""
         after = mutate(before, action)
-        return after, self.earned(start, before, after), self.row(after)
+        return after, self.earned(start, before, after), self.row(after) if embedded else None
 
     def mutated(self, start: str, prompt: str, body: bodies.MutateRequest) -> bodies.MutateAnswer:
         text = mutate(prompt, body.action)

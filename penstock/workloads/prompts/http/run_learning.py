@@ -205,28 +205,19 @@ class GivenAnswers:
     """Stores the answers of each caller by ticket, oldest first; used by one event loop."""
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[str, OrderedDict[str, GivenAnswer]] = OrderedDict()
+        self._callers: OrderedDict[str, _AnswersOfCaller] = OrderedDict()
 
     def give(self, caller: str, given: GivenAnswer) -> None:
         """Store an answer, and drop the oldest beyond KEPT."""
-        own = self._of(caller)
-        own[given.ticket] = given
-        if len(own) > KEPT:
-            own.popitem(last=False)
+        self._of(caller).add(given)
 
     def by_ticket(self, caller: str, ticket: str) -> GivenAnswer | None:
-        return self._of(caller).get(ticket)
+        return self._of(caller).by_ticket.get(ticket)
 
     def unused(self, caller: str, state: StateKey, action: int) -> GivenAnswer | None:
         """Return the newest answer with this state and action that has no transition."""
-        return next(
-            (
-                one
-                for one in reversed(self._of(caller).values())
-                if one.state == state and one.action == action and not one.is_used
-            ),
-            None,
-        )
+        found = self._of(caller).by_place.get((state, action), ())
+        return next((one for one in reversed(found) if not one.is_used), None)
 
     def leave_to(self, caller: str, given: GivenAnswer, transition: bytes) -> None:
         """Free an answer that a transition without a ticket took, for a transition that names its ticket.
@@ -242,12 +233,29 @@ class GivenAnswers:
         given.is_used = other is None and given.found_for == transition
         given.found_for = b""
 
-    def _of(self, caller: str) -> OrderedDict[str, GivenAnswer]:
-        own = self._callers.setdefault(caller, OrderedDict())
+    def _of(self, caller: str) -> "_AnswersOfCaller":
+        own = self._callers.setdefault(caller, _AnswersOfCaller())
         self._callers.move_to_end(caller)
         if len(self._callers) > CALLERS:
             self._callers.popitem(last=False)
         return own
+
+
+class _AnswersOfCaller:
+    def __init__(self) -> None:
+        self.by_ticket: OrderedDict[str, GivenAnswer] = OrderedDict()
+        self.by_place: dict[tuple[StateKey, int], deque[GivenAnswer]] = {}
+
+    def add(self, given: GivenAnswer) -> None:
+        self.by_ticket[given.ticket] = given
+        self.by_place.setdefault((given.state, given.action), deque()).append(given)
+        if len(self.by_ticket) > KEPT:
+            _, oldest = self.by_ticket.popitem(last=False)
+            place = (oldest.state, oldest.action)
+            same = self.by_place[place]
+            same.popleft()  # the answers of a place are in the order in which they were given
+            if not same:
+                del self.by_place[place]
 
 
 # ---- Transitions that follow one another, as episodes of the policy server.
