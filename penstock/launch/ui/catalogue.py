@@ -98,7 +98,7 @@ class ShownRun:
                 if self._facts is None or self._facts[0] != seal:
                     self._facts = (seal, self._facts_or_why(going_on=going_on))
                 return self._facts[1]
-        except OSError as error:
+        except (OSError, ConfigurationError) as error:
             return self._unreadable(error)
 
     def _facts_or_why(self, *, going_on: bool) -> RunFacts:
