@@ -186,15 +186,15 @@ class Services:
     places: Mapping[str, str] = field(default_factory=dict)
 
 
-def place_keys(name: str, environment_id: str) -> set[str]:
+def place_keys(name: str, environment_id: str) -> tuple[str, ...]:
     """Return the keys of keyword arguments that hold places, for a run of a workload and an environment.
 
     Those of the workload, and those of each workload that registers the environment: whoever writes a
     specification chooses the two apart. Raises ConfigurationError as `find`.
     """
     known = environment_id.rpartition(":")[2]
-    owners = {name, *(workload for workload, found, _ in entries("environments") if found == known)}
-    return {key for owner in owners for key in find(owner).places}
+    owners = (name, *(workload for workload, found, _ in entries("environments") if found == known))
+    return tuple(dict.fromkeys(key for owner in owners for key in find(owner).places))
 
 
 def find(name: str) -> Workload:
