@@ -53,7 +53,7 @@ def test_imports_run_one_way() -> None:
         ),
         (
             "import tests.support.fleet.crowd_actor",
-            {"torch", "gymnasium", "redis", "penstock.broker", "penstock.learner"},
+            {"torch", "redis", "penstock.broker", "penstock.learner"},
         ),
         ("import penstock.learner.entry", {"penstock.actor"}),
         ("import penstock.runtime.lifecycle, penstock.runtime.server_frame", {"torch", "redis"}),
