@@ -10,7 +10,7 @@ from penstock.config.settings import ConfigurationError
 from tests.support.run.actor_run import ActorThread, Plan, ScriptedLearner, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 
-MODULE = "tests.unit.penstock.policy.own_networks"
+MODULE = "tests.support.experience.own_networks"
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ async def test_a_stream_answers_many_requests_in_flight(run: ServedRun, server: 
 
 
 def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows_it(tmp_path: Path) -> None:
-    module = "tests.unit.penstock.policy.own_networks"
+    module = "tests.support.experience.own_networks"
     run = begun(tmp_path / "run", network=f"{module}:Good")
     (run.folder / "config.toml").write_text(f'[actor]\nallow_modules = ["{module}"]\n')
     with (

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Space, Space, PolicySection]] = {
     "a network of the user's": (
         VECTOR,
         Discrete(2),
-        PolicySection(network="tests.unit.penstock.policy.own_networks:Good", shared_trunk=True),
+        PolicySection(network="tests.support.experience.own_networks:Good", shared_trunk=True),
     ),
 }
 

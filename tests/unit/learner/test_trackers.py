@@ -21,6 +21,7 @@ from tests.support.run.broker_process import eventually
 
 tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
+
 PATIENCE_S = 60.0
 ROWS = [
     {"time": 1000.0 + n, "env_steps": 64 * n, "mean_return": float(n), "entropy": None, "loss": float("nan")}

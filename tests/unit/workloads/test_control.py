@@ -1,5 +1,3 @@
-"""The control workload makes any Gymnasium environment, and says what is wrong when it cannot."""
-
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,15 +7,25 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from penstock.actor.acting.masks import Masks
+from penstock.actor.acting.stepper import Stepper
 from penstock.config import settings
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.config.workload import find, load, module_of
 from penstock.learner.model import make_model
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from penstock.workloads.control.atari import EpisodicLife, StepLimit
 from penstock.workloads.control.environment import make, spaces, target, to_space
+from penstock.workloads.control.tasks import STEP_COST
 from tests.support.experience.counting_environments import Counting
+from tests.support.experience.held_memory import FIRST, LATER, LENGTH, TASK
+from tests.support.experience.held_memory import WAYS as HELD_MEMORY_WAYS
+
+# ---- The control workload makes any Gymnasium environment, and says what is wrong when it cannot.
+
 
 WAYS: list[Any] = ["auto", "sync", "async", "vector", "envpool"]
 
@@ -275,3 +283,205 @@ def test_the_optimum_of_each_task_is_what_it_says() -> None:
     expected = 10 * sum(i * 2**i for i in range(6)) / 63 / 5
     assert expected == pytest.approx(8.19, abs=0.005)
     assert total / 300 == pytest.approx(expected, abs=0.15)
+
+
+# ---- A limit of steps and lives are rules over any vectoriser that leaves resets to its caller.
+
+
+class Lives(gymnasium.Env[Any, Any]):
+    """Three lives; action 1 loses one, and the game is over without the last. Shows its steps."""
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 1000, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        """To the first step of a new game."""
+        self._steps, self._lives = 0, 3
+        return self._shown(), {"lives": 3}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One step, paid one."""
+        self._steps += 1
+        self._lives -= int(action)
+        return self._shown(), 1.0, self._lives == 0, False, {"lives": self._lives}
+
+    def _shown(self) -> Any:
+        return np.array([self._steps], np.float32)
+
+
+def games(count: int) -> Any:
+    """Such games, whose resets are the caller's."""
+    return SyncVectorEnv([Lives] * count, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def test_a_lost_life_is_an_end_without_a_reset() -> None:
+    rule = EpisodicLife(games(2))
+    rule.reset(seed=0)
+    ends = []
+    for actions in ([1, 0], [0, 0], [1, 0], [1, 1]):
+        _, _, terminated, truncated, _ = rule.step(np.array(actions))
+        ends.append(terminated.tolist())
+        assert not truncated.any()
+        if terminated.any():
+            shown, _ = rule.reset(options={"reset_mask": terminated})
+    assert ends == [[True, False], [False, False], [True, False], [True, True]]
+    assert shown.tolist() == [[0], [4]], "the first game was over, the second goes on without a life"
+
+
+def test_a_new_game_has_all_lives() -> None:
+    rule = EpisodicLife(games(1))
+    rule.reset(seed=0)
+    for _ in range(3):
+        _, _, terminated, _, _ = rule.step(np.array([1]))
+        rule.reset(options={"reset_mask": terminated})
+    assert rule.step(np.array([1]))[2].tolist() == [True]
+    rule.reset(seed=0)
+    assert rule.step(np.array([0]))[2].tolist() == [False]
+
+
+def test_the_last_step_may_terminate_and_truncate() -> None:
+    rule = StepLimit(games(2), 3)
+    rule.reset(seed=0)
+    for _ in range(2):
+        assert not rule.step(np.array([1, 0]))[3].any()
+    _, _, terminated, truncated, _ = rule.step(np.array([1, 0]))
+    assert terminated.tolist() == [True, False]
+    assert truncated.tolist() == [True, True]
+
+
+def test_steps_are_counted_from_each_reset() -> None:
+    rule = StepLimit(games(2), 4)
+    rule.reset(seed=0)
+    rule.step(np.array([0, 0]))
+    rule.reset(options={"reset_mask": np.array([True, False])})
+    told = [rule.step(np.array([0, 0]))[3].tolist() for _ in range(4)]
+    assert told == [[False, False], [False, False], [False, True], [True, True]]
+
+
+# ---- The proof tasks have the optimum that they say, and who does not look stays far below it.
+
+
+def played(environment: gymnasium.Env[Any, Any], act: Any, episodes: int) -> list[float]:
+    """Returns of episodes with seeds from 0."""
+    returns = []
+    for seed in range(episodes):
+        observation, _ = environment.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            observation, reward, terminated, truncated, _ = environment.step(act(observation))
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return returns
+
+
+def catch(image: Any) -> int:
+    """Go under the ball."""
+    ball, paddle = int(image[:-1].any(0).argmax()), int(image[-1].argmax())
+    return 1 + int(np.sign(ball - paddle))
+
+
+def deliver(seen: dict[str, Any]) -> int:
+    """Rows first."""
+    row, column = seen["position"]
+    to_row, to_column = divmod(int(seen["depot"]), 2)
+    if row != 4 * to_row:
+        return int(row < 4 * to_row)
+    return 2 + int(column < 4 * to_column)
+
+
+def distance(seen: dict[str, Any]) -> float:
+    """Steps to the depot."""
+    to_row, to_column = divmod(int(seen["depot"]), 2)
+    return abs(float(seen["position"][0]) - 4 * to_row) + abs(float(seen["position"][1]) - 4 * to_column)
+
+
+@pytest.mark.parametrize("name", ["Catch-v0", "Courier-v0"])
+def test_they_are_environments_as_gymnasium_wants_them(name: str) -> None:
+    check_env(gymnasium.make(name).unwrapped, skip_render_check=True)
+
+
+def test_every_ball_can_be_caught() -> None:
+    environment = gymnasium.make("Catch-v0")
+    assert set(played(environment, catch, 100)) == {1.0}
+    assert environment.spec is not None
+    assert environment.spec.reward_threshold == 0.95
+
+
+def test_who_does_not_look_catches_one_ball_in_ten() -> None:
+    returns = played(gymnasium.make("Catch-v0"), lambda _: 1, 2000)
+    assert np.mean(returns) == pytest.approx(-0.8, abs=0.05)
+
+
+def test_the_shortest_way_to_a_depot_is_the_optimum() -> None:
+    environment = gymnasium.make("Courier-v0")
+    distances = [distance(environment.reset(seed=seed)[0]) for seed in range(2000)]
+    returns = played(environment, deliver, 2000)
+    np.testing.assert_allclose(returns, 1.0 - STEP_COST * np.array(distances), atol=1e-9)
+    assert min(distances) == 1
+    assert np.mean(returns) == pytest.approx(7 / 12, abs=0.02)
+
+
+def test_a_random_walk_rarely_finds_the_depot() -> None:
+    random = np.random.default_rng(0)
+    returns = played(gymnasium.make("Courier-v0"), lambda _: int(random.integers(4)), 500)
+    assert np.mean(returns) < -0.5
+
+
+# ---- What an environment is asked for and what is kept of it, whatever memory it uses again.
+
+
+SLOTS = 3
+
+
+def held(**arguments: Any) -> tuple[Stepper, list[Any]]:
+    """Slots by default settings, and their environments."""
+    section = EnvironmentSection(id=TASK, kwargs=arguments, mask_key="mask")
+    environment = make(section, SLOTS, 0)
+    assert isinstance(environment, SyncVectorEnv)
+    stepper = Stepper(environment, spaces(section)[0], Masks("mask", Discrete(2), SLOTS))
+    return stepper, [one.unwrapped for one in environment.envs]
+
+
+@pytest.mark.promise("last-observation-episode-mask")
+@pytest.mark.parametrize("mask", ["array", "list"])
+@pytest.mark.parametrize("way", HELD_MEMORY_WAYS)
+def test_a_last_observation_and_its_mask_are_not_those_of_the_next_episode(way: str, mask: str) -> None:
+    stepper, _ = held(way=way, mask=mask)
+    actions, ends = np.ones(SLOTS, np.int64), 0
+    shown = stepper.reset(range(SLOTS))
+    for step in range(1, 3 * LENGTH + 1):
+        is_first = step % LENGTH == 1
+        assert all((rows == (FIRST if is_first else LATER)).all() for rows in shown.values()), step
+        stepped = stepper.step(actions)
+        shown = stepped.observation
+        if stepped.ended is not None:
+            assert len(stepped.ended.observation) == 2
+            assert all((rows == LATER).all() for rows in stepped.ended.observation.values())
+            ends += len(stepped.ended.slots)
+    assert ends == 3 * SLOTS
+
+
+@pytest.mark.parametrize("way", HELD_MEMORY_WAYS)
+def test_observations_of_a_slot_are_not_those_of_the_next_one(way: str) -> None:
+    stepper, environments = held(way=way)
+    stepper.reset(range(SLOTS))
+    for slot, one in enumerate(environments):
+        one.observes = np.full(2, (slot + 1) / SLOTS, np.float32)
+    expected = np.arange(1, SLOTS + 1, dtype=np.float32) / SLOTS
+    for _ in range(LENGTH):
+        stepped = stepper.step(np.ones(SLOTS, np.int64))
+        last = stepped.ended
+        rows = stepped.observation if last is None else last.observation
+        (path,) = (path for path in rows if "mask" not in path)
+        assert np.array_equal(rows[path], np.repeat(expected[:, None], 2, 1))
+
+
+def test_an_environment_is_asked_for_nothing_before_the_first_reset() -> None:
+    stepper, environments = held()
+    assert [one.calls for one in environments] == [[]] * SLOTS
+    stepper.reset(range(SLOTS))
+    for _ in range(LENGTH):
+        stepper.step(np.ones(SLOTS, np.int64))
+    expected = [("reset", None), *[("step", 1)] * LENGTH, ("reset", None)]
+    assert [one.calls for one in environments] == [expected] * SLOTS

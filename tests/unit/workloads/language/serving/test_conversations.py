@@ -1,10 +1,10 @@
-"""Conversations of clients: exact ids, what is learned from and what is not, repeats, rewards, the end."""
-
 import asyncio
+import random
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from penstock.actor.serving.episodes import REMEMBERED_EPISODES, CallerShares
 from penstock.protocol.fragment import Fragment, check, read_payload
@@ -12,16 +12,23 @@ from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.routing import Arm
 from penstock.runtime import metrics
 from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.serving.conversations import REASONS
 from penstock.workloads.language.serving.text_request import TextReply, TextRequest
 from tests.support.language.text_stand import (
     EOS,
+    FAR,
     TOKENIZER,
+    TOOLS,
     TextStand,
     adapter,
     answers_by_heart,
+    plain_log_prob,
     tool,
     user,
 )
+
+# ---- Conversations of clients: exact ids, what is learned from and what is not, repeats, rewards, the
+# end.
 
 
 def read(fragment: Fragment) -> dict[str, Any]:
@@ -408,3 +415,180 @@ async def test_a_turn_has_so_many_answers(stand: TextStand) -> None:
     with pytest.raises(Refused, match="regenerate: 64 answers to these messages"):
         await stand.say(conversation, user(), **asked)
     assert (await stand.say(conversation, user("other"))).turn == 1
+
+
+# ---- Whatever clients do, each token that was sampled is learned from or counted with a reason, once.
+
+
+SAMPLED_OTHERWISE: tuple[dict[str, Any], ...] = ({}, {}, {}, {"seed": 3}, {"count": 2}, {"not_learned": True})
+
+
+class Client:
+    """A client that repeats itself, edits its history, goes away, and rewards twice, late or never."""
+
+    def __init__(self, stand: TextStand, chance: random.Random) -> None:
+        self._stand, self._chance = stand, chance
+        self.replies: list[TextReply] = []
+        self.earned = 0.0
+
+    async def converse(self, number: int) -> None:
+        """One conversation, with an end or without."""
+        conversation, messages = self._stand.start(f"c-{number}"), [user()]
+        for _ in range(self._chance.randint(1, 4)):
+            await self._ask(conversation, messages)
+            if self._chance.random() < 0.5:
+                await self._reward(conversation)
+            if self._chance.random() < 0.2:
+                messages[-2 if len(messages) > 1 else 0] = Message("user", "other")
+        if self._chance.random() < 0.6:
+            is_over = self._chance.random() < 0.7
+            self._stand.conversations.end(
+                conversation, "e", terminated=is_over, abandoned=not is_over, reward=None
+            )
+
+    async def _ask(self, conversation: str, messages: list[Message]) -> None:
+        try:
+            fields = self._chance.choice(SAMPLED_OTHERWISE)
+            reply = await self._stand.say(conversation, *messages, **fields)
+            self._note(reply)
+            for again in range(self._chance.randint(0, 2)):
+                asked = {"regenerate": True} if again else {}
+                self._note(reply := await self._stand.say(conversation, *messages, **fields, **asked))
+        except Refused:
+            messages[:] = [user()]  # No room is left, or what was edited cannot be answered.
+            return
+        answer = self._chance.choice(reply.answers).message
+        follows = tool("3", answer.tool_calls[0]) if answer.tool_calls else user()
+        messages += [answer, follows]
+
+    def _note(self, reply: TextReply) -> None:
+        if not any(reply is one for one in self.replies):
+            self.replies.append(reply)
+
+    async def _reward(self, conversation: str) -> None:
+        for _ in range(self._chance.randint(1, 2)):
+            await self._stand.conversations.reward(conversation, "r", [(None, 1.0)])
+
+    @property
+    def sampled(self) -> int:
+        """Tokens of all answers, each once."""
+        return sum(len(one.ids) for reply in self.replies for one in reply.answers)
+
+
+def not_learned() -> dict[str, float]:
+    """Tokens by reason, so far in this process."""
+    return {reason: metrics.NOT_LEARNED_STEPS.labels(reason)._value.get() for reason in REASONS}
+
+
+@pytest.mark.promise("token-server-sampled-conversation")
+@pytest.mark.parametrize("seed", range(3))
+async def test_each_sampled_token_is_learned_from_or_counted(stand: TextStand, seed: int) -> None:
+    before, chance = not_learned(), random.Random(seed)
+    client, learned = Client(stand, chance), 0
+    for number in range(12):
+        await client.converse(number)
+        if chance.random() < 0.3:
+            await stand.publish(number + 2)
+        if chance.random() < 0.3:
+            stand.now_s += stand.section.episode_timeout_s + 1
+            stand.conversations.sweep()
+    await stand_over(stand)
+    for fragment in stand.fragments():
+        learned += int(read_payload(fragment.header, fragment.payload)["valid"].sum())
+    counted = {reason: count - before[reason] for reason, count in not_learned().items()}
+    assert learned > 0
+    assert counted["sibling"] > 0
+    assert counted["abandoned"] > 0
+    assert learned + sum(counted.values()) == client.sampled, counted
+
+
+async def test_a_client_that_dies_while_its_answer_grows_is_counted(stand: TextStand) -> None:
+    before, conversation = not_learned()["stopped"], stand.start()
+    ask = TextRequest(messages=(user(),), conversation_id=conversation, max_tokens=30)
+    task = asyncio.ensure_future(stand.conversations.generate(ask, FAR, lambda _index, _part: _cancel(task)))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not_learned()["stopped"] > before
+    assert (await stand.say(conversation, user())).turn == 0
+
+
+async def stand_over(stand: TextStand) -> None:
+    """The end of the server: what is open is given up."""
+    stand.conversations.finish()
+    assert not stand.conversations._talks
+    assert stand.conversations._held.used == 0
+
+
+def _cancel(task: "asyncio.Future[TextReply]") -> None:
+    task.cancel()
+
+
+# ---- Versions are swapped while answers grow: no answer is made of two, and none fails.
+
+
+FAR_APART = 0.2
+"""Noise by which adapters differ, so that the wrong one gives other log-probabilities."""
+
+
+async def answers(stand: TextStand, over: asyncio.Event) -> list[TextReply]:
+    """One stream of requests, one behind the other, until it is over."""
+    found = []
+    while not over.is_set():
+        found.append(await stand.say("", user(), max_tokens=20))
+    return found
+
+
+def difference(stand: TextStand, reply: TextReply, version: int) -> float:
+    """The largest between the log-probabilities of a reply and those of a version that is loaded."""
+    (answer,) = reply.answers
+    prompt = stand.conversations._encoder.begin([user()], TOOLS)
+    alone = plain_log_prob(stand.engine, version, [*prompt, *answer.ids], len(prompt))
+    return max(abs(one - other) for one, other in zip(answer.log_prob, alone, strict=True))
+
+
+@pytest.mark.promise("versions-swapped-answers-grow")
+@pytest.mark.parametrize(
+    ("swaps", "streams"),
+    [(12, 8), pytest.param(200, 32, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    ids=["few", "many"],
+)
+async def test_swaps_of_versions_under_streams_mix_no_answer(
+    stand: TextStand, swaps: int, streams: int
+) -> None:
+    blobs = {version: adapter(stand.base, version, size=FAR_APART) for version in range(2, swaps + 2)}
+    over = asyncio.Event()
+    tasks = [asyncio.create_task(answers(stand, over)) for _ in range(streams)]
+    for version, blob in blobs.items():
+        await stand.publish(version, blob)
+    over.set()
+    replies = [reply for found in await asyncio.gather(*tasks) for reply in found]
+    assert len(replies) >= streams
+    assert not any(reply.is_fallback for reply in replies)
+    by_version = {reply.version: reply for reply in replies}
+    assert len(by_version) > 2
+    for version, reply in by_version.items():
+        stand.engine.load(version, stand.weights[version].blob)
+        assert difference(stand, reply, version) < 1e-3
+        stand.engine.drop(version)
+    newest = max(by_version)
+    stand.engine.load(newest, stand.weights[newest].blob)
+    assert difference(stand, by_version[min(by_version)], newest) > 0.01
+
+
+async def test_no_other_version_goes_on_behind_a_part_that_was_sent(stand: TextStand) -> None:
+    shown = list[str]()
+
+    def show(_: int, part: str) -> None:
+        shown.append(part)
+        engine = stand.engine
+        with engine._before_next_step(), torch.no_grad(), engine._loaded.using(1) as network:
+            for name, parameter in network.named_parameters():
+                if "lora_" in name:
+                    parameter.fill_(torch.nan)
+
+    ask = TextRequest(messages=(user(),), conversation_id=stand.start())
+    with pytest.raises(Refused, match="the version failed behind the part that was sent"):
+        await stand.conversations.generate(ask, FAR, show)
+    assert shown
+    reply = await stand.say("", user(), temperature=0.0)
+    assert reply.is_fallback, "where nothing was sent, the model without its adapter answers"

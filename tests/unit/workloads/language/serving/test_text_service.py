@@ -1,16 +1,31 @@
-"""Requests on the wire that no client of ours would send: refused by the field and its place."""
-
-from collections.abc import Iterator
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from penstock.config.settings import ServingSection
+from penstock.protocol.refusal import Reason, Refused
+from penstock.runtime import metrics
 from penstock.v1 import policy_pb2, refusal_pb2
 from penstock.v1 import text_pb2 as pb
 from penstock.v1.text_pb2_grpc import TextServiceStub
+from penstock.workloads.language.conversation import ChatEncoder
+from penstock.workloads.language.guard import Guard, Rule
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.serving.text_answerer import AnswerGuard, Drawing
+from penstock.workloads.language.serving.text_request import TextReply, TextRequest, Thought
+from penstock.workloads.language.serving.text_server import TextService
 from tests.support.language.text_address import PATIENCE_S, served_text
+from tests.support.language.text_stand import FAR, TOKENIZER, WORDS, TextStand, adapter, running, user
+from tests.support.language.thinking_stand import BEHIND, MOST, THOUGHT, WITHOUT, form_of, ids, make_thinker
+
+# ---- Requests on the wire that no client of ours would send: refused by the field and its place.
+
 
 TOOL = '{"type": "function", "function": {"name": "add"}}'
 
@@ -138,3 +153,296 @@ def test_ids_of_any_length_are_no_conversations(stub: TextServiceStub) -> None:
         ):
             assert reply.refusal.reason == refusal_pb2.REASON_EPISODE_UNKNOWN
             assert len(reply.refusal.detail) < 200
+
+
+# ---- A model thinks before it answers: what its caller is told of that, what stays hidden, what it may
+# take.
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the model that has learned to think."""
+    return make_thinker(tmp_path_factory.mktemp("thinker") / "model")
+
+
+@pytest.fixture
+async def thinking(thinker: Path) -> AsyncIterator[TextStand]:
+    """A server over it."""
+    async with running(TextStand(thinker, form=form_of())) as made:
+        yield made
+
+
+async def thinking_ask(stand: TextStand, **fields: Any) -> TextReply:
+    """Its likeliest answer, behind its likeliest thought."""
+    return await stand.say("", user(), **({"tools": (), "temperature": 0.0} | fields))
+
+
+def unlearned(reason: str) -> float:
+    """Tokens that were drawn and are not learned from, for this reason."""
+    return float(metrics.NOT_LEARNED_STEPS.labels(reason)._value.get())
+
+
+def guarded(pattern: str) -> AnswerGuard:
+    """By one rule."""
+    return AnswerGuard(guard=Guard((Rule("banned", re.compile(pattern)),)))
+
+
+async def test_an_answer_comes_from_the_thought_before_it(thinking: TextStand) -> None:
+    (answer,) = (await thinking_ask(thinking)).answers
+    assert answer.message.content == BEHIND
+    assert answer.thought is not None
+    assert (answer.thought.tokens, answer.thought.is_cut) == (3, False)
+    assert answer.thought.milliseconds > 0.0
+    assert (answer.thought.text, answer.thought.ids) == (None, ())
+    assert answer.before == ids("sea lookup 3 done lookup")
+    assert len(answer.ids) == len(answer.log_prob) == len(answer.tokens) == 2
+
+
+async def test_thoughts_are_counted_with_their_length_and_time_by_arm(thinking: TextStand) -> None:
+    counted = metrics.THOUGHT_TOKENS.labels("latest"), metrics.THOUGHT_SECONDS.labels("latest")
+
+    def sums() -> list[float]:
+        return [float(one._sum.get()) for one in counted]
+
+    (tokens, seconds), before = sums(), thoughts_counted("latest")
+    await thinking_ask(thinking, count=2)
+    await thinking_ask(thinking, thought_tokens=0)
+    assert thoughts_counted("latest") - before == 2
+    assert sums()[0] - tokens == 2 * 3
+    assert sums()[1] > seconds
+
+
+def thoughts_counted(arm: str) -> float:
+    """Thoughts on the page of metrics, of an arm."""
+    (family,) = metrics.THOUGHT_TOKENS.collect()
+    return sum(
+        one.value for one in family.samples if one.name.endswith("_count") and one.labels == {"arm": arm}
+    )
+
+
+async def test_a_thought_is_shown_to_who_asks_for_it(thinking: TextStand) -> None:
+    (answer,) = (await thinking_ask(thinking, show_thought=True)).answers
+    assert answer.thought is not None
+    assert (answer.thought.text, answer.thought.ids) == (THOUGHT, ids("lookup 3 done"))
+
+
+async def test_without_a_budget_there_is_no_thought(thinking: TextStand) -> None:
+    (answer,) = (await thinking_ask(thinking, thought_tokens=0, show_thought=True)).answers
+    assert (answer.message.content, answer.thought, answer.before) == (WITHOUT, None, ids("3"))
+
+
+@pytest.mark.promise("thought-answer-leaves-server")
+@pytest.mark.parametrize("budget", [1, 2, 3, MOST])
+async def test_a_thought_takes_no_more_than_its_budget(thinking: TextStand, budget: int) -> None:
+    (answer,) = (await thinking_ask(thinking, thought_tokens=budget, show_thought=True)).answers
+    assert answer.thought is not None
+    assert answer.thought.tokens == min(budget, 3)
+    assert answer.thought.is_cut is (budget < 3)
+    assert answer.before == (*ids("sea"), *answer.thought.ids[:2], *ids("done lookup"))
+
+
+async def test_a_budget_beyond_the_runs_is_refused(thinking: TextStand, stand: TextStand) -> None:
+    with pytest.raises(Refused, match="thought_tokens=6: ask for 0 to 5") as refused:
+        await thinking_ask(thinking, thought_tokens=6)
+    assert refused.value.refusal.reason is Reason.INVALID
+    with pytest.raises(Refused, match="thought_tokens=1: there are no thoughts here: leave it out"):
+        await thinking_ask(stand, thought_tokens=1)
+    assert (await thinking_ask(stand, thought_tokens=0)).answers[0].thought is None
+
+
+@pytest.mark.promise("thought-answer-leaves-server")
+@pytest.mark.parametrize("shows", [True, False])
+async def test_no_stream_holds_what_was_thought(thinking: TextStand, shows: bool) -> None:
+    parts = list[str]()
+    asked = TextRequest(messages=(user(),), temperature=0.0, show_thought=shows, count=3)
+    reply = await thinking.conversations.generate(asked, FAR, lambda _, part: parts.append(part))
+    assert sorted(parts) == [BEHIND] * 3
+    assert len(reply.answers) == 3
+
+
+class Caller:
+    """Of a call of gRPC, as far as the service asks it."""
+
+    def time_remaining(self) -> float:
+        """In seconds."""
+        return 60.0
+
+
+@pytest.mark.promise("thought-answer-leaves-server")
+async def test_on_the_wire_a_hidden_thought_is_numbers_alone(thinking: TextStand) -> None:
+    fields: dict[str, Any] = {"messages": [pb.TextMessage(role="user", content="sum")], "temperature": 0.0}
+    hidden = await thinking.service.generate(pb.GenerateRequest(**fields), Caller())
+    stream = thinking.service.generate_stream(pb.GenerateRequest(**fields), Caller())
+    streamed = [chunk async for chunk in stream]
+    for reply in (hidden, *streamed):
+        assert b"lookup" not in reply.SerializeToString()
+    for reply in (hidden, streamed[-1].reply):
+        assert reply.answers[0].thought.tokens == 3
+        assert not reply.answers[0].thought.token_ids
+        assert (reply.learned, reply.unlearned) == (False, "no conversation")
+    shown = await thinking.service.generate(pb.GenerateRequest(**fields, show_thought=True), Caller())
+    assert shown.answers[0].thought.text == THOUGHT
+    none = await thinking.service.generate(pb.GenerateRequest(**fields, thought_tokens=0), Caller())
+    assert not none.answers[0].HasField("thought")
+    described = thinking.service.describe(pb.DescribeTextRequest())
+    assert described.thought_tokens == MOST
+
+
+async def test_stops_biases_and_lengths_are_the_answers_alone(thinking: TextStand) -> None:
+    stopped = (await thinking_ask(thinking, stop=("lookup", BEHIND))).answers[0]
+    assert (stopped.message.content, stopped.finish) == ("", "stop")
+    assert stopped.thought is not None
+    assert stopped.thought.tokens == 3
+    biased = (await thinking_ask(thinking, logit_bias={ids("other")[0]: 100.0}, max_tokens=1)).answers[0]
+    assert (biased.message.content, biased.finish) == ("other", "length")
+    assert biased.before == ids("sea lookup 3 done lookup")
+
+
+async def test_answers_of_one_length_are_whole_at_it(thinker: Path) -> None:
+    async with running(TextStand(thinker, form=form_of(answer_tokens=1))) as stand:
+        whole = (await thinking_ask(stand, max_tokens=6)).answers[0]
+        assert (whole.message.content, len(whole.ids), whole.finish, whole.ended) == (BEHIND, 1, "stop", True)
+        with pytest.raises(Refused, match="begins_with='done': every answer of this model has 1 tokens"):
+            await thinking_ask(stand, begins_with="done")
+    async with running(TextStand(thinker, form=form_of(answer_tokens=2))) as stand:
+        cut = (await thinking_ask(stand, max_tokens=1)).answers[0]
+        assert (cut.message.content, cut.finish, cut.ended) == (BEHIND, "length", False)
+
+
+async def test_what_a_request_may_hold_leaves_room_for_a_thought(thinking: TextStand) -> None:
+    fits = 64 - len(thinking.conversations._encoder.begin([user()])) - form_of().room
+    assert (await thinking_ask(thinking, max_tokens=fits)).answers
+    with pytest.raises(Refused, match="8 of a thought and an answer of up to"):
+        await thinking_ask(thinking, max_tokens=fits + 1)
+
+
+async def test_drawn_answers_have_thoughts_of_their_own(thinking: TextStand) -> None:
+    hot: dict[str, Any] = {"temperature": 3.0, "count": 8, "seed": 7, "show_thought": True}
+    first, again = await thinking_ask(thinking, **hot), await thinking_ask(thinking, **hot)
+    thoughts = [one.thought.ids for one in first.answers if one.thought is not None]
+    assert len(thoughts) == 8
+    assert len(set(thoughts)) > 1
+    for one, other in zip(first.answers, again.answers, strict=True):
+        assert (one.message, one.ids, one.before) == (other.message, other.ids, other.before)
+
+
+async def test_a_conversation_of_thoughts_goes_on_and_is_not_learned_from(thinking: TextStand) -> None:
+    conversation, before = thinking.start(), unlearned("thought")
+    fields: dict[str, Any] = {"tools": (), "temperature": 0.0}
+    first = await thinking.say(conversation, user(), **fields)
+    assert (first.unlearned, first.turn) == ("thought", 0)
+    assert unlearned("thought") - before == 3
+    assert await thinking.say(conversation, user(), **fields, request_id="again") is first
+    second = await thinking.say(
+        conversation, user(), first.answers[0].message, Message("user", "sum"), **fields
+    )
+    assert (second.unlearned, second.turn) == ("thought", 1)
+    assert thinking.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=1.0) == (
+        1.0,
+        2,
+    )
+    assert unlearned("thought") - before >= 3 + len(first.answers[0].ids)
+
+
+async def test_an_arm_without_thoughts_answers_at_once(thinker: Path) -> None:
+    async with running(TextStand(thinker, form=form_of(), arms_without_thought=("latest",))) as stand:
+        for fields in ({}, {"thought_tokens": 3}):
+            (answer,) = (await thinking_ask(stand, **fields)).answers
+            assert (answer.message.content, answer.thought) == (WITHOUT, None)
+        (pinned,) = (await thinking_ask(stand, version=1)).answers
+        assert pinned.message.content == BEHIND
+
+
+@pytest.mark.promise("thought-answer-leaves-server")
+@pytest.mark.parametrize(("pattern", "shown"), [("lookup", None), ("banned", THOUGHT)])
+async def test_a_thought_that_is_shown_passes_the_guard(
+    thinker: Path, pattern: str, shown: str | None
+) -> None:
+    async with running(TextStand(thinker, form=form_of(), guard=guarded(pattern))) as stand:
+        counter = metrics.TEXT_BLOCKED.labels("latest", "output", "rule:banned")._value
+        before = counter.get()
+        (answer,) = (await thinking_ask(stand, show_thought=True)).answers
+        assert answer.message.content == BEHIND
+        assert answer.thought is not None
+        assert (answer.thought.text, bool(answer.thought.ids)) == (shown, shown is not None)
+        assert answer.thought.tokens == 3
+        assert counter.get() - before == (shown is None)
+
+
+async def test_a_blocked_answer_takes_its_thought_with_it(thinker: Path) -> None:
+    async with running(TextStand(thinker, form=form_of(), guard=guarded(BEHIND), fallback="none")) as stand:
+        (answer,) = (await thinking_ask(stand, show_thought=True)).answers
+        assert answer.is_blocked
+        assert answer.thought is not None
+        assert (answer.thought.text, answer.thought.ids, answer.thought.tokens) == (None, (), 3)
+
+
+async def test_a_caller_without_time_ends_its_thought(thinker: Path) -> None:
+    stand = TextStand(thinker, form=form_of())
+    await stand.publish(1)
+    until_s = asyncio.get_running_loop().time() + 0.05
+    with pytest.raises(Refused) as refused:
+        await stand.conversations.generate(TextRequest(messages=(user(),), count=3), until_s)
+    assert refused.value.refusal.reason is Reason.DEADLINE
+    stand.engine.step()
+    assert (stand.engine.under_way, stand.engine.waiting) == (0, 0)
+
+
+async def test_a_caller_that_goes_away_leaves_its_thought_counted(thinker: Path) -> None:
+    stand, before = TextStand(thinker, form=form_of()), unlearned("stopped")
+    await stand.publish(1)
+    asked = TextRequest(messages=(user(),), temperature=0.0)
+    answering = asyncio.ensure_future(stand.conversations.generate(asked, FAR))
+    while not stand.engine.waiting:
+        await asyncio.wait([answering], timeout=0)
+    stand.engine.step()
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
+    assert unlearned("stopped") - before == 1
+    stand.engine.step()
+    assert stand.engine.under_way == 0
+
+
+async def test_a_version_that_cannot_think_is_stood_in_for(thinking: TextStand) -> None:
+    await thinking.publish(2, adapter(thinking.base, 2, size=float("inf")))
+    reply = await thinking_ask(thinking)
+    assert (reply.is_fallback, reply.version) == (True, 0)
+    assert reply.answers[0].thought is not None
+    assert reply.answers[0].message.content == BEHIND
+
+
+@pytest.mark.promise("thought-answer-leaves-server")
+async def test_a_version_stays_between_a_thought_and_its_answer(
+    thinking: TextStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Drawing._thought
+
+    async def replaced_meanwhile(*thought: Any) -> Thought:
+        found = await whole(*thought)
+        await thinking.publish(2)
+        return found
+
+    monkeypatch.setattr(Drawing, "_thought", replaced_meanwhile)
+    reply = await thinking_ask(thinking)
+    assert (reply.version, reply.is_fallback) == (1, False)
+    assert reply.answers[0].message.content == BEHIND
+    monkeypatch.undo()
+    await thinking.publish(3)
+    assert thinking.engine.versions == [3]
+
+
+async def test_a_word_that_is_refused_is_told_its_caller_and_no_log(
+    thinking: TextStand, caplog: pytest.LogCaptureFixture
+) -> None:
+    thinking.conversations._encoder = ChatEncoder(TOKENIZER, WORDS)
+    asked: dict[str, Any] = {"messages": [pb.TextMessage(role="user", content="sum hunter2")]}
+    for conversation in ("", thinking.start()):
+        service = TextService("run", ServingSection(), thinking.conversations, thinking.versions)
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            request = pb.GenerateRequest(**asked, conversation_id=conversation)
+            reply = await service.generate(request, Caller())
+        assert "'hunter2' is none of the 11 words" in reply.refusal.detail
+        (line,) = (one.__dict__ for one in caplog.records if one.message == "refused")
+        assert line["detail"] == "messages[0].content: a word is none of the 11 words of the model"

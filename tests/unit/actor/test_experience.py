@@ -1,0 +1,734 @@
+import asyncio
+import math
+import tracemalloc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.actor.acting.masks import LearnerReward
+from penstock.actor.acting.stepper import Ended, Stepped
+from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields
+from penstock.actor.serving.episodes import CallerShares, EpisodeIds, Segment, SegmentBuilder
+from penstock.actor.serving.experience import ARRAY_BYTES, STEP_BYTES
+from penstock.config.sections import RewardWrapper
+from penstock.learner.batch import check_meaning
+from penstock.protocol.fragment import Fragment, Slot
+from penstock.protocol.messages import Episode, Publication
+from penstock.protocol.refusal import Reason, Refused
+from penstock.protocol.schema import Ranges
+from penstock.protocol.spaces import Dict
+from penstock.rpc.identity import CALLER, Identity, Party
+from penstock.runtime import metrics
+from penstock.v1 import policy_pb2 as pb
+from tests.support.serving.server_parts import (
+    RUN,
+    Stand,
+    broken,
+    column,
+    parts_of,
+    policy_of,
+    reason_of,
+    seen,
+    specification,
+    steps_seen,
+)
+
+# ---- What clients did becomes fragments that broker and learner take.
+
+
+TERMINATED, TRUNCATED, ABANDONED = pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED
+
+
+def not_learned(reason: str) -> float:
+    """Steps counted so far."""
+    (family,) = metrics.NOT_LEARNED_STEPS.collect()
+    return next(s.value for s in family.samples if s.labels["reason"] == reason and s.name.endswith("_total"))
+
+
+async def begun(unroll: int = 4, **serving: Any) -> tuple[Stand, str]:
+    """A stand with version 1, and an episode."""
+    stand = Stand(specification(unroll=unroll), **serving)
+    await stand.publish(1)
+    return stand, stand.start()
+
+
+# ---------------------------------------------------------------- cuts
+async def test_an_episode_is_cut_after_unroll_steps() -> None:
+    stand, episode = await begun()
+    await stand.play(episode, 10)
+    stand.end(episode, TRUNCATED, final=seen(10), reward=9.0)
+    found = stand.fragments()
+    assert steps_seen(found) == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [8, 9, 10]]
+    assert [column(fragment, "reward") for fragment in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [fragment.header.slots for fragment in found] == [(Slot(0, 1, first),) for first in (0, 4, 8)]
+    assert [column(fragment, "truncated")[-1] for fragment in found] == [False, False, True]
+    assert found[-1].arrays()["final/step"].tolist() == [1]
+    np.testing.assert_array_equal(found[-1].arrays()["final/observation"], seen(10)[np.newaxis])
+
+
+async def test_what_was_drawn_is_what_is_learned() -> None:
+    stand, episode = await begun()
+    replies = [await stand.act(episode, seen(step)) for step in range(4)]
+    stand.end(episode, TERMINATED)
+    (fragment,) = stand.fragments()
+    assert column(fragment, "action") == [
+        int(np.frombuffer(r.action[0].value.data, np.int64)[0]) for r in replies
+    ]
+    assert column(fragment, "log_prob") == [reply.log_prob[0] for reply in replies]
+    assert fragment.header.oldest_version == fragment.header.newest_version == 1
+    policy = policy_of(stand.specification, 1)
+    observed = {"observation": np.stack([seen(step) for step in range(4)])}
+    expected = policy.log_prob(observed, {"action": np.array(column(fragment, "action"))})
+    np.testing.assert_allclose(column(fragment, "log_prob"), expected, atol=1e-5)
+
+
+async def test_newer_weights_begin_a_new_segment_only_where_one_ends() -> None:
+    stand, episode = await begun()
+    await stand.play(episode, 2)
+    await stand.publish(2)
+    await stand.play(episode, 4, first=2)
+    stand.end(episode, TERMINATED)
+    found = stand.fragments()
+    assert steps_seen(found) == [[0, 1, 2, 3, 4], [4, 5, 5]]
+    assert [fragment.header.newest_version for fragment in found] == [1, 2]
+
+
+async def test_an_episode_whose_version_was_let_go_of_is_cut_there() -> None:
+    stand, episode = await begun()
+    await stand.play(episode, 2)
+    await stand.publish(2)
+    for open_episode in stand.episodes:
+        open_episode.loaded = None
+    await stand.play(episode, 1, first=2)
+    stand.end(episode, TERMINATED, final=seen(3))
+    found = stand.fragments()
+    assert steps_seen(found) == [[0, 1, 2], [2, 3]]
+    assert [fragment.header.newest_version for fragment in found] == [1, 2]
+
+
+async def test_a_slow_episode_takes_newer_weights_after_a_while() -> None:
+    stand, episode = await begun(unroll=100, max_fragment_age_s=10.0)
+    await stand.play(episode, 2)
+    await stand.publish(2)
+    stand.now_s = 9.9
+    await stand.play(episode, 1, first=2)
+    stand.now_s = 10.0
+    await stand.play(episode, 1, first=3)
+    stand.end(episode, TERMINATED, final=seen(4))
+    found = stand.fragments()
+    assert steps_seen(found) == [[0, 1, 2, 3], [3, 4]]
+    assert [fragment.header.newest_version for fragment in found] == [1, 2]
+
+
+# ---------------------------------------------------------------- ends
+@pytest.mark.parametrize("final", [None, seen(2)])
+async def test_a_terminated_episode_needs_no_final_observation(final: Any) -> None:
+    stand, episode = await begun()
+    await stand.play(episode, 2)
+    stand.end(episode, TERMINATED, reward=5.0, **({} if final is None else {"final": final}))
+    (fragment,) = stand.fragments()
+    assert column(fragment, "terminated") == [False, True]
+    assert column(fragment, "truncated") == [False, False]
+    assert column(fragment, "reward") == [0, 5]
+    assert len(fragment.arrays()["final/step"]) == int(final is not None)
+
+
+async def test_an_end_on_the_border_of_a_segment_leaves_no_empty_one() -> None:
+    stand, episode = await begun()
+    await stand.play(episode, 4)
+    assert stand.fragments() == []  # what comes of the fourth step is not known yet
+    stand.end(episode, TRUNCATED, final=seen(4))
+    assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+async def test_of_an_abandoned_episode_only_the_last_step_is_dropped(steps: int) -> None:
+    stand, episode = await begun()
+    await stand.play(episode, steps)
+    before = not_learned("abandoned")
+    stand.end(episode, ABANDONED)
+    whole = [list(range(5))] if steps > 4 else []
+    rest = [list(range(steps))] if steps == 3 else []
+    assert steps_seen(stand.fragments()) == whole + rest
+    assert not_learned("abandoned") == before + 1
+    assert stand.learning is not None
+    assert stand.learning._buffered.used == 0
+
+
+async def test_who_is_not_heard_of_is_given_up() -> None:
+    stand, episode = await begun(episode_timeout_s=60.0)
+    await stand.play(episode, 3)
+    stand.now_s = 59.9
+    stand.handler.sweep()
+    assert len(stand.episodes) == 1
+    stand.now_s = 60.0
+    stand.handler.sweep()
+    assert len(stand.episodes) == 0
+    assert steps_seen(stand.fragments()) == [[0, 1, 2]]
+
+
+async def test_finished_episodes_are_reported() -> None:
+    stand, first = await begun()
+    second, third, fourth = stand.start(), stand.start(), stand.start()
+    for episode, steps in ((first, 6), (second, 3), (third, 3)):
+        await stand.play(episode, steps)
+    stand.end(first, TERMINATED, reward=5.0)
+    stand.end(second, TRUNCATED, final=seen(3))
+    stand.end(third, ABANDONED)
+    stand.end(fourth, TERMINATED)
+    assert list(stand.queue.episodes) == [
+        Episode(slot_id=0, episode_id=1, episode_return=15.0, length=6, terminated=True, version=1),
+        Episode(slot_id=1, episode_id=2, episode_return=1.0, length=3, terminated=False, version=1),
+    ]
+
+
+# ---------------------------------------------------------------- rewards
+async def test_rewards_of_a_step_add_up_wherever_they_come_from() -> None:
+    stand, episode = await begun(unroll=8)
+    await stand.act(episode, seen(0))
+    assert await stand.reward(episode, (None, 1.0)) == 0
+    await stand.act(episode, seen(1), reward=0.5)
+    assert await stand.reward(episode, (0, 0.25), (1, 4.0), (0, -1.0)) == 0
+    ended = stand.end(episode, TERMINATED, reward=3.0)
+    (fragment,) = stand.fragments()
+    assert column(fragment, "reward") == [0.75, 7.0]
+    assert ended.total_return == 7.75
+
+
+async def test_a_late_reward_lands_in_its_step_within_the_window() -> None:
+    stand, episode = await begun(reward_window_s=5.0)
+    for step in range(6):
+        await stand.act(episode, seen(step))
+    stand.now_s = 1.0
+    stand.end(episode, TERMINATED)
+    stand.handler.sweep()
+    assert stand.fragments() == []
+    assert await stand.reward(episode, (0, 10.0), (3, 13.0), (5, 15.0)) == 0
+    stand.now_s = 4.9
+    stand.handler.sweep()
+    assert stand.fragments() == []
+    stand.now_s = 5.0
+    stand.handler.sweep()
+    (first,) = stand.fragments()
+    assert column(first, "reward") == [10, 0, 0, 13]
+    assert await stand.reward(episode, (4, 14.0)) == 0
+    stand.now_s = 6.0
+    stand.handler.sweep()
+    (last,) = stand.fragments()
+    assert column(last, "reward") == [14, 15]
+
+
+async def test_at_the_end_of_the_server_what_ripens_goes_as_it_is() -> None:
+    stand, episode = await begun(reward_window_s=5.0)
+    await stand.play(episode, 6)
+    stand.end(episode, TERMINATED)
+    assert stand.learning is not None
+    stand.learning.ripen(math.inf)
+    assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 4], [4, 5, 5]]
+    assert stand.learning._buffered.used == 0
+
+
+async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refused() -> None:
+    stand, episode = await begun()
+    await stand.act(episode, seen(0))
+    await stand.reward(episode, (0, 3e38), (0, 3e38))
+    stand.end(episode, TERMINATED, reward=3e38)
+    (fragment,) = stand.fragments()
+    assert np.isfinite(column(fragment, "reward")).all()
+
+
+async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
+    stand = Stand(replace(specification(), max_reward=100.0))
+    await stand.publish(1)
+    for amount in (99.0, -101.0):
+        episode = stand.start()
+        await stand.act(episode, seen(0))
+        stand.end(episode, TERMINATED, reward=amount)
+    assert [column(fragment, "reward") for fragment in stand.fragments()] == [[99.0]]
+
+
+@pytest.mark.promise("client-policy-server-session")
+async def test_nothing_that_a_client_observes_has_the_session_quarantined() -> None:
+    stand, episode = await begun()
+    far = np.full_like(seen(0), 20_000.0)
+    await stand.play(episode, 2)
+    with pytest.raises(Refused, match="observation/: holds 20000, outside ±10000"):
+        await stand.act(episode, far, reward=1.0)
+    with pytest.raises(Refused, match="final_observation/: holds 20000, outside ±10000"):
+        stand.end(episode, TRUNCATED, final=far)
+    stand.end(episode, TRUNCATED, final=np.full_like(far, 10_000.0), reward=1.0)
+    run = stand.specification
+    ranges = Ranges.of_run(run.observation_space, run.action_space, Dict(()))
+    for fragment in stand.fragments():
+        check_meaning(fragment.header, fragment.arrays(), ranges)
+
+
+async def test_the_learner_is_given_the_rewards_of_the_runs_wrappers() -> None:
+    stand, episode = await begun()
+    wrappers = (RewardWrapper(clip=(-1.0, 1.0)), RewardWrapper(scale=10.0))
+    assert stand.learning is not None
+    stand.learning._reward = LearnerReward(wrappers)
+    await stand.act(episode, seen(0))
+    await stand.reward(episode, (0, 0.25), (0, 0.5))
+    await stand.act(episode, seen(1))
+    ended = stand.end(episode, TERMINATED, reward=7.0)
+    (fragment,) = stand.fragments()
+    assert column(fragment, "reward") == [7.5, 10.0]
+    assert ended.total_return == 7.75
+
+
+async def test_a_potential_that_gives_no_numbers_takes_steps_from_the_learner_and_not_from_clients() -> None:
+    stand, episode = await begun()
+    assert stand.learning is not None
+    shape = RewardWrapper(shape=f"{__name__}:not_a_number", discount=1.0)
+    stand.learning._reward = LearnerReward((shape,))
+    before = not_learned("reward")
+    await stand.play(episode, 3)
+    stand.end(episode, TERMINATED)
+    assert stand.fragments() == []
+    assert not_learned("reward") - before == 3
+    assert stand.learning._buffered.used == 0
+
+
+def not_a_number(observation: Mapping[str, Any]) -> Any:
+    """What no potential may be."""
+    return np.full(len(observation["observation"]), np.nan)
+
+
+# ---------------------------------------------------------------- what is not on-policy
+@pytest.mark.parametrize(
+    ("fields", "valid"),
+    [
+        ({}, True),
+        ({"deterministic": True}, False),
+        ({"taken": 2}, False),
+        ({"taken": 2, "taken_log_prob": -1.5}, True),
+        ({"mask": [True, True, False]}, False),
+    ],
+)
+async def test_a_step_that_the_policy_did_not_draw_teaches_nothing(
+    fields: dict[str, Any], valid: bool
+) -> None:
+    stand, episode = await begun()
+    sent = {name: value for name, value in fields.items() if name not in ("taken", "mask")}
+    if "taken" in fields:
+        sent["taken_action"] = parts_of(stand.specification.action_space, np.int64(fields["taken"]))
+    if "mask" in fields:
+        sent["action_mask"] = parts_of(stand.specification.action_space, np.array(fields["mask"]))
+    await stand.act(episode, seen(0), **sent)
+    stand.end(episode, TERMINATED)
+    (fragment,) = stand.fragments()
+    assert column(fragment, "valid") == [valid]
+    if "taken" in fields:
+        assert column(fragment, "action") == [2]
+        assert column(fragment, "log_prob") == [fields.get("taken_log_prob", 0.0)]
+
+
+async def test_an_episode_may_end_with_a_step_that_teaches_nothing() -> None:
+    stand, episode = await begun()
+    await stand.act(episode, seen(0))
+    await stand.act(episode, seen(1), deterministic=True)
+    stand.end(episode, TRUNCATED, final=seen(2))
+    (fragment,) = stand.fragments()
+    assert column(fragment, "valid") == [True, False]
+    assert len(fragment.arrays()["final/observation"]) == 0
+
+
+async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> None:
+    stand, episode = await begun(unroll=8)
+    await stand.play(episode, 1)
+    await stand.publish(2, policy=broken(policy_of(stand.specification, 2)))
+    for open_episode in stand.episodes:
+        open_episode.loaded = None
+    reply = await stand.act(episode, seen(1))
+    assert (reply.fallback, reply.version) == (pb.FALLBACK_PREVIOUS, 1)
+    await stand.publish(3)
+    await stand.act(episode, seen(2))
+    stand.end(episode, TERMINATED, final=seen(3))
+    found = stand.fragments()
+    assert steps_seen(found) == [[0, 1, 2], [2, 3]]
+    assert [column(fragment, "valid") for fragment in found] == [[True, False], [True]]
+    assert [fragment.header.newest_version for fragment in found] == [1, 3]
+
+
+# ---------------------------------------------------------------- bounds
+async def test_the_memory_that_is_counted_is_the_memory_that_is_taken() -> None:
+    stand, episode = await begun(unroll=10_000, max_fragment_age_s=1e9)
+    await stand.play(episode, 100)
+    assert stand.learning is not None
+    counted = stand.learning._buffered.used
+    tracemalloc.start()
+    try:
+        await stand.play(episode, 500, 100)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.8 * taken < stand.learning._buffered.used - counted < 1.5 * taken
+
+
+async def test_beyond_the_memory_episodes_are_answered_and_not_learned_from() -> None:
+    each = STEP_BYTES + 2 * ARRAY_BYTES + 16 + 8  # observation and action
+    stand, first = await begun(unroll=100, max_buffered_bytes=5 * each)
+    before = not_learned("full")
+    await stand.play(first, 4)
+    second = stand.start()
+    await stand.play(second, 3)  # one fits
+    assert not_learned("full") == before + 2
+    assert stand.learning is not None
+    assert stand.learning._buffered.used == 4 * each
+    assert stand.fragments() == []  # of the second it is not known what came of the only step
+    stand.end(first, TERMINATED)
+    assert stand.learning._buffered.used == 0
+    assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 3]]
+    ended = stand.end(second, TERMINATED, reward=2.0)
+    assert (ended.length, ended.total_return) == (3, 3.0)
+    third = stand.start()
+    await stand.play(third, 5)
+    stand.end(third, TERMINATED)
+    assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 4, 4]]
+
+
+async def test_a_full_outbox_costs_experience_and_no_answer() -> None:
+    stand, episode = await begun(outbox_fragments=2)
+    before = not_learned("full")
+    await stand.play(episode, 16)
+    stand.end(episode, TERMINATED)
+    assert not_learned("full") == before + 8
+    assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]
+
+
+async def test_what_has_grown_stale_is_dropped_when_it_would_be_sent() -> None:
+    stand = Stand(specification(stale_after=3))
+    await stand.publish(5)
+    await stand.play(stand.start(), 5)
+    before = not_learned("stale")
+    assert len(stand.queue) == 1
+    assert stand.fragments(update=9) == []
+    assert not_learned("stale") == before + 4
+    await stand.play(stand.start(), 5)
+    assert len(stand.fragments(update=8)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "learns", "reason"), [({"not_learned": True}, True, "unasked"), ({}, False, None)]
+)
+async def test_who_is_not_learned_from_leaves_nothing(
+    fields: dict[str, Any], learns: bool, reason: str | None
+) -> None:
+    stand = Stand(learns=learns)
+    await stand.publish(1)
+    before = not_learned("unasked")
+    episode = stand.start(**fields)
+    await stand.play(episode, 6)
+    assert await stand.reward(episode, (0, 2.0)) == 0
+    assert stand.end(episode, TERMINATED).total_return == 12.0
+    assert stand.fragments() == []
+    assert not_learned("unasked") - before == (6 if reason else 0)
+
+
+# ---------------------------------------------------------------- as a rollout worker's
+@dataclass(frozen=True)
+class Played:
+    """An episode: rewards by step, how it ended, and how each reward was said."""
+
+    rewards: list[float]
+    truncated: bool
+    ways: list[str]
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One step of experience."""
+
+    observed: tuple[float, ...]
+    action: int
+    log_prob: float
+    reward: float
+    terminated: bool
+    truncated: bool
+    run_follower: tuple[float, ...]
+
+
+WAYS: Final = ("with the next", "at once", "in two", "late")
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Played:
+    """One to twelve steps; rewards in quarters, so that their sums are exact."""
+    length = draw(st.integers(1, 12))
+    quarters = st.integers(-400, 400).map(lambda n: n / 4)
+    return Played(
+        rewards=draw(st.lists(quarters, min_size=length, max_size=length)),
+        truncated=draw(st.booleans()),
+        ways=draw(st.lists(st.sampled_from(WAYS), min_size=length, max_size=length)),
+    )
+
+
+async def served(played: Sequence[Played], unroll: int) -> list[Transition]:
+    """What is learned of episodes that clients play."""
+    stand, _ = await begun(unroll, reward_window_s=1.0, max_fragment_age_s=1e6)
+    numbers = []
+    for number, one in enumerate(played):
+        episode = stand.start()
+        numbers.append(int(episode.split("-")[1]))
+        told: dict[str, float] = {}
+        for step, (reward, way) in enumerate(zip(one.rewards, one.ways, strict=True)):
+            await stand.act(episode, seen(step, number), seed=1000 * number + step, **told)
+            told = {"reward": reward} if way == "with the next" else {}
+            if way == "at once":
+                await stand.reward(episode, (None, reward))
+            if way == "in two":
+                await stand.reward(episode, (step, reward - 1), (step, 1))
+        ending = TRUNCATED if one.truncated else TERMINATED
+        stand.end(episode, ending, final=seen(len(one.rewards), number), **told)
+        for step, (reward, way) in enumerate(zip(one.rewards, one.ways, strict=True)):
+            if way == "late":
+                assert await stand.reward(episode, (step, reward)) == 0
+    stand.now_s = 2.0
+    stand.handler.sweep()
+    found = stand.fragments()
+    assert all(fragment.header.steps <= unroll for fragment in found)
+    found.sort(key=lambda fragment: fragment.header.slots[0][1:])
+    return [step for fragment in found for step in transitions(fragment)]
+
+
+def rolled_out(played: Sequence[Played], unroll: int) -> list[Transition]:
+    """The same with a rollout worker's FragmentBuilder, one slot."""
+    made = specification(unroll=unroll)
+    policy = policy_of(made, 1)
+    builder = FragmentBuilder(made.schema, unroll, 1)
+    builder.start({"observation": seen(0, 0)[np.newaxis]})
+    found: list[Fragment] = []
+
+    def cut() -> None:
+        fields = HeaderFields(run=RUN, session=1, sequence=len(found) + 1, weights=Publication(1, 1), round=0)
+        found.append(builder.cut(fields)[0])
+
+    for number, one in enumerate(played):
+        for step, reward in enumerate(one.rewards):
+            parameters = policy.step({"observation": seen(step, number)[np.newaxis]}).parameters
+            acted = policy.choose(parameters, np.random.default_rng(1000 * number + step))
+            builder.record(acted.action, acted.log_prob, stepped(one, number, step, reward))
+            if builder.is_full:
+                cut()
+    if builder.length:
+        cut()
+    return [step for fragment in found for step in transitions(fragment)]
+
+
+def stepped(one: Played, number: int, step: int, reward: float) -> Stepped:
+    """What an environment that is reset at once says."""
+    over = step + 1 == len(one.rewards)
+    run_follower = seen(step + 1, number)[np.newaxis]
+    ended = Ended(np.array([0]), {"observation": run_follower}) if over else None
+    return Stepped(
+        observation={"observation": seen(0, number + 1)[np.newaxis] if over else run_follower},
+        reward=np.array([reward]),
+        terminated=np.array([over and not one.truncated]),
+        truncated=np.array([over and one.truncated]),
+        valid=None,
+        ended=ended,
+    )
+
+
+def transitions(fragment: Fragment) -> list[Transition]:
+    """The steps of a fragment of one slot."""
+    arrays: dict[str, Any] = fragment.arrays()
+    finals = dict(zip(arrays["final/step"].tolist(), arrays["final/observation"].tolist(), strict=True))
+    observed = column(fragment, "observation")
+    return [
+        Transition(
+            observed=tuple(observed[step]),
+            action=column(fragment, "action")[step],
+            log_prob=column(fragment, "log_prob")[step],
+            reward=column(fragment, "reward")[step],
+            terminated=column(fragment, "terminated")[step],
+            truncated=column(fragment, "truncated")[step],
+            run_follower=tuple(finals.get(step, observed[step + 1])),
+        )
+        for step in range(fragment.header.steps)
+    ]
+
+
+@pytest.mark.promise("served-episodes-give-learner")
+@settings(max_examples=15)
+@given(played=st.lists(episodes(), min_size=1, max_size=4), unroll=st.integers(1, 7))
+def test_served_episodes_teach_what_a_rollout_worker_would(played: list[Played], unroll: int) -> None:
+    assert asyncio.run(served(played, unroll)) == rolled_out(played, unroll)
+
+
+async def test_a_caller_that_fills_the_memory_leaves_room_for_others() -> None:
+    each = STEP_BYTES + 2 * ARRAY_BYTES + 16 + 8  # observation and action
+    stand, _ = await begun(unroll=100, max_buffered_bytes=10 * each)
+    before = not_learned("full")
+    for name, learned in (("eve", 5), ("ada", 2)):
+        token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name=name))
+        await stand.play(stand.start(), learned)
+        assert not_learned("full") == before
+        CALLER.reset(token)
+    token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name="eve"))
+    await stand.play(stand.start(), 1)
+    assert not_learned("full") == before + 1
+    CALLER.reset(token)
+
+
+# ---- One caller leaves room for others, whatever it does.
+
+
+def caller(name: str) -> Identity:
+    """A client with a certificate."""
+    return Identity(run="r", party=Party.CLIENT, name=name)
+
+
+def fill(shares: CallerShares, owner: Identity | None) -> int:
+    """How much more this caller may hold, one by one."""
+    count = 0
+    while shares.fits(owner, 1):
+        shares.add(owner, 1)
+        count += 1
+    return count
+
+
+def test_who_comes_later_finds_room() -> None:
+    shares = CallerShares(1000)
+    assert [fill(shares, caller(name)) for name in ("a", "b", "c", "d")] == [500, 250, 125, 63]
+    assert shares.used == 938
+    assert "this caller has 500" in shares.why_not(caller("a"), "serving.max_episodes")
+    assert "of 1000 (serving.max_episodes)" in shares.why_not(caller("a"), "serving.max_episodes")
+    shares.add(caller("a"), -500)
+    assert fill(shares, caller("d")) > 0
+    assert fill(shares, caller("e")) > 0
+
+
+def test_without_identities_there_is_one_caller_who_may_hold_the_whole() -> None:
+    shares = CallerShares(7)
+    assert fill(shares, None) == 7
+    assert "7 of 7 (it)" in shares.why_not(None, "it")
+    assert not shares.fits(None, 1)
+
+
+def test_a_caller_finds_room_in_the_smallest() -> None:
+    assert fill(CallerShares(1), caller("a")) == 1
+
+
+def test_who_holds_nothing_is_forgotten() -> None:
+    shares = CallerShares(10)
+    for number in range(100):
+        shares.add(caller(f"c-{number}"), 1)
+        shares.add(caller(f"c-{number}"), -1)
+    assert shares.used == 0
+    assert not shares._held
+
+
+# ---- An episode's id proves that it was given, and to whom; nothing else is taken for one.
+
+
+ADA = Identity(run="r", party=Party.CLIENT, name="ada")
+BOB = Identity(run="r", party=Party.CLIENT, name="bob")
+
+
+def reason(ids: EpisodeIds, episode_id: str, owner: Identity | None) -> Reason | None:
+    """With which an id is refused; None for one that holds."""
+    try:
+        ids.check(episode_id, owner)
+    except Refused as refused:
+        assert len(str(refused)) < 400
+        return reason_of(refused)
+    return None
+
+
+@pytest.mark.promise("id-episode-proves-given")
+def test_an_id_holds_for_the_identity_that_it_was_given_to_alone() -> None:
+    ids = EpisodeIds()
+    for number in (1, 2, 10**15):
+        for owner in (ADA, BOB, None):
+            given = ids.give(number, owner)
+            assert len(given) <= 48
+            assert [reason(ids, given, other) for other in (ADA, BOB, None)] == [
+                None if other == owner else Reason.EPISODE_UNKNOWN for other in (ADA, BOB, None)
+            ]
+
+
+def test_an_id_of_another_server_is_elsewhere() -> None:
+    assert reason(EpisodeIds(), EpisodeIds().give(1, ADA), ADA) is Reason.EPISODE_ELSEWHERE
+
+
+@pytest.mark.promise("id-episode-proves-given")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "{server}-8-{token}",
+        "{server}-07-{token}",
+        "{server}-7-{token}\n",
+        "{server}-7-{shorter}",
+        "{server}-7-{token}{endless}",
+        "{server}-{endless}-{token}",
+        "{server}-\N{ARABIC-INDIC DIGIT SEVEN}-{token}",
+        "{server}-7-000000000000",
+        "{server}-\0",
+        "{server}",
+        "",
+    ],
+)
+def test_an_id_that_was_changed_is_unknown(changed: str) -> None:
+    ids = EpisodeIds()
+    server, _, token = ids.give(7, ADA).split("-")
+    words = {"server": server, "token": token, "shorter": token[:-1], "endless": "9" * 100_000}
+    assert reason(ids, changed.format(**words), ADA) is Reason.EPISODE_UNKNOWN
+
+
+# ---- A flush cuts an open segment where everything is known, and nothing of it is lost or doubled.
+
+
+def row(number: int) -> dict[str, np.ndarray]:
+    """An observation that names its step."""
+    return {"observation": np.full((1, 2), number, np.float32)}
+
+
+def segments_stepped(builder: SegmentBuilder, number: int) -> Segment | None:
+    """One step whose numbers all name it."""
+    done = builder.step(row(number), {"action": np.full((1,), number)}, -float(number), (1, 0), 0.0, {})
+    assert builder.open is not None
+    builder.open.add_reward(number, float(number))
+    builder.open.bytes += 10
+    return done
+
+
+@given(length=st.integers(1, 12), flushes=st.sets(st.integers(0, 12)))
+def test_the_same_steps_leave_however_often_they_are_cut(length: int, flushes: set[int]) -> None:
+    builder = SegmentBuilder(lane=0, number=3, unroll_length=5, max_age_s=100.0)
+    segments: list[Segment | None] = []
+    for number in range(length):
+        segments.append(segments_stepped(builder, number))
+        if number in flushes:
+            segments.append(builder.cut())
+    segments.append(builder.end(terminated=True, final=row(length)))
+    found = [segment for segment in segments if segment is not None]
+    steps = [number for segment in found for number in segment.rewards]
+    assert steps == list(range(length))
+    assert [-number for segment in found for number in segment.log_probs] == steps
+    assert sum(segment.bytes for segment in found) == 10 * length
+    for segment in found:
+        first = segment.slot.first_step
+        seen = [int(one["observation"][0, 0]) for one in segment.observations]
+        assert seen == list(range(first, first + segment.steps + 1))
+        assert segment.steps <= 5
+
+
+def test_a_single_step_and_a_policy_that_remembers_are_not_cut() -> None:
+    builder = SegmentBuilder(lane=0, number=3, unroll_length=5, max_age_s=100.0)
+    assert builder.cut() is None
+    segments_stepped(builder, 0)
+    assert builder.cut() is None
+    remembering = SegmentBuilder(lane=0, number=3, unroll_length=5, max_age_s=100.0)
+    state = {"state/h": np.zeros((1, 4), np.float32)}
+    for number in range(3):
+        remembering.step(row(number), {"action": np.zeros(1)}, 0.0, (1, 0), 0.0, state)
+    assert remembering.cut() is None
+    assert remembering.open is not None
+    assert remembering.open.steps == 3

@@ -1,0 +1,491 @@
+import json
+import math
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.broker.log.replies import ReportEntry
+from penstock.config.settings import ConfigurationError, EvaluationSection
+from penstock.config.workload import find
+from penstock.learner.evaluation import (
+    LEAST_STARTS,
+    MISSED_EPISODES,
+    RECENT_EPISODES,
+    WINDOW,
+    BaseComparison,
+    Candidate,
+    Episodes,
+    Evaluation,
+    Key,
+    Patience,
+    Score,
+    check_base,
+    check_patience,
+    compare,
+    scores_json,
+)
+from penstock.protocol.messages import Episode, Report
+from penstock.runtime import metrics
+
+# ---- A version beside the base: pairs of episodes, their difference, and what it says.
+
+
+def played(returns: list[float], starts: list[int] | None = None, length: int = 4) -> dict[Key, Episode]:
+    """Episodes of these returns, each with a start of its own unless starts say otherwise."""
+    found: dict[Key, Episode] = {}
+    for start, value in zip(starts or range(len(returns)), returns, strict=True):
+        number = sum(key[0] == start for key in found)
+        found[start, number] = Episode(
+            slot_id=start,
+            episode_id=number,
+            episode_return=value,
+            length=length,
+            terminated=True,
+            version=1,
+        )
+    return found
+
+
+def compared(version: dict[Key, Episode], base: dict[Key, Episode]) -> BaseComparison:
+    """Of pairs that there are."""
+    found = compare(version, base)
+    assert found is not None
+    return found
+
+
+def test_the_difference_is_that_of_pairs_and_has_their_interval() -> None:
+    generator = np.random.default_rng(0)
+    base = generator.normal(0.0, 5.0, 40)
+    version = base + generator.normal(0.3, 0.5, 40)
+    found = compared(played(version.tolist(), length=7), played(base.tolist()))
+    centre, error = (version - base).mean(), (version - base).std(ddof=1) / math.sqrt(40)
+    assert found.difference == pytest.approx(centre)
+    assert found.standard_error == pytest.approx(error)
+    assert (found.low, found.high) == pytest.approx(
+        (centre - 2.0227 * error, centre + 2.0227 * error), rel=1e-3
+    )
+    assert (found.mean, found.std) == pytest.approx((base.mean(), base.std()))
+    assert (found.episodes, found.starts, found.length, found.version_length) == (40, 40, 4.0, 7.0)
+    assert found.verdict == "better"
+
+
+@pytest.mark.promise("summary-compares-language-model")
+def test_who_is_the_base_decides_the_sign() -> None:
+    version, base = played([1.0, 2.0, 3.0, 2.0, 1.0, 2.5]), played([0.0, 1.1, 2.0, 0.9, 0.2, 1.0])
+    one, other = compared(version, base), compared(base, version)
+    assert one.difference == pytest.approx(-other.difference)
+    assert one.difference > 0
+    assert (one.verdict, other.verdict) == ("better", "worse")
+    assert one.mean == pytest.approx(5.2 / 6)
+
+
+def test_what_chance_may_have_done_is_called_so() -> None:
+    generator = np.random.default_rng(1)
+    found = compared(played(generator.normal(size=30).tolist()), played(generator.normal(size=30).tolist()))
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 0 < found.high
+    assert found.verdict == "chance"
+
+
+def test_episodes_with_one_start_are_no_independent_draws() -> None:
+    version, base = [1.0, 0.0, 2.0, 1.0, -1.0, 1.5, 0.5, 1.0], [0.0] * 8
+    once = compared(played(version), played(base))
+    starts = [start for start in range(8) for _ in range(4)]
+    often = compared(
+        played([value for value in version for _ in range(4)], starts), played([0.0] * 32, starts)
+    )
+    assert (often.episodes, often.starts) == (32, 8)
+    assert often.difference == pytest.approx(once.difference)
+    assert often.standard_error == pytest.approx(once.standard_error)
+    assert (often.low, often.high) == pytest.approx((once.low, once.high))
+
+
+def test_a_few_starts_tell_nothing_even_where_all_agree() -> None:
+    for count in range(1, LEAST_STARTS):
+        found = compared(played([1.0] * count), played([0.0] * count))
+        assert (found.difference, found.verdict) == (1.0, "chance")
+        assert (found.standard_error, found.low, found.high) == (None, None, None)
+    assert compared(played([1.0] * LEAST_STARTS), played([0.0] * LEAST_STARTS)).verdict == "better"
+
+
+def test_only_pairs_count() -> None:
+    found = compared(played([1.0, 2.0, 50.0]), played([0.0, 0.0]))
+    assert (found.episodes, found.difference) == (2, 1.5)
+    assert compare(played([1.0]), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"), [(6, 2.5706), (7, 2.4469), (10, 2.2622), (30, 2.0452), (400, 1.9659)]
+)
+def test_the_interval_is_that_of_students_t(starts: int, expected: float) -> None:
+    values = np.random.default_rng(2).normal(size=starts)
+    found = compared(played(values.tolist()), played([0.0] * starts))
+    assert found.high is not None
+    assert found.standard_error is not None
+    quantile = (found.high - found.difference) / found.standard_error
+    assert quantile == pytest.approx(expected, rel=2e-3)
+
+
+def test_a_policy_that_cannot_act_without_weights_has_no_base() -> None:
+    check_base(EvaluationSection(), find("control"))
+    check_base(EvaluationSection(base=True), find("rlhf"))
+    with pytest.raises(ConfigurationError, match=r"evaluation\.base=true: .*'control' act once they have"):
+        check_base(EvaluationSection(base=True), find("control"))
+
+
+def test_it_survives_a_checkpoint() -> None:
+    found = compared(played([1.0] * 6), played([0.0] * 6))
+    told = found.to_json()
+    assert told["verdict"] == "better"
+    assert BaseComparison.from_json(told) == found
+    assert BaseComparison.from_json(told | {"verdict": "worse"}).verdict == "better"
+    assert replace(found, low=-1.0).verdict == "chance"
+
+
+# ---- When an evaluation is asked for, what counts as solved, and when it is time to end.
+
+
+GOOD = [100.0] * RECENT_EPISODES
+
+
+def evaluation(target: float | None = 90.0, *, stop: bool = True, interval: int | None = None) -> Evaluation:
+    """Of three episodes."""
+    return Evaluation(EvaluationSection(episodes=3, interval_steps=interval), target, stop_at_target=stop)
+
+
+def measured(**section: Any) -> Evaluation:
+    """Of three episodes, without a target."""
+    return Evaluation(EvaluationSection(episodes=3, **section), None, stop_at_target=False)
+
+
+def play(it: Evaluation, version: int, mean: float) -> None:
+    """A whole evaluation with that mean."""
+    it.note_published(candidate(version, update=version))
+    assert it.collect(report(version, [mean - 1, mean, mean + 1])) is not None
+
+
+def candidate(version: int, update: int = 1) -> Candidate:
+    """Weights that were sent to be evaluated."""
+    return Candidate(version=version, update=update, env_steps=update * 100, at_s=1.0, blob=b"w")
+
+
+def report(version: int, returns: list[float], *, first: int = 0, deterministic: bool = True) -> Report:
+    """Results of consecutive episodes from `first` on."""
+    episodes = tuple(
+        Episode(slot_id=first + i, episode_id=0, episode_return=r, length=1, terminated=True, version=version)
+        for i, r in enumerate(returns)
+    )
+    return Report(session=1, sequence=1, evaluation=True, deterministic=deterministic, episodes=episodes)
+
+
+def test_a_run_without_evaluations_asks_for_none() -> None:
+    it = Evaluation(EvaluationSection(episodes=0, interval_steps=1), 90.0, stop_at_target=True)
+    assert not it.wanted(GOOD, update=1, env_steps=100)
+    assert not it.request(1)
+    assert not it.pending
+
+
+@pytest.mark.promise("run-solved-whose-environments")
+def test_a_curve_that_says_nothing_any_more_asks_too() -> None:
+    it, missed = evaluation(), 50 * MISSED_EPISODES
+    low: dict[str, Any] = {"recent": [50.0] * RECENT_EPISODES, "length": 50.0}
+    assert not it.wanted(update=1, env_steps=10**6, ended=419, **low)
+    assert not it.wanted(update=2, env_steps=10**6 + missed, ended=419, **low)
+    assert not it.wanted(update=3, env_steps=10**6 + missed + 1, ended=420, **low)
+    assert it.wanted(update=4, env_steps=10**6 + 2 * missed + 2, ended=420, **low)
+    it.note_published(Candidate(version=5, update=4, env_steps=10**6 + 2 * missed + 2, at_s=1.0, blob=b"w"))
+    assert it.collect(report(5, [50.0] * 3)) is not None
+    assert not it.wanted(update=5, env_steps=10**6 + 3 * missed, ended=420, **low)
+    assert it.wanted(update=6, env_steps=10**6 + 3 * missed + 3, ended=420, **low)
+    assert not evaluation(None).wanted(update=9, env_steps=10**9, ended=0, **low)
+
+
+def test_the_curve_asks_and_only_the_result_solves() -> None:
+    it = evaluation()
+    assert not it.wanted(GOOD[1:], update=1, env_steps=10)
+    assert it.wanted(GOOD, update=1, env_steps=10)
+    assert not it.wanted(GOOD, update=2, env_steps=20)
+    it.note_published(candidate(5))
+    assert it.solved is None
+    assert it.collect(report(5, [80.0, 90.0])) is None
+    result = it.collect(report(5, [100.0], first=2))
+    assert result is not None
+    assert result.mean == pytest.approx(90.0)
+    assert it.solved is result
+
+
+def test_a_result_below_the_target_lets_training_go_on_and_ask_again() -> None:
+    it = evaluation()
+    assert it.wanted(GOOD, update=1, env_steps=10)
+    it.note_published(candidate(5, update=1))
+    it.collect(report(5, [1.0, 2.0, 3.0]))
+    assert it.solved is None
+    assert not it.wanted(GOOD, update=1, env_steps=10)
+    assert it.wanted(GOOD, update=2, env_steps=20)
+
+
+def test_sampled_episodes_count_where_the_run_is_measured_by_them() -> None:
+    it = Evaluation(EvaluationSection(episodes=3, deterministic=False), 90.0, stop_at_target=True)
+    it.note_published(candidate(5))
+    assert it.collect(report(5, [80.0, 90.0, 100.0])) is None
+    assert it.collect(report(5, [80.0, 90.0, 100.0], deterministic=False)) is not None
+
+
+def test_repeated_foreign_and_sampled_episodes_do_not_count() -> None:
+    it = evaluation()
+    it.note_published(candidate(5))
+    it.collect(report(5, [1.0, 1.0]))
+    assert it.collect(report(5, [100.0, 100.0])) is None
+    assert it.collect(report(4, [100.0] * 3)) is None
+    assert it.collect(report(5, [100.0] * 3, deterministic=False)) is None
+    result = it.collect(report(5, [100.0], first=2))
+    assert result is not None
+    assert result.mean == pytest.approx(100.0)
+
+
+def test_the_best_version_may_solve_when_the_last_does_not() -> None:
+    it = evaluation(stop=False)
+    for version, mean in ((5, 95.0), (6, 10.0)):
+        it.note_published(candidate(version, update=version))
+        it.collect(report(version, [mean] * 3))
+    assert it.solved is it.best
+    assert it.last is not it.best
+
+
+def test_a_candidate_that_replaces_another_names_it() -> None:
+    it = evaluation()
+    assert it.note_published(candidate(5)) is None
+    replaced = it.note_published(candidate(6))
+    assert replaced is not None
+    assert replaced.version == 5
+
+
+def test_an_interval_asks_without_a_target() -> None:
+    it = evaluation(None, interval=100)
+    assert not it.wanted([], update=1, env_steps=99)
+    assert it.wanted([], update=1, env_steps=100)
+    it.note_published(candidate(5, update=1))
+    it.collect(report(5, [1.0] * 3))
+    assert not it.wanted([], update=2, env_steps=199)
+    assert it.wanted([], update=2, env_steps=200)
+
+
+def test_an_answer_without_an_outcome_is_abandoned() -> None:
+    it = evaluation()
+    assert it.request(3)
+    it.note_published(candidate(5, update=3))
+    abandoned = it.abandon()
+    assert abandoned is not None
+    assert abandoned.version == 5
+    assert it.abandon() is None
+    assert not it.pending
+    assert not it.request(3)
+    assert it.request(4)
+
+
+def test_both_ways_to_play_make_one_result() -> None:
+    it = measured(both=True)
+    it.note_published(candidate(5))
+    assert it.collect(report(5, [1.0, 2.0, 3.0], deterministic=False)) is None
+    assert it.collect(report(5, [10.0, 20.0])) is None
+    result = it.collect(report(5, [30.0], first=2))
+    assert result is not None
+    # Of 10, 20, 30 and of 1, 2, 3, over all of them and not over one less.
+    assert result.scores == {
+        "deterministic": Score.of([10.0, 20.0, 30.0]),
+        "sampled": Score.of([1.0, 2.0, 3.0]),
+    }
+    assert result.counted.std == pytest.approx((200 / 3) ** 0.5)
+    assert (result.mean, result.counted.episodes) == (20.0, 3)
+    assert scores_json(result)["sampled"] == {
+        "mean": 2.0,
+        "std": pytest.approx((2 / 3) ** 0.5),
+        "episodes": 3,
+    }
+    assert it.figures() == {
+        "evaluation_deterministic": 20.0,
+        "evaluation_sampled": 2.0,
+        "evaluation_version": 5,
+        "evaluation_best": 20.0,
+        "evaluations_without_improvement": 0,
+    }
+
+
+def test_what_counts_may_be_the_sampled_one_of_both() -> None:
+    it = Evaluation(EvaluationSection(episodes=1, both=True, deterministic=False), 5.0, stop_at_target=True)
+    it.note_published(candidate(5))
+    it.collect(report(5, [9.0]))
+    it.collect(report(5, [1.0], deterministic=False))
+    assert it.best is not None
+    assert it.best.mean == 1.0
+    assert it.solved is None
+
+
+COURSE = [10.0, 12.0, 12.4, 12.5, 12.6, 14.0, 13.0, float("nan"), 14.5]
+WITHOUT = [0, 0, 1, 2, 0, 0, 1, 2, 3]
+"""Evaluations since an improvement by more than half a unit: 12.5 is none over 12.0, 12.6 is."""
+
+
+def test_patience_counts_evaluations_without_an_improvement() -> None:
+    patience = Patience(EvaluationSection(patience=3, min_improvement=0.5, interval_steps=1))
+    for mean, without in zip(COURSE, WITHOUT, strict=True):
+        assert not patience.exhausted
+        patience.judge(mean)
+        assert patience.without == without
+    assert patience.exhausted
+
+
+def test_without_patience_nothing_is_hopeless() -> None:
+    it = measured()
+    for version in range(1, 30):
+        play(it, version, 1.0)
+    assert it.without_improvement == 28
+    assert not it.is_out_of_patience
+
+
+def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
+    it = measured(patience=3, interval_steps=100)
+    for version, mean in ((1, 5.0), (2, 7.0), (3, 6.0), (4, 6.5)):
+        play(it, version, mean)
+    it.note_published(candidate(6, update=6))
+    state, blob = it.state()
+    again = measured(patience=3, interval_steps=100)
+    again.restore(json.loads(json.dumps(state)), blob)
+    assert again.best == it.best
+    assert again.best is not None
+    assert again.best.candidate.blob == b"w"
+    assert (again.without_improvement, again.is_out_of_patience) == (2, False)
+    assert not again.wanted([], update=4, env_steps=10**6)
+    assert not again.wanted([], update=6, env_steps=499)
+    assert again.wanted([], update=6, env_steps=500)
+    play(again, 7, 7.0)
+    assert again.is_out_of_patience
+    assert not again.wanted([], update=8, env_steps=10**6), "the run is about to end"
+
+
+def test_the_last_result_survives_a_checkpoint() -> None:
+    it = evaluation(6.0, stop=False)
+    for version, mean in ((1, 7.0), (2, 8.0), (3, 6.5)):
+        it.note_published(candidate(version, update=version))
+        it.collect(report(version, [mean] * 3))
+        state, blob = it.state()
+        again = evaluation(6.0, stop=False)
+        again.restore(json.loads(json.dumps(state)), blob)
+        assert again.last is not None
+        assert (again.last.candidate.version, again.last.mean) == (version, mean)
+        assert again.solved == again.best == it.best
+        assert again.figures() == it.figures()
+        assert again.state() == it.state()
+
+
+def test_a_result_says_how_it_compares_with_what_training_began_with() -> None:
+    it = Evaluation(EvaluationSection(episodes=6, base=True, both=True), None, stop_at_target=False)
+    assert it.collect(report(0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])) is None
+    it.collect(report(0, [50.0] * 6, deterministic=False))  # not the way that counts
+    state, blob = it.state()
+    again = Evaluation(EvaluationSection(episodes=6, base=True, both=True), None, stop_at_target=False)
+    again.restore(json.loads(json.dumps(state)), blob)
+    for one in (it, again):
+        one.note_published(candidate(5))
+        one.collect(report(5, [9.0] * 6, deterministic=False))
+        result = one.collect(report(5, [3.0, 4.0, 5.0, 6.0, 7.0, 9.0]))
+        assert result is not None
+        assert result.base is not None
+        assert (result.base.mean, result.base.difference) == pytest.approx((3.5, 13 / 6))
+        assert result.base.verdict == "better"
+        told, weights = one.state()
+        restored = Evaluation(EvaluationSection(base=True), None, stop_at_target=False)
+        restored.restore(json.loads(json.dumps(told)), weights)
+        assert restored.best == result
+
+
+def test_without_the_base_nothing_is_compared() -> None:
+    it = measured()
+    it.collect(report(0, [1.0, 2.0, 3.0]))
+    play(it, 5, 2.0)
+    assert it.last is not None
+    assert it.last.base is None
+    state, blob = it.state()
+    again = measured(base=True)
+    again.restore(state, blob)
+    assert again.best == it.best
+    play(again, 6, 3.0)
+    assert again.last is not None
+    assert again.last.base is None
+
+
+def test_a_run_that_goes_on_without_the_base_compares_nothing() -> None:
+    it = measured(base=True)
+    it.collect(report(0, [1.0, 2.0, 3.0]))
+    again = measured()
+    again.restore(*it.state())
+    play(again, 5, 2.0)
+    assert again.last is not None
+    assert again.last.base is None
+
+
+def test_before_the_first_result_there_is_little_to_keep() -> None:
+    state, blob = measured().state()
+    again = measured()
+    again.restore(json.loads(json.dumps(state)), blob)
+    assert (again.best, blob, again.figures()) == (None, b"", {})
+
+
+def test_a_patience_that_is_never_tried_is_refused() -> None:
+    check_patience(EvaluationSection(patience=3, interval_steps=1))
+    with pytest.raises(ConfigurationError, match=r"evaluation.patience=3: .*evaluation.interval_steps"):
+        check_patience(EvaluationSection(patience=3))
+
+
+# ---- The window that the curve is drawn from.
+
+
+def episodes() -> Episodes:
+    """Told of reports by the test: nothing here reads a log."""
+    absent: Any = None
+    evaluation = Evaluation(EvaluationSection(), None, stop_at_target=False)
+    return Episodes(absent, absent, evaluation, threading.Event(), lambda _result: None)
+
+
+def tell(it: Episodes, number: int, returns: list[float]) -> None:
+    """A report of training episodes, as long as ten times their return."""
+    played = tuple(
+        Episode(
+            slot_id=0,
+            episode_id=index,
+            episode_return=value,
+            length=int(10 * value),
+            terminated=True,
+            version=1,
+        )
+        for index, value in enumerate(returns)
+    )
+    report = Report(session=1, sequence=number, episodes=played)
+    it._take(ReportEntry(number=number, actor_id="actor-0", report=report))
+
+
+def test_the_moving_average_is_that_of_the_last_100_episodes() -> None:
+    it = episodes()
+    assert it.means() == (None, None)
+    tell(it, 1, [1.0, 2.0, 6.0])
+    assert it.means() == (3.0, 30.0)
+    tell(it, 2, [float(value) for value in range(4, 151)])
+    assert WINDOW == 100
+    assert it.count == 150
+    assert it.means() == pytest.approx((100.5, 1005.0))
+    assert "penstock_mean_return 100.5" in metrics.exposition("learner").decode()
+
+
+def test_the_window_goes_on_after_a_checkpoint() -> None:
+    it = episodes()
+    tell(it, 7, [float(value) for value in range(1, 151)])
+    again = episodes()
+    again.restore(it.state())
+    assert again.means() == it.means()
+    tell(again, 8, [151.0])
+    assert again.means()[0] == pytest.approx(101.5)
+    assert (again.count, again.state()["after"]) == (151, 8)

@@ -1,0 +1,668 @@
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from penstock.config.algorithm_sections import SECTIONS
+from penstock.config.settings import ImpalaSection, PolicySection, PPOSection, ReinforceSection
+from penstock.learner.algorithms import ppo as module
+from penstock.learner.algorithms.algorithm import Algorithm
+from penstock.learner.algorithms.gradient import DenseNetwork, MinibatchGradient, Network
+from penstock.learner.algorithms.losses import Objective
+from penstock.learner.algorithms.ppo import CLIP, PPO, Impala, Reinforce, RewardScale
+from penstock.learner.algorithms.registry import ALGORITHMS
+from penstock.learner.algorithms.rows import RankGroup, Rows
+from penstock.learner.batch import Batch
+from penstock.policy import weights
+from penstock.policy.networks import BatchNorm
+from penstock.policy.policy import Policy
+from tests.support.experience.any_spaces import FRAGMENTS, SLOTS, STEPS, Acting, AnySpace
+from tests.support.experience.experience import collect, same, small_policy
+
+# ---- What IMPALA and REINFORCE share with PPO, and what is their own.
+
+
+NAMES = ("impala", "reinforce")
+
+
+def make(name: str, policy: dict[str, Any] | None = None, **section: Any) -> Algorithm:
+    """A small one."""
+    made = {"impala": ImpalaSection, "reinforce": ReinforceSection}[name](**section)
+    return ALGORITHMS[name](small_policy(0, **(policy or {})), made, seed=0)
+
+
+def experience() -> Batch:
+    """Of another policy than the one that learns."""
+    return collect(small_policy(7))
+
+
+def test_every_section_has_its_algorithm() -> None:
+    assert SECTIONS.keys() == ALGORITHMS.keys()
+    assert all(section.model_fields["name"].default == name for name, section in SECTIONS.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_is_one_gradient_step(name: str) -> None:
+    algorithm = make(name, {"normalise_observations": True})
+    batch = experience()
+    update = algorithm.update(batch, progress=0.0)
+    assert (update.applied, update.gradient_steps, update.steps) == (True, 1, batch.valid.numel())
+    assert algorithm.updates == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rates_and_coefficients_are_scheduled_and_told(name: str) -> None:
+    algorithm = make(
+        name, learning_rate=1e-3, learning_rate_schedule="linear", warmup_updates=2,
+        entropy_coefficient=0.1, entropy_decay=0.5, entropy_floor=0.04,
+    )  # fmt: skip
+    told = [algorithm.update(experience(), progress=p).metrics for p in (0.0, 0.25, 0.5)]
+    assert [m["learning_rate"] for m in told] == pytest.approx([0.5e-3, 0.75e-3, 0.5e-3])
+    assert [m["entropy_coefficient"] for m in told] == [0.1, 0.05, 0.04]
+
+
+def test_impala_weighs_experience_by_its_ratio_and_reinforce_does_not() -> None:
+    numbers: dict[str, Any] = {"normalise_advantages": False, "max_gradient_norm": 0.0}
+    for batch, alike in ((collect(small_policy(0)), True), (experience(), False)):
+        impala = Impala(small_policy(0), ImpalaSection(**numbers), seed=0)
+        reinforce = Reinforce(small_policy(0), ReinforceSection(**numbers), seed=0)
+        losses = [a.update(batch, progress=0.0).metrics["policy_loss"] for a in (impala, reinforce)]
+        assert (losses[0] == pytest.approx(losses[1], rel=1e-4)) is alike
+
+
+def test_truncated_ratios_bound_what_a_step_weighs() -> None:
+    impala = make("impala", rho_clip=0.0, value_coefficient=0.0)
+    before = weights.encode(impala.published_modules()["default"])
+    assert impala.update(experience(), progress=0.0).metrics["gradient_norm"] == 0.0
+    assert weights.encode(impala.published_modules()["default"]) == before
+
+
+# ---- PPO as an algorithm: batches and budgets, updates, what is undone, what a checkpoint holds.
+
+
+def ppo_make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> PPO:
+    """A small PPO."""
+    return PPO(small_policy(0, **(policy or {})), PPOSection(**section), seed=seed)
+
+
+def poisoned(batch: Batch) -> Batch:
+    """A batch with one reward that overflows the loss."""
+    reward = batch.reward.clone()
+    reward[0, 0] = math.inf
+    return replace(batch, reward=reward)
+
+
+def test_a_batch_is_the_fewest_fragments_that_reach_b() -> None:
+    ppo: Algorithm = ppo_make(batch_steps=100)
+    assert [ppo.makes_batch(count, 40 * count) for count in range(5)] == [False, False, False, True, True]
+
+
+def test_the_budget_is_one_batch_more_than_the_staleness() -> None:
+    assert ppo_make(batch_steps=100, staleness=2).budget(64) == 300
+    with pytest.raises(ValueError, match=r"200 steps is below one fragment of 256"):
+        ppo_make(batch_steps=100, staleness=1).budget(256)
+
+
+def test_staleness_settings() -> None:
+    assert ppo_make(staleness=2).stale_after == 12
+    assert ppo_make(stale_after=7).stale_after == 7
+    assert ppo_make(staleness=0).lock_step
+    assert not ppo_make(staleness=1).lock_step
+
+
+def test_on_policy_the_first_epoch_starts_without_divergence() -> None:
+    ppo = ppo_make(epochs=1, minibatches=1, policy={"normalise_observations": True})
+    batch = collect(ppo.policy)
+    update = ppo.update(batch, progress=0.0)
+    assert update.applied
+    assert update.steps == int(batch.valid.sum())
+    assert update.metrics["kl_behaviour"] == pytest.approx(0.0, abs=1e-6)
+    assert update.metrics["effective_sample_size"] == pytest.approx(1.0, abs=1e-4)
+    assert ppo.updates == 1
+
+
+def test_a_batch_without_a_valid_step_is_skipped() -> None:
+    ppo = ppo_make()
+    batch = collect(ppo.policy)
+    before = ppo.state()
+    update = ppo.update(replace(batch, valid=torch.zeros_like(batch.valid)), progress=0.0)
+    assert (update.applied, update.reason, update.steps) == (False, "empty", 0)
+    assert same(before, ppo.state())
+
+
+def test_steps_that_are_not_experience_do_not_matter() -> None:
+    results = []
+    for noise in (0.0, 1e3):
+        ppo = ppo_make(policy={"normalise_observations": True})
+        batch = collect(ppo.policy)
+        valid = batch.valid.clone()
+        valid[5:8, 1] = False
+        observation = batch.observation["observation"].clone()
+        # Row 5 is what follows the last valid step before the gap: it is read, rows 6 and 7 are not.
+        observation[6:8, 1] += noise
+        changed = replace(batch, valid=valid, observation={"observation": observation})
+        assert ppo.update(changed, progress=0.0).applied
+        results.append(ppo.state())
+    assert same(*results)
+
+
+def test_the_normaliser_is_frozen_during_an_update_and_merged_after() -> None:
+    ppo = ppo_make(policy={"normalise_observations": True}, epochs=1, minibatches=1)
+    batch = collect(ppo.policy)
+    assert ppo.update(batch, progress=0.0).metrics["kl_proximal"] == pytest.approx(0.0, abs=1e-7)
+    normaliser = ppo.policy.normaliser
+    assert normaliser is not None
+    rows = batch.observation["observation"][:-1].flatten(0, 1).double()
+    torch.testing.assert_close(normaliser.mean, rows.mean(0))
+    torch.testing.assert_close(normaliser.variance, rows.var(0, correction=0))
+    assert normaliser.count.item() == len(rows)
+
+
+def test_target_kl_stops_the_epochs() -> None:
+    eager: dict[str, Any] = {"learning_rate": 0.05, "epochs": 10}
+    assert ppo_make(**eager).update(collect(small_policy()), progress=0.0).metrics["epochs"] == 10
+    assert (
+        ppo_make(**eager, target_kl=0.001).update(collect(small_policy()), progress=0.0).metrics["epochs"]
+        < 10
+    )
+
+
+def test_schedules_follow_progress() -> None:
+    ppo = ppo_make(
+        learning_rate_schedule="linear", clip_schedule="linear", warmup_updates=2, learning_rate=1e-3
+    )
+    batch = collect(ppo.policy)
+    first, second = (ppo.update(batch, progress=progress).metrics for progress in (0.0, 0.5))
+    assert (first["learning_rate"], first["clip_range"]) == pytest.approx((0.5e-3, 0.2))
+    assert (second["learning_rate"], second["clip_range"]) == pytest.approx((0.5e-3, 0.1))
+
+
+def lagging(batch: Batch, *updates: int) -> Batch:
+    """The batch, its columns as made by these updates."""
+    return replace(batch, update=torch.tensor(updates))
+
+
+def test_steps_that_are_too_old_are_masked() -> None:
+    ppo = ppo_make(mask_after=2)
+    batch = collect(ppo.policy)
+    masked = lagging(batch, 0, 3, 0, 2)
+    update = ppo.update(masked, progress=0.0)
+    assert update.metrics["masked_fraction"] == 0.25
+    assert update.steps == 3 * len(batch.valid)
+    other = ppo_make(mask_after=2)
+    reward = batch.reward.clone()
+    reward[:, 1] = 100.0
+    assert other.update(replace(masked, reward=reward), progress=0.0).applied
+    assert same(ppo.state(), other.state())
+
+
+def test_a_batch_that_is_masked_as_a_whole_is_empty() -> None:
+    ppo = ppo_make(mask_after=2)
+    update = ppo.update(lagging(collect(ppo.policy), 3, 3, 9, 4), progress=0.0)
+    assert (update.applied, update.reason) == (False, "empty")
+
+
+def test_no_mask_leaves_every_valid_step_in() -> None:
+    ppo = ppo_make()
+    update = ppo.update(lagging(collect(ppo.policy), 30, 30, 30, 30), progress=0.0)
+    assert update.metrics["masked_fraction"] == 0.0
+
+
+def uses(ppo: PPO, batch: Batch) -> list[int]:
+    """How many gradient steps each column's first step entered in an update."""
+    seen: list[Any] = []
+    gradient_of = ppo.gradient_of
+
+    def note(rows: Rows, objective: Objective) -> MinibatchGradient:
+        seen.append(rows.inputs.vector.clone())
+        return gradient_of(rows, objective)
+
+    ppo.gradient_of = note  # type: ignore[method-assign]
+    # Environments of two collectors begin alike: told apart by their column.
+    apart = batch.observation["observation"] + torch.arange(4.0)[:, None]
+    assert ppo.update(replace(batch, observation={"observation": apart}), progress=0.0).applied
+    rows = torch.cat(seen)
+    first = apart[0]
+    return [int((rows == one).all(1).sum()) for one in first]
+
+
+def test_a_step_is_used_once_in_each_epoch_and_no_more() -> None:
+    assert uses(ppo_make(epochs=3), collect(small_policy())) == [3, 3, 3, 3]
+    ppo = ppo_make(epochs=3, lagging_epochs=1, staleness=1)
+    assert uses(ppo, lagging(collect(ppo.policy), 0, 1, 2, 5)) == [3, 3, 1, 1]
+
+
+def test_reuse_is_told_and_ends_where_nothing_is_fresh() -> None:
+    ppo = ppo_make(epochs=4, lagging_epochs=2)
+    metrics = ppo.update(lagging(collect(ppo.policy), 0, 9, 9, 9), progress=0.0).metrics
+    assert (metrics["epochs"], metrics["sample_reuse"]) == (4.0, 2.5)
+    ppo = ppo_make(epochs=4, lagging_epochs=2)
+    metrics = ppo.update(lagging(collect(ppo.policy), 9, 9, 9, 9), progress=0.0).metrics
+    assert (metrics["epochs"], metrics["sample_reuse"]) == (2.0, 2.0)
+
+
+def test_stale_rows_are_found_where_steps_are_missing() -> None:
+    ppo = ppo_make(epochs=2, lagging_epochs=1)
+    batch = lagging(collect(ppo.policy), 9, 0, 9, 9)
+    valid = batch.valid.clone()
+    valid[3:, 0] = False
+    update = ppo.update(replace(batch, valid=valid), progress=0.0)
+    count = len(valid)
+    assert update.metrics["sample_reuse"] == pytest.approx(1 + count / (3 * count + 3))
+
+
+def test_the_entropy_coefficient_decays_with_updates() -> None:
+    ppo = ppo_make(entropy_coefficient=0.1, entropy_decay=0.5, entropy_floor=0.03)
+    batch = collect(ppo.policy)
+    found = [ppo.update(batch, progress=0.0).metrics["entropy_coefficient"] for _ in range(2)]
+    ppo.update(poisoned(batch), progress=0.0)
+    found += [ppo.update(batch, progress=0.0).metrics["entropy_coefficient"] for _ in range(2)]
+    assert found == [0.1, 0.05, 0.03, 0.03]
+
+
+def test_the_learning_rate_is_steered_by_the_divergence_of_each_update() -> None:
+    ppo = ppo_make(adaptive_kl=0.01, learning_rate=1e-9, learning_rate_range=(1e-9, 1e-8), warmup_updates=2)
+    batch = collect(ppo.policy)
+    rates = [ppo.update(batch, progress=0.5).metrics["learning_rate"] for _ in range(5)]
+    assert rates == pytest.approx([0.5e-9, 1e-9, 1e-9, 1.5e-9, 2.25e-9])
+    eager = ppo_make(adaptive_kl=1e-9, learning_rate=1e-2)
+    rates = [eager.update(batch, progress=0.0).metrics["learning_rate"] for _ in range(2)]
+    assert rates == pytest.approx([1e-2, 1e-2 / 1.5])
+
+
+def test_a_steered_rate_survives_a_resume() -> None:
+    first = ppo_make(adaptive_kl=0.01, learning_rate=1e-9, learning_rate_range=(1e-9, 1e-8))
+    batch = collect(first.policy)
+    first.update(batch, progress=0.0)
+    second = ppo_make(adaptive_kl=0.01, learning_rate=1e-9, learning_rate_range=(1e-9, 1e-8))
+    second.load(first.state())
+    assert second.update(batch, progress=0.0).metrics["learning_rate"] == pytest.approx(1.5e-9)
+
+
+def test_the_clip_range_follows_its_schedule() -> None:
+    for schedule, expected in (("constant", 0.2), ("linear", 0.1), ("cosine", 0.1)):
+        ppo = ppo_make(clip_schedule=schedule)
+        assert ppo.update(collect(ppo.policy), progress=0.5).metrics["clip_range"] == pytest.approx(expected)
+
+
+def test_a_state_does_not_follow_later_updates() -> None:
+    ppo = ppo_make()
+    state = ppo.state()
+    copies = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    ppo.update(collect(ppo.policy), progress=0.0)
+    assert all(torch.equal(copies[name], tensor) for name, tensor in state.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("policy/actor_head.bias", "policy/actor_head.bias"),
+        ("optimiser/second/actor_head.bias", "second/actor_head.bias"),
+        ("generator/permutations", "generator/permutations"),
+    ],
+)
+def test_a_state_with_a_part_missing_is_refused(name: str, message: str) -> None:
+    state = ppo_make().state()
+    del state.tensors[name]
+    with pytest.raises(ValueError, match=message):
+        ppo_make().load(state)
+
+
+def test_the_same_seed_gives_the_same_weights_bit_by_bit() -> None:
+    blobs = []
+    for seed in (1, 1, 2):
+        ppo = ppo_make(seed)
+        batch = collect(small_policy())
+        for _ in range(3):
+            ppo.update(batch, progress=0.0)
+        blobs.append(weights.encode(ppo.policy))
+    assert blobs[0] == blobs[1] != blobs[2]
+
+
+def test_it_is_an_algorithm() -> None:
+    algorithm: Algorithm = ppo_make()
+    assert isinstance(algorithm, module.PPO)
+    assert algorithm.published_modules() == {"default": algorithm.policy}
+    assert algorithm.requires() == ()
+    assert algorithm.retain_from() is None
+    assert algorithm.scalars(0.5) == {}
+
+
+# ---- Every kind of observation and action, from an environment's step to an update.
+
+
+OBSERVATIONS: dict[str, AnySpace] = {
+    "vector": spaces.Box(-2, 2, (3,), np.float32),
+    "float64 matrix": spaces.Box(-2, 2, (2, 3), np.float64),
+    "bytes": spaces.Box(0, 255, (5,), np.uint8),
+    "image": spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    "choice": spaces.Discrete(4, start=-1),
+    "choices": spaces.MultiDiscrete([3, 2]),
+    "bits": spaces.MultiBinary(4),
+    "dict": spaces.Dict(
+        camera=spaces.Box(0, 255, (9, 8), np.uint8),
+        behind=spaces.Box(0, 255, (3, 8, 8), np.uint8),
+        arm=spaces.Box(-5, 5, (2,), np.float32),
+        gear=spaces.Discrete(3),
+        lamps=spaces.MultiBinary(2),
+    ),
+    "tuple": spaces.Tuple((spaces.Box(-1, 1, (), np.float32), spaces.MultiDiscrete([2, 2]))),
+    "nested": spaces.Dict(
+        inner=spaces.Tuple((spaces.Discrete(2), spaces.Dict(deep=spaces.Box(-1, 1, (2,), np.float32))))
+    ),
+}
+ACTIONS: dict[str, AnySpace] = {
+    "discrete": spaces.Discrete(3),
+    "discrete from 2": spaces.Discrete(3, start=2),
+    "multi-discrete": spaces.MultiDiscrete([2, 3]),
+    "multi-binary": spaces.MultiBinary(3),
+    "box": spaces.Box(-0.5, 2.0, (2,), np.float32),
+    "float64 box": spaces.Box(-1.0, 1.0, (2, 2), np.float64),
+    "hybrid tuple": spaces.Tuple(
+        (spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32), spaces.MultiBinary(2))
+    ),
+    "dict": spaces.Dict(
+        turn=spaces.Box(-1, 1, (1,), np.float32),
+        press=spaces.Tuple((spaces.MultiDiscrete([2, 4]), spaces.Discrete(2, start=1))),
+    ),
+}
+SMALL = {"hidden_sizes": (16,)}
+
+
+def check_update(acting: Acting) -> Batch:
+    """One update: log-probabilities agree before it, every parameter has a gradient and moves by it."""
+    batch, policy = acting.batch(), acting.policy
+    count = STEPS * SLOTS * FRAGMENTS
+    assert int(batch.valid.sum()) == count
+    observed = {path: rows[:-1].flatten(0, 1).numpy() for path, rows in batch.observation.items()}
+    action = {path: rows.flatten(0, 1).numpy() for path, rows in batch.action.items()}
+    np.testing.assert_allclose(policy.log_prob(observed, action), batch.log_prob.flatten(), atol=5e-5)
+    before = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
+    ppo = PPO(policy, PPOSection(epochs=1, minibatches=2, entropy_coefficient=0.01), seed=0)
+    update = ppo.update(batch, progress=0.0)
+    assert (update.applied, update.steps) == (True, count)
+    assert update.metrics["kl_behaviour"] < 0.1
+    still = [name for name, parameter in policy.named_parameters() if torch.equal(parameter, before[name])]
+    assert still == []
+    return batch
+
+
+def check_slopes(policy: Policy, batch: Batch) -> None:
+    """An update of a dense policy in closed form is the one that autograd makes."""
+    updated = []
+    for is_closed in (True, False):
+        learned = copy.deepcopy(policy)
+        section = PPOSection(
+            epochs=2, minibatches=2, entropy_coefficient=0.01, dual_clip=2.0, value_clip=0.1, clip_range=0.05
+        )
+        ppo = PPO(learned, section, seed=0)
+        assert isinstance(ppo._network, DenseNetwork)
+        assert ppo._network.is_closed
+        if not is_closed:
+            ppo._network = Network(learned, ppo._optimiser)
+        assert ppo.update(batch, progress=0.0).applied
+        updated.append(torch.cat([parameter.detach().flatten() for parameter in learned.parameters()]))
+    torch.testing.assert_close(*updated, rtol=1e-9, atol=1e-12)
+
+
+SLOPED: dict[str, AnySpace] = {
+    "one choice": spaces.Discrete(3),
+    "two choices": spaces.Tuple((spaces.Discrete(3), spaces.Discrete(2, start=1))),
+    "choices and reals": spaces.Tuple((spaces.MultiDiscrete([2, 3]), spaces.Box(-1, 1, (2,), np.float32))),
+}
+
+
+@pytest.mark.parametrize("section", [{}, {"shared_trunk": True}])
+@pytest.mark.parametrize("action", SLOPED.values(), ids=SLOPED)
+def test_slopes_in_closed_form_make_the_update_that_autograd_makes(
+    action: AnySpace, section: dict[str, Any]
+) -> None:
+    acting = Acting(OBSERVATIONS["vector"], action, PolicySection.model_validate({**SMALL, **section}))
+    batch = acting.batch()
+    acting.policy.double()
+    check_slopes(acting.policy, batch)
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_every_observation_is_learned_from(name: str) -> None:
+    section = PolicySection.model_validate({"normalise_observations": True} | SMALL)
+    acting = Acting(OBSERVATIONS[name], spaces.Discrete(2), section)
+    batch, normaliser = check_update(acting), acting.policy.normaliser
+    rows = acting.policy.reader.reals
+    assert (normaliser is None) == (not rows)
+    if normaliser is not None:
+        steps = batch.valid.numel()
+        observed = {path: values[:-1] for path, values in batch.observation.items()}
+        reals = np.concatenate(
+            [
+                observed[path].double().numpy().reshape(steps, -1) / (255 if leaf.dtype == "uint8" else 1)
+                for path, leaf in rows
+            ],
+            1,
+        )
+        np.testing.assert_allclose(normaliser.mean, reals.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(normaliser.variance, reals.var(0), rtol=1e-6)
+        # The next batch is acted, and learned from, with these statistics.
+        check_update(acting)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_every_action_is_learned(name: str) -> None:
+    acting = Acting(spaces.Box(-1, 1, (3,), np.float32), ACTIONS[name], PolicySection.model_validate(SMALL))
+    check_update(acting)
+
+
+@pytest.mark.parametrize("name", ["box", "float64 box", "hybrid tuple", "dict"])
+def test_squashed_actions_stay_inside_their_bounds(name: str) -> None:
+    section = PolicySection.model_validate(SMALL | {"continuous": "squashed", "initial_log_std": 1.0})
+    check_update(Acting(spaces.Box(-1, 1, (3,), np.float32), ACTIONS[name], section))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"image_trunk": "small", "hidden_norm": "layer"},
+        {"image_trunk": "small", "shared_trunk": True, "dropout": 0.2},
+        {"image_trunk": "impala", "hidden_norm": "batch", "dropout": 0.2},
+        {"image_trunk": "impala", "hidden_norm": "batch", "shared_trunk": True},
+    ],
+)
+def test_parts_of_every_kind_on_both_sides(section: dict[str, object]) -> None:
+    told = PolicySection.model_validate(SMALL | {"normalise_observations": True} | section)
+    check_update(Acting(OBSERVATIONS["dict"], ACTIONS["hybrid tuple"], told))
+
+
+# ---- On fresh experience every ratio is 1: actor, π_prox and the gradient step compute the same policy.
+
+
+ROUNDING = 2e-5
+"""Largest difference of two log-probabilities of a few nats in float32."""
+IMAGE = spaces.Box(0, 255, (10, 10, 3), np.uint8)
+LARGE = spaces.Box(0, 255, (40, 40), np.uint8)
+VECTOR = spaces.Box(-1, 1, (6,), np.float32)
+NESTED = spaces.Dict(camera=IMAGE, arm=VECTOR, rest=spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))))
+
+
+NETWORKS: dict[str, tuple[AnySpace, dict[str, Any]]] = {
+    "plain": (VECTOR, {}),
+    "plain, shared": (VECTOR, {"shared_trunk": True}),
+    "normalised observations": (VECTOR, {"normalise_observations": True}),
+    "layer norm": (VECTOR, {"hidden_norm": "layer"}),
+    "batch norm": (VECTOR, {"hidden_norm": "batch"}),
+    "batch norm, shared": (VECTOR, {"hidden_norm": "batch", "shared_trunk": True}),
+    "dropout": (VECTOR, {"dropout": 0.3}),
+    "batch norm and dropout": (VECTOR, {"hidden_norm": "batch", "dropout": 0.3}),
+    "all of them": (NESTED, {"hidden_norm": "batch", "dropout": 0.3, "normalise_observations": True}),
+    "layer norm and dropout, shared": (
+        NESTED,
+        {"hidden_norm": "layer", "dropout": 0.3, "shared_trunk": True, "activation": "silu"},
+    ),
+    "small trunk": (IMAGE, {"image_trunk": "small"}),
+    "nature": (LARGE, {"shared_trunk": True}),
+    "impala": (IMAGE, {"image_trunk": "impala", "shared_trunk": True}),
+    "impala and dropout": (IMAGE, {"image_trunk": "impala", "dropout": 0.5}),
+    "one's own": (VECTOR, {"network": "tests.support.experience.own_networks:Good"}),
+}
+
+
+def trained(name: str, **algorithm: Any) -> tuple[Acting, PPO]:
+    """A policy that has learned from two batches.
+
+    Its statistics and biases are thus no longer the initial ones.
+    """
+    space, section = NETWORKS[name]
+    acting = Acting(space, spaces.Discrete(3), PolicySection(**({"hidden_sizes": (16, 16)} | section)))
+    ppo = PPO(acting.policy, PPOSection(**({"minibatches": 3} | algorithm)), seed=3)
+    for _ in range(2):
+        assert ppo.update(acting.batch(), progress=0.0).applied
+    return acting, ppo
+
+
+def first_epoch(ppo: PPO, batch: Batch) -> torch.Tensor:
+    """π_θ / π_prox [n] of an epoch's gradient steps of length 0, as the surrogate computes it."""
+    with torch.no_grad():
+        prepared = ppo.prepare(batch, batch.reward, RankGroup().rows_of(batch.valid))
+    record = ppo._train(batch, prepared, replace(ppo._schedule(0.0), learning_rate=0.0))
+    assert record.rows is not None
+    ratio: torch.Tensor = (torch.cat(record.log_prob) - record.rows.proximal).exp()
+    return ratio
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_ratio_on_fresh_experience_is_one(name: str) -> None:
+    acting, ppo = trained(name, epochs=1)
+    batch = acting.batch()
+    assert (first_epoch(ppo, batch) == 1.0).all()
+    policy, seen = acting.policy, {k: v[:-1] for k, v in batch.observation.items()}
+    parameters = policy.outputs(policy.read(seen)).parameters.reshape(*batch.log_prob.shape, -1)
+    again = policy.joint_log_prob(parameters, batch.action)
+    torch.testing.assert_close(again[batch.valid], batch.log_prob[batch.valid], atol=ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["dropout", "one's own"])
+def test_the_slope_goes_through_a_thinned_network(name: str) -> None:
+    parameters = []
+    for is_thinned in (True, False):
+        acting, ppo = trained(name)
+        if not is_thinned:
+            acting.policy.dropouts = ()
+        assert ppo.update(acting.batch(), progress=0.0).applied
+        parameters.append(torch.cat([p.detach().flatten() for p in acting.policy.parameters()]))
+    assert not torch.equal(*parameters)
+
+
+@pytest.mark.parametrize("name", ["batch norm, shared", "batch norm and dropout", "one's own"])
+def test_the_statistics_stand_still_in_an_update_and_are_merged_after_it(name: str) -> None:
+    acting, ppo = trained(name)
+    layers = [layer for layer in acting.policy.modules() if isinstance(layer, BatchNorm)]
+    seen: list[list[torch.Tensor]] = []
+    hook = layers[0].register_forward_hook(
+        lambda layer, *_: seen.append([layer.mean.clone()] if layer.measuring is None else [])
+    )
+    batch = acting.batch()
+    assert ppo.update(batch, progress=0.0).applied
+    hook.remove()
+    during = [means[0] for means in seen if means]
+    assert all(torch.equal(mean, during[0]) for mean in during)
+    assert not torch.equal(layers[0].mean, during[0])
+    assert {layer.merges.item() for layer in layers} == {3.0}
+    assert {name for name in weights.snapshot(acting.policy) if name.endswith("merges")}
+
+
+def test_an_update_that_is_not_finite_leaves_the_statistics_alone() -> None:
+    acting, ppo = trained("batch norm")
+    before = weights.encode(acting.policy)
+    batch = acting.batch()
+    batch.reward[:] = torch.inf
+    assert ppo.update(batch, progress=0.0).reason == "nan"
+    assert weights.encode(acting.policy) == before
+
+
+def test_another_rank_drops_other_features_and_each_time_the_same() -> None:
+    gradients = []
+    for rank in (0, 1, 1):
+        acting, ppo = trained("dropout")
+        ppo._group = RankGroup()
+        ppo._group.rank = rank
+        inputs = acting.policy.read(acting.batch().observation)
+        with ppo._thinned(inputs):
+            gradients.append(ppo._network.outputs(inputs).parameters)
+    assert not torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[1], gradients[2])
+
+
+def test_a_resumed_update_drops_the_same_features() -> None:
+    acting, ppo = trained("batch norm and dropout")
+    state, batch = ppo.state(), acting.batch()
+    assert ppo.update(batch, progress=0.0).applied
+    expected = weights.encode(acting.policy)
+    resumed = trained("batch norm and dropout")[1]
+    resumed.load(state)
+    assert resumed.update(batch, progress=0.0).applied
+    assert weights.encode(resumed.policy) == expected
+
+
+# ---- Rewards divided by the deviation of the discounted return.
+
+
+DISCOUNT = 0.9
+
+
+def batch(rewards: np.ndarray, ends: np.ndarray, slots: tuple[tuple[int, int], ...]) -> Batch:
+    """Rewards [T, B], and where an episode ends."""
+    whole = collect(small_policy(), steps=len(rewards))
+    return replace(
+        whole,
+        reward=torch.from_numpy(rewards.astype(np.float32)),
+        terminated=torch.from_numpy(ends),
+        truncated=torch.zeros(ends.shape, dtype=torch.bool),
+        valid=torch.ones(ends.shape, dtype=torch.bool),
+        slots=slots,
+    )
+
+
+def returns_of(rewards: np.ndarray, ends: np.ndarray) -> list[float]:
+    """The discounted return after each step of one environment."""
+    result, current = [], 0.0
+    for reward, end in zip(rewards, ends, strict=True):
+        current = DISCOUNT * current + reward
+        result.append(current)
+        current = 0.0 if end else current
+    return result
+
+
+def test_returns_run_on_through_columns_and_batches_of_one_environment() -> None:
+    random = np.random.default_rng(0)
+    rewards, ends = random.standard_normal((2, 6, 3)), random.random((2, 6, 3)) < 0.2
+    scale, slots = RewardScale(DISCOUNT, RankGroup()), ((1, 0), (1, 0), (2, 0))
+    for part in range(2):
+        scaled = scale.scale(batch(rewards[part], ends[part], slots))
+        scale.commit(scaled)
+    first = [
+        returns_of(
+            np.concatenate([rewards[p, :, c] for p in range(2) for c in (0, 1)]),
+            np.concatenate([ends[p, :, c] for p in range(2) for c in (0, 1)]),
+        )
+    ]
+    second = returns_of(rewards[:, :, 2].flatten(), ends[:, :, 2].flatten())
+    deviation = np.std(np.concatenate([*first, second]))
+    expected = np.clip(rewards[1] / deviation, -CLIP, CLIP)
+    np.testing.assert_allclose(scaled.rewards.numpy(), expected, rtol=1e-5)
+
+
+def test_nothing_changes_without_commit_and_state_survives() -> None:
+    random = np.random.default_rng(1)
+    part = batch(random.standard_normal((5, 4)), np.zeros((5, 4), bool), ((1, 0), (1, 1), (2, 0), (2, 1)))
+    scale = RewardScale(DISCOUNT, RankGroup())
+    first = scale.scale(part).rewards
+    assert torch.equal(scale.scale(part).rewards, first)
+    scale.commit(scale.scale(part))
+    copy = RewardScale(DISCOUNT, RankGroup())
+    copy.load(scale.state())
+    assert torch.equal(copy.scale(part).rewards, scale.scale(part).rewards)
+    assert not torch.equal(scale.scale(part).rewards, first)

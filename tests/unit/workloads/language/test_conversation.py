@@ -1,0 +1,371 @@
+import numpy as np
+import pytest
+
+from penstock.actor.rollout.generator import HeaderFields
+from penstock.config.settings import ConfigurationError
+from penstock.learner.algorithms.responses import Grid, read_responses
+from penstock.learner.batch import check_meaning
+from penstock.protocol.fragment import Fragment, WeightSpan, check
+from penstock.protocol.messages import Publication
+from penstock.protocol.schema import TensorRule, fragment_schema
+from penstock.protocol.spaces import Discrete
+from penstock.workloads.language.conversation import (
+    ChatEncoder,
+    Column,
+    ColumnFragments,
+    LiveConversation,
+    NotContinued,
+    Sampled,
+    column_tensors,
+    weight_spans,
+)
+from penstock.workloads.language.pretraining.tiny_models import build_tokenizer
+from penstock.workloads.language.prompt import Message, ToolCall
+from tests.support.experience.token_experience import batch_of
+from tests.support.language.chat_words import FORGETTING_TEMPLATE, chat_tokenizer
+from tests.support.language.columns import CUT, NONE, TWO
+
+# ---- Messages as ids, and how a conversation goes on behind ids that were sampled.
+
+
+EOS, USER, ASSISTANT, TOOL = 2, 5, 6, 7
+A, B, C, ADD = 8, 9, 10, 11
+
+
+def encoder(**kwargs: str) -> ChatEncoder:
+    """Of the words a, b, c, add."""
+    return ChatEncoder(chat_tokenizer("a", "b", "c", "add", **kwargs))
+
+
+def test_a_prompt_ends_where_the_assistant_begins() -> None:
+    ask = [Message("user", "a b")]
+    assert encoder().begin(ask) == [USER, A, B, EOS, ASSISTANT]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert encoder().begin(ask, tools) == [4, ADD, EOS, USER, A, B, EOS, ASSISTANT]
+
+
+@pytest.mark.parametrize(("last", "first"), [(EOS, []), (C, [EOS])])
+def test_what_follows_begins_behind_the_end_that_was_sampled(last: int, first: list[int]) -> None:
+    follow = encoder().follow([Message("user", "a")], last, [Message("user", "b")])
+    assert follow == [*first, USER, B, EOS, ASSISTANT]
+
+
+def test_prompt_answer_and_what_follows_are_the_rendering_of_all() -> None:
+    made, ask = encoder(), [Message("user", "a")]
+    call = ToolCall("call-0", "add", "{}")
+    whole = [*ask, Message("assistant", "b c"), Message("tool", "a", tool_call_id=call.id)]
+    held = [*made.begin(ask), B, C, EOS]
+    assert [*held, *made.follow(ask, EOS, whole[2:])] == made.begin(whole)
+
+
+def test_a_template_that_changes_earlier_answers_cannot_be_continued() -> None:
+    with pytest.raises(NotContinued, match="changes earlier messages"):
+        encoder(template=FORGETTING_TEMPLATE).follow([Message("user", "a")], EOS, [Message("user", "b")])
+
+
+@pytest.mark.promise("trained-conversation-sampled-later")
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (Message("user", "a <eos> b"), "content"),
+        (Message("tool", "a<assistant>b"), "content"),
+        (Message("user <eos>", "a"), "role"),
+        (Message("tool", "a", tool_call_id="<eos>"), "tool_call_id"),
+        (Message("assistant", "", (ToolCall("0", "add", '{"x": "<user>"}'),)), r"tool_calls\.arguments"),
+    ],
+)
+def test_control_tokens_in_texts_are_refused(message: Message, field: str) -> None:
+    with pytest.raises(ValueError, match=rf"messages\[1\]\.{field} holds '<"):
+        encoder().begin([Message("user", "a"), message])
+    with pytest.raises(ValueError, match="is a control token"):
+        encoder().follow([Message("user", "a")], EOS, [message])
+
+
+def test_control_tokens_in_tools_are_refused() -> None:
+    tool = {"type": "function", "function": {"name": "add", "description": "a <eos> <assistant>"}}
+    with pytest.raises(ValueError, match=r"tools\[0\] holds '<assistant>'"):
+        encoder().begin([Message("user", "a")], [tool])
+    with pytest.raises(ValueError, match=r"tools\[0\] holds '<assistant>'"):
+        encoder().follow([Message("user", "a")], EOS, [Message("user", "a")], [tool])
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"set tokenizer\.chat_template"):
+        ChatEncoder(build_tokenizer(["a"]))
+
+
+def test_what_cannot_be_rendered_is_refused_as_what_it_is() -> None:
+    nested: object = {}
+    for _ in range(5_000):
+        nested = {"in": nested}
+    deep = {"type": "function", "function": {"name": "add", "parameters": nested}}
+    halved = {"type": "function", "function": {"name": "\ud800"}}
+    with pytest.raises(ValueError, match=r"tools\[0\]: is nested too deep"):
+        encoder().begin([Message("user", "a")], [deep])
+    with pytest.raises(ValueError, match="hold what is no Unicode text"):
+        encoder().begin([Message("user", "a")], [halved])
+
+
+def test_arguments_nested_too_deep_stay_text() -> None:
+    call = ToolCall("call-0", "add", "[" * 100_000)
+    messages = [
+        Message("user", "a"),
+        Message("assistant", "", (call,)),
+        Message("tool", "b", tool_call_id="call-0"),
+    ]
+    assert encoder().begin(messages)
+
+
+def test_a_model_of_some_words_is_asked_in_those_alone() -> None:
+    made = ChatEncoder(chat_tokenizer("a", "b", "c", "add"), words=("a", "b"))
+    assert made.begin([Message("user", " a\n b ")]) == [USER, A, B, EOS, ASSISTANT]
+    with pytest.raises(ValueError, match=r"messages\[1\].content: 'c' is none of the 2 words of the model"):
+        made.begin([Message("user", "a"), Message("user", "b c d")])
+    with pytest.raises(ValueError, match="'x{40}' is none of"):
+        made.begin([Message("user", "x" * 1_000)])
+
+
+# ---- A conversation as a column: each token where the convention says.
+
+
+PAD = 0
+
+
+def test_tokens_of_the_assistant_are_valid_and_each_turn_is_rewarded_at_its_last() -> None:
+    made = column_tensors([TWO, CUT, NONE], PAD)
+    np.testing.assert_array_equal(made["observation"][:, 0], TWO.ids)
+    np.testing.assert_array_equal(made["observation"][:, 1], [5, 6, 9, *[PAD] * 6])
+    np.testing.assert_array_equal(made["action"], made["observation"][1:])
+    np.testing.assert_array_equal(made["valid"][:, 0], np.array([0, 0, 1, 1, 0, 0, 0, 1], bool))
+    np.testing.assert_array_equal(made["log_prob"][:, 0], [0, 0, -1, -2, 0, 0, 0, -3])
+    np.testing.assert_array_equal(made["reward"][:, 0], [0, 0, 0, 0.5, 0, 0, 0, 1])
+    assert not made["valid"][:, 2].any()
+
+
+def test_a_column_has_one_end_at_its_last_sampled_token() -> None:
+    made = column_tensors([TWO, CUT, NONE], PAD)
+    assert np.argwhere(made["terminated"]).tolist() == [[7, 0]]
+    assert np.argwhere(made["truncated"]).tolist() == [[1, 1]]
+    assert list(zip(made["final/step"], made["final/slot"], strict=True)) == [(1, 1), (7, 0)]
+    np.testing.assert_array_equal(made["final/observation"], [9, 11])
+
+
+def test_each_turn_keeps_the_version_that_sampled_it() -> None:
+    assert weight_spans([TWO, NONE], 8) == (WeightSpan(0, 0, 8, 3, 2),)
+    assert weight_spans([TWO, CUT], 8) == (
+        WeightSpan(0, 2, 2, 3, 2), WeightSpan(0, 7, 1, 3, 2), WeightSpan(1, 1, 1, 4, 3),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="nothing was sampled"):
+        weight_spans([NONE], 1)
+
+
+# ---- Columns as a fragment, checked as broker and learner do, and read as the losses read it.
+
+
+SCHEMA = fragment_schema(Discrete(12), Discrete(12))
+FIELDS = HeaderFields(
+    run="r", session=1, sequence=1, weights=Publication(version=4, update=3, sha256="", size=0), round=0
+)
+
+
+def cut(*columns: Column) -> Fragment:
+    """Which the broker takes, and the learner."""
+    made, _ = ColumnFragments(SCHEMA, len(columns), 0).cut(columns, FIELDS)
+    check(made, SCHEMA, "r")
+    check_meaning(made.header, made.arrays())
+    return made
+
+
+def test_a_conversation_is_one_row_of_the_learner() -> None:
+    found = read_responses(batch_of(cut(TWO, CUT, NONE)))
+    assert found is not None
+    assert found.action.tolist() == [9, 2, 11, 9]
+    assert found.reward.tolist() == [0.0, 0.5, 1.0, -1.0]
+    assert found.turn_ends.tolist() == [False, True, False, False]
+    assert found.cut_short.tolist() == [False, True]
+    assert Grid(found).spread(found.reward).tolist() == [[0.0, -1.0], [0.5, 0.0], [1.0, 0.0]]
+
+
+@pytest.mark.promise("trained-conversation-sampled-later")
+def test_the_header_names_the_version_of_each_turn() -> None:
+    assert {(span.slot, span.version) for span in cut(TWO, CUT).header.weights} == {(0, 3), (1, 4)}
+    assert cut(TWO, CUT).header.oldest_update == 2
+    assert [span.version for span in cut(NONE).header.weights] == [4]
+
+
+def test_episodes_are_told_with_all_that_they_earned() -> None:
+    _, episodes = ColumnFragments(SCHEMA, 3, 0).cut([TWO, CUT, NONE], FIELDS)
+    told = sorted((one.slot_id, one.episode_return, one.length, one.terminated) for one in episodes)
+    np.testing.assert_equal(told, [(0, 1.5, 3, True), (1, -1.0, 1, False)])
+
+
+def test_a_tensor_that_columns_do_not_have_is_refused() -> None:
+    extra = fragment_schema(Discrete(12), Discrete(12), (TensorRule(name="extra/other", dtype="float32"),))
+    with pytest.raises(ConfigurationError, match=r"tensors \['extra/other'\]"):
+        ColumnFragments(extra, 1, 0)
+
+
+# ---- A conversation under way: exact ids, rewards at once and later, and where its columns are cut.
+
+
+CONVERSATION_EOS, CONVERSATION_USER, CONVERSATION_ASSISTANT = 2, 5, 6
+CONVERSATION_A, CONVERSATION_B, CONVERSATION_C = 8, 9, 10
+
+
+def conversation(most: int = 64, lag: int | None = None, **kwargs: str) -> LiveConversation:
+    """Of the words a, b, c."""
+    return LiveConversation(
+        ChatEncoder(chat_tokenizer("a", "b", "c", **kwargs)), most_tokens=most, most_lag=lag
+    )
+
+
+def said(*texts: str) -> list[Message]:
+    """Of a user and an assistant in turn."""
+    return [Message(("user", "assistant")[index % 2], text) for index, text in enumerate(texts)]
+
+
+def ask(live: LiveConversation, *texts: str, update: int = 0) -> tuple[int, ...]:
+    """With room for four tokens of answer."""
+    return live.ask(said(*texts), answer_tokens=4, update=update)
+
+
+def answer(live: LiveConversation, *ids: int, text: str = "b", update: int = 0) -> int:
+    """With these ids, which the caller got as this text."""
+    sampled = Sampled(ids, tuple(-0.5 - n for n in range(len(ids))), update + 1, update)
+    return live.answer(sampled, Message("assistant", text))
+
+
+def column(live: LiveConversation) -> Column:
+    """The only one that is over."""
+    (only,) = live.take()
+    return only
+
+
+@pytest.mark.promise("trained-conversation-sampled-later")
+def test_three_turns_are_one_column_of_the_ids_that_were_sampled() -> None:
+    live = conversation()
+    assert ask(live, "a") == (CONVERSATION_USER, CONVERSATION_A, CONVERSATION_EOS, CONVERSATION_ASSISTANT)
+    assert answer(live, CONVERSATION_B, CONVERSATION_EOS) == 0
+    assert ask(live, "a", "b", "c") == (
+        CONVERSATION_USER,
+        CONVERSATION_A,
+        CONVERSATION_EOS,
+        CONVERSATION_ASSISTANT,
+        CONVERSATION_B,
+        CONVERSATION_EOS,
+        CONVERSATION_USER,
+        CONVERSATION_C,
+        CONVERSATION_EOS,
+        CONVERSATION_ASSISTANT,
+    )
+    answer(live, CONVERSATION_C, CONVERSATION_C, text="a")
+    prompt = ask(live, "a", "b", "c", "a", "b")
+    assert prompt[10:] == (
+        CONVERSATION_C,
+        CONVERSATION_C,
+        CONVERSATION_EOS,
+        CONVERSATION_USER,
+        CONVERSATION_B,
+        CONVERSATION_EOS,
+        CONVERSATION_ASSISTANT,
+    )
+    answer(live, CONVERSATION_A, CONVERSATION_EOS, text="a")
+    live.end()
+    made = column(live)
+    assert made.ids == (*prompt, CONVERSATION_A, CONVERSATION_EOS)
+    assert [(turn.start, turn.end) for turn in made.turns] == [(4, 6), (10, 12), (17, 19)]
+    assert [made.ids[turn.start : turn.end] for turn in made.turns] == [
+        (CONVERSATION_B, CONVERSATION_EOS),
+        (CONVERSATION_C, CONVERSATION_C),
+        (CONVERSATION_A, CONVERSATION_EOS),
+    ]
+    assert made.terminated
+    assert live.cuts.total() == 0
+
+
+def test_rewards_come_at_once_and_later_and_add_up() -> None:
+    live = conversation()
+    ask(live, "a")
+    answer(live, CONVERSATION_B, CONVERSATION_EOS)
+    assert live.reward(0.5)
+    ask(live, "a", "b", "c")
+    answer(live, CONVERSATION_B, CONVERSATION_EOS)
+    assert live.reward(1.0)
+    assert live.reward(0.25, turn=0)
+    live.end()
+    assert [turn.reward for turn in column(live).turns] == [0.75, 1.0]
+    assert not live.reward(1.0, turn=1)
+    with pytest.raises(ValueError, match="turn=2: the conversation has 2 so far"):
+        live.reward(1.0, turn=2)
+
+
+def test_another_history_ends_the_column_truncated_and_begins_another() -> None:
+    live = conversation()
+    ask(live, "a")
+    answer(live, CONVERSATION_B, CONVERSATION_EOS)
+    assert ask(live, "a", "c", "a") == (
+        CONVERSATION_USER,
+        CONVERSATION_A,
+        CONVERSATION_EOS,
+        CONVERSATION_ASSISTANT,
+        CONVERSATION_C,
+        CONVERSATION_EOS,
+        CONVERSATION_USER,
+        CONVERSATION_A,
+        CONVERSATION_EOS,
+        CONVERSATION_ASSISTANT,
+    )
+    cut = column(live)
+    assert (cut.ids[-2:], cut.terminated, live.cuts) == (
+        (CONVERSATION_B, CONVERSATION_EOS),
+        False,
+        {"history": 1},
+    )
+    assert answer(live, CONVERSATION_B, CONVERSATION_EOS) == 1
+    live.end()
+    second = column(live)
+    assert [(turn.start, turn.end) for turn in second.turns] == [(10, 12)]
+    assert second.terminated
+
+
+def test_a_template_that_cannot_go_on_cuts_every_turn() -> None:
+    live = conversation(template=FORGETTING_TEMPLATE)
+    ask(live, "a")
+    answer(live, CONVERSATION_B, CONVERSATION_EOS)
+    ask(live, "a", "b", "c")
+    assert live.cuts == {"history": 1}
+
+
+def test_a_column_is_cut_where_the_next_answer_would_not_fit() -> None:
+    live = conversation(most=14)
+    ask(live, "a")
+    answer(live, CONVERSATION_B, CONVERSATION_B, CONVERSATION_B, CONVERSATION_EOS, text="b")
+    assert len(ask(live, "a", "b", "c")) == 10
+    assert live.cuts == {"length": 1}
+    assert len(column(live).turns) == 1
+    with pytest.raises(ValueError, match="18 tokens and an answer of up to 4 do not fit into 14"):
+        ask(live, "a", "b", "c", "b", "a b c")
+
+
+def test_a_refused_prompt_leaves_the_conversation_as_it_was() -> None:
+    live = conversation(most=16)
+    ask(live, "a")
+    answer(live, CONVERSATION_B, CONVERSATION_EOS)
+    with pytest.raises(ValueError, match="do not fit into 16"):
+        ask(live, "a", "b", "a a a a a a a a")
+    ask(live, "a", "b", "c")
+    assert not live.take()
+    assert live.cuts.total() == 0
+
+
+def test_a_column_is_cut_before_its_oldest_token_is_too_old() -> None:
+    live = conversation(lag=2)
+    ask(live, "a", update=3)
+    answer(live, CONVERSATION_B, CONVERSATION_EOS, update=3)
+    ask(live, "a", "b", "c", update=5)
+    answer(live, CONVERSATION_B, CONVERSATION_EOS, update=5)
+    assert not live.take()
+    ask(live, "a", "b", "c", "b", "a", update=6)
+    made = column(live)
+    assert live.cuts == {"age": 1}
+    assert [turn.version for turn in made.turns] == [4, 6]

@@ -1,0 +1,650 @@
+import io
+import json
+import shutil
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from penstock.broker.log.replies import ProbeAnswer
+from penstock.config import settings as configuration
+from penstock.config.settings import ConfigurationError, EnvironmentSection
+from penstock.config.workload import Workload, find
+from penstock.learner.algorithms.rows import RankGroup
+from penstock.learner.model import Model
+from penstock.policy import weights
+from penstock.policy.tokens import TokenRows
+from penstock.protocol.spaces import Discrete, Space
+from penstock.runtime.lifecycle import Lifecycle
+from penstock.runtime.retry import Interrupted
+from penstock.workloads.chat.chat_environment import ChatEnvironment, people_tokenizer
+from penstock.workloads.chat.commands import train_base
+from penstock.workloads.chat.people import draw_prompt, draw_response
+from penstock.workloads.language.cached_generation import device_of
+from penstock.workloads.language.conversation import ChatEncoder
+from penstock.workloads.language.feedback import BadRows
+from penstock.workloads.language.language_model import make_model
+from penstock.workloads.language.policy import LanguagePolicy, LanguageSection, build, make_network
+from penstock.workloads.language.pretraining import tiny_models
+from penstock.workloads.language.pretraining.conversation_files import (
+    Conversation,
+    as_typed,
+    closeness,
+    packaged_conversations,
+    read_conversations,
+)
+from penstock.workloads.language.pretraining.tiny_models import (
+    RESULT,
+    pretrain_base,
+    pretraining_settings,
+    supervised_rows,
+)
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.reward.reward_model import RewardModel
+from penstock.workloads.language.settings import place_of
+from penstock.workloads.language.tokenizer import Encoder, Tokenizer, TooLong, load_tokenizer, pad
+from penstock.workloads.rlhf.environment import spaces as environment_spaces
+from tests.support.experience.token_experience import batch_of, fragment, sample
+from tests.support.language.thread_watch import ThreadWatch, two_threads
+from tests.support.language.tiny_reward import make_reward_model
+
+# ---- The name of a device, by that in a configuration.
+
+
+def test_what_is_named_is_taken_and_auto_is_what_there_is() -> None:
+    there = "cuda" if torch.cuda.is_available() else "cpu"
+    assert [device_of(name) for name in ("cpu", "cuda:1", "auto")] == ["cpu", "cuda:1", there]
+
+
+# ---- How the learner's model of a language run is made, and what is refused.
+
+
+VOCABULARY = 36
+WORDS = Workload(
+    name="words",
+    environment="absent:steps",
+    spaces=f"{__name__}:spaces",
+    policy="penstock.workloads.language.policy:build",
+    defaults="absent:asks",
+    target=f"{__name__}:target",
+    model="penstock.workloads.language.language_model:make_model",
+    generator="absent:generates",
+    runner="absent:plays",
+)
+
+
+def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
+    """Of the tiny model's tokens."""
+    return Discrete(VOCABULARY), Discrete(VOCABULARY)
+
+
+def target(section: EnvironmentSection) -> float:
+    """A score."""
+    return 0.5
+
+
+def made(base: Path, **sections: Any) -> Model:
+    """From settings as a file would give them."""
+    usual: dict[str, Any] = {
+        "run": "words",
+        "algorithm": {"name": "token_ppo", "batch_steps": 512},
+        "policy": {"kwargs": {"model": str(base), "rank": 4}},
+        "actor": {"unroll_length": 24},
+    }
+    settings = configuration.load([usual, sections])
+    return make_model(settings, WORDS, RankGroup(), torch.device("cpu"))
+
+
+def test_a_model_publishes_its_adapter(base: Path) -> None:
+    model = made(base)
+    module = model.algorithm.published_modules()["default"]
+    assert model.weight_bytes == len(weights.encode(module)) < 100_000
+    assert model.specification.schema.by_name["observation"].dtype == "int64"
+    assert model.target == 0.5
+
+
+def test_a_critic_with_an_adapter_is_the_learners_alone(base: Path) -> None:
+    asked = {"model": str(base), "rank": 4, "critic": "adapter"}
+    settings = configuration.load(
+        [
+            {
+                "workload": "rlhf",
+                "environment": {
+                    "id": "words",
+                    "kwargs": {
+                        "model": str(base),
+                        "prompts": "p",
+                        "reward": "grpc://x:1",
+                        "response_tokens": 8,
+                    },
+                },
+                "policy": {"kwargs": asked},
+                "algorithm": {"name": "token_ppo", "batch_steps": 512},
+                "actor": {"unroll_length": 12},
+            }
+        ]
+    )
+    model = make_model(settings, find("rlhf"), RankGroup(), torch.device("cpu"))
+    assert "critic" not in json.loads(model.specification.policy_json)["kwargs"]
+    assert any(name.startswith("critic/adapter.") for name in model.algorithm.state().tensors)
+    assert model.weight_bytes == made(base).weight_bytes
+    without = {"name": "token_ppo", "batch_steps": 512, "advantage": "group"}
+    with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.critic='adapter': .*advantage='group'"):
+        made(base, policy={"kwargs": asked}, algorithm=without)
+
+
+def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -> None:
+    rates = {"name": "token_ppo", "batch_steps": 512, "learning_rate": 2e-3, "critic_learning_rate": 2e-3}
+    model = made(base, algorithm=rates)
+    module, probe = model.algorithm.published_modules()["default"], model.specification.probe
+    actor = build(Discrete(VOCABULARY), Discrete(VOCABULARY), _policy(base), 5)
+    weights.load_into(actor, weights.encode(module))
+    behind = actor.acting_log_prob(probe.observation, probe.action)
+    written = sample(actor, (1, 20, 21), 8, 5, 0, vocabulary=VOCABULARY)
+    scored = [replace(one, score=float(index % 2)) for index, one in enumerate(written)]
+    model.algorithm.update(batch_of(fragment(scored, vocabulary=VOCABULARY)), progress=0.0)
+    model.quarantine.expect(1, "sha", weights.snapshot(module))
+    weights.load_into(actor, weights.encode(module))
+    right = actor.acting_log_prob(probe.observation, probe.action)
+    for answer, held in ((right, False), (behind, True), (right, False)):
+        told = ProbeAnswer(
+            session=3, actor_id="actor-0", version=1, sha256="sha", log_prob=tuple(answer.tolist())
+        )
+        model.quarantine.check([told])
+        assert model.quarantine.holds(3) is held
+
+
+def _policy(base: Path) -> configuration.PolicySection:
+    return configuration.PolicySection(kwargs={"model": str(base), "rank": 4})
+
+
+def test_a_training_begins_with_weights_that_are_named(base: Path, tmp_path: Path) -> None:
+    first = made(base)
+    module = first.algorithm.published_modules()["default"]
+    moved = {name: np.add(array, 0.05, dtype=np.float32) for name, array in weights.snapshot(module).items()}
+    file = tmp_path / "7.safetensors"
+    file.write_bytes(weights.encode(moved))
+    begun = made(base, policy={"kwargs": {"model": str(base), "rank": 4, "begin_with": str(file)}})
+    policy = begun.algorithm.published_modules()["default"]
+    assert weights.encode(policy) == file.read_bytes()
+    assert isinstance(policy, LanguagePolicy)
+    rows = _rows(5)
+    assert torch.equal(policy.reference_log_prob(rows), _reference(first).reference_log_prob(rows))
+    assert not torch.equal(policy.reference_log_prob(rows), policy.outputs(rows).log_prob)
+
+
+def _reference(model: Model) -> LanguagePolicy:
+    found = model.algorithm.published_modules()["default"]
+    assert isinstance(found, LanguagePolicy)
+    return found
+
+
+def _rows(length: int) -> TokenRows:
+    tokens = torch.arange(3, 3 + length).unsqueeze(0)
+    return TokenRows(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.arange(length), tokens[0] + 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"policy\.kwargs\.begin_with='.*absent': No such file or directory; name a file of weights"),
+        (b"x", r"policy\.kwargs\.begin_with='.*other': holds no weights of this network"),
+    ],
+)
+def test_weights_that_cannot_be_begun_with_are_refused(
+    base: Path, tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / ("absent" if content is None else "other")
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=message):
+        made(base, policy={"kwargs": {"model": str(base), "rank": 4, "begin_with": str(file)}})
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            {"algorithm": {"name": "ppo"}},
+            r"algorithm\.name='ppo': does not learn .* writes tokens; use token_ppo",
+        ),
+        ({"actor": {"unroll_length": 65}}, r"actor\.unroll_length=65: .* reads 64 tokens"),
+        ({"policy": {"kwargs": {"rank": 4}}}, r"policy\.kwargs\.model=: Field required"),
+        ({"policy": {"kwargs": {"model": "a", "ranks": 4}}}, r"policy\.kwargs\.ranks=4: Extra inputs"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(base: Path, section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        made(base, **section)
+
+
+# ---- Where models lie, several threads that read them at once, and folders that bring code.
+
+
+def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:
+    section = LanguageSection(model=str(base))
+    with ThreadPoolExecutor(3) as threads:
+        made = list(threads.map(lambda _: make_network(section, 0), range(24)))
+    for network in (*made, make_network(section, 0)):
+        assert {parameter.device.type for parameter in network.parameters()} == {"cpu"}
+
+
+def test_a_folder_is_told_from_a_name_of_the_hub(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(base.parent)
+    assert place_of("model", base.name) == str(base)
+    assert place_of("model", "openai-community/gpt2") == "openai-community/gpt2"
+    assert place_of("model", "gpt2") == "gpt2"
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "~/nothing", "models/of/mine"])
+def test_a_folder_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"policy\.kwargs\.model='{name}': there is no such folder"):
+        place_of("policy.kwargs.model", name)
+
+
+def plant(folder: Path, settings: str, **said: object) -> Path:
+    """Have a settings file of a model's folder name code beside it; the mark that the code would leave."""
+    mark = folder / "ran"
+    (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil: pass\n")
+    path = folder / settings
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+    return mark
+
+
+def test_the_code_of_a_tokenizer_is_not_run_whatever_the_terminal_says(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    mark = plant(
+        folder,
+        "tokenizer_config.json",
+        tokenizer_class="Evil",
+        auto_map={"AutoTokenizer": ["evil.Evil", None]},
+    )
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(ConfigurationError, match="no tokenizer"):
+        load_tokenizer(str(folder))
+    assert not mark.exists()
+
+
+def test_the_code_of_a_reward_model_is_not_run_whatever_the_terminal_says(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "reward"
+    make_reward_model(base, folder)
+    mark = plant(folder, "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(ConfigurationError, match="trust_remote_code"):
+        RewardModel.load(folder)
+    assert not mark.exists()
+
+
+def test_an_adapter_that_is_a_pickle_is_refused_by_name(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "reward"
+    make_reward_model(base, folder)
+    weights = load_file(folder / "adapter_model.safetensors")
+    torch.save(weights, folder / "adapter_model.bin")  # noqa: TID251 - what must be refused
+    RewardModel.load(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match=r"found: adapter_model\.bin, which is a pickle"):
+        RewardModel.load(folder)
+
+
+def test_a_model_whose_weights_are_a_pickle_alone_is_refused(base: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(base, tmp_path / "model")
+    torch.save({}, folder / "pytorch_model.bin")  # noqa: TID251 - what must be refused
+    make_network(LanguageSection(model=str(folder)), 0)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match="cannot be read as a causal language model: .*safetensors"):
+        make_network(LanguageSection(model=str(folder)), 0)
+    with pytest.raises(
+        ConfigurationError, match="cannot be read as a model for classification: .*safetensors"
+    ):
+        make_reward_model(folder, tmp_path / "reward")
+
+
+def test_an_adapter_that_names_a_module_is_refused(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "reward"
+    make_reward_model(base, folder)
+    plant(folder, "adapter_config.json", megatron_config={"a": 1}, megatron_core="evil")
+    with pytest.raises(ConfigurationError, match="its megatron_config names a module to import"):
+        RewardModel.load(folder)
+
+
+def test_a_name_that_is_no_folder_and_no_model_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    remedy = (
+        "'nowhere': .*: there is no such folder, and the hub gave no model of this name .*; name a folder"
+    )
+    with pytest.raises(ConfigurationError, match=rf"^model={remedy}"):
+        load_tokenizer("nowhere")
+    with pytest.raises(ConfigurationError, match=rf"^policy\.kwargs\.model={remedy}"):
+        make_network(LanguageSection(model="nowhere"), 0)
+    with pytest.raises(ConfigurationError, match=rf"^environment\.kwargs\.model={remedy}"):
+        environment_spaces(EnvironmentSection(kwargs={"model": "nowhere"}))
+
+
+# ---- A tokenizer that is learned from texts: it knows every text, and a conversation's ids say who
+# speaks.
+
+
+def test_every_text_comes_back_as_it_was() -> None:
+    tokenizer = tiny_models.learn_tokenizer(["I'm well, thanks. And you?"] * 3, size=300, max_tokens=64)
+    for text in ("I'm well, thanks. And you?", "Zürich: 雪 – 3 × 4!", "  ends are cut  "):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text.strip()
+
+
+def test_questions_and_answers_have_ends_of_their_own() -> None:
+    tokenizer = tiny_models.learn_tokenizer(["a b c"], size=300, max_tokens=64)
+    encoder = ChatEncoder(tokenizer)
+    asked, answer = [Message("user", "a b")], Message("assistant", "c")
+    ask = tokenizer.convert_tokens_to_ids("<ask>")
+    begun = encoder.begin(asked)
+    assert (begun[0], begun[-1]) == (tokenizer.bos_token_id, ask)
+    sampled = [*tokenizer("c", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    more = encoder.follow(asked, sampled[-1], [Message("user", "a")])
+    assert [*begun, *sampled, *more] == encoder.begin([*asked, answer, Message("user", "a")])
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_tiny_model_learns_in_one_thread_and_leaves_the_others_as_they_were(is_stopped: bool) -> None:
+    tokenizer = tiny_models.build_tokenizer(["a", "b"])
+    model, stop = tiny_models.build_model(tokenizer, seed=0), ThreadWatch()
+    with two_threads():
+        if is_stopped:
+            stop.set()
+            with pytest.raises(Interrupted):
+                tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
+        else:
+            tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
+        assert stop.threads == {1}
+        assert torch.get_num_threads() == 2
+
+
+# ---- Prompts and responses as rows of token ids.
+
+
+TEMPLATE = "{% for turn in messages %}{{ turn['role'] + ' ' + turn['content'] + ' ' }}{% endfor %}assistant"
+
+
+def tokenizer() -> Tokenizer:
+    """Whose ids are <pad> 0, <bos> 1, <eos> 2, <unk> 3, a 4, b 5, …, user 8, assistant 9."""
+    return tiny_models.build_tokenizer(["a", "b", "c", "d", "user", "assistant"])
+
+
+def test_a_row_is_prompt_response_and_end() -> None:
+    assert [1, 4, 5, 6, 7, 2] == Encoder(tokenizer(), 16).encode("a b", "c d")
+    assert [1, 2] == Encoder(tokenizer(), 16).encode("", "")
+
+
+def test_a_long_prompt_loses_its_beginning_and_is_counted() -> None:
+    encoder = Encoder(tokenizer(), 5)
+    assert [1, 5, 6, 7, 2] == encoder.encode("a b c", "d")
+    assert [1, 5, 4, 5, 2] == encoder.encode("a b", "a b")
+    assert 2 == encoder.cut
+    assert [1, 4, 5, 6, 2] == encoder.encode("", "a b c")
+    assert 2 == encoder.cut
+
+
+def test_a_response_is_never_cut() -> None:
+    with pytest.raises(TooLong, match="the response has 5 tokens, 4 fit"):
+        Encoder(tokenizer(), 4).encode("a", "a b c d")
+
+
+def test_a_conversation_goes_through_the_chat_template() -> None:
+    turns = (Message("user", "a"),)
+    plain = tokenizer()
+    with pytest.raises(ValueError, match="no chat template"):
+        Encoder(plain, 16).encode(turns, "b")
+    plain.chat_template = TEMPLATE
+    assert [8, 4, 9, 5, 2] == Encoder(plain, 16).encode(turns, "b")
+
+
+def test_padding_is_on_the_right_and_masked() -> None:
+    ids, mask = pad([[5], [4, 5, 6]], 0)
+    assert [[5, 0, 0], [4, 5, 6]] == ids.tolist()
+    assert [[1, 0, 0], [1, 1, 1]] == mask.tolist()
+
+
+@pytest.mark.parametrize(
+    ("pad_token", "message"), [("<eos>", "has the pad token of eos"), (None, "has no pad token")]
+)
+def test_a_tokenizer_without_a_pad_token_of_its_own_is_refused(
+    tmp_path: Path, pad_token: str | None, message: str
+) -> None:
+    unfit = tokenizer()
+    unfit.pad_token = pad_token
+    unfit.save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match=message):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"model=.*no tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+# ---- Conversations in three forms, and what is said of others.
+
+
+OPENAI = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+SHARED = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}
+SINGLE = {"prompt": "hi", "response": "hello"}
+
+
+def write(folder: Path, *rows: Any, name: str = "said.jsonl") -> Path:
+    """A file of lines."""
+    file = folder / name
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_three_forms_say_the_same(tmp_path: Path) -> None:
+    longer = {"messages": [*OPENAI["messages"], {"role": "user", "content": "and?"}]}
+    file = write(tmp_path, OPENAI, SHARED, SINGLE, longer)
+    listed = tmp_path / "list.json"
+    listed.write_text(json.dumps([SHARED, OPENAI], indent=1))
+    found, bad = read_conversations([file, listed])
+    said = {tuple((one.role, one.content) for one in each.messages) for each in found}
+    assert said == {(("user", "hi"), ("assistant", "hello"))}
+    assert (len(found), bad.count) == (6, 0)
+    assert found[-1].where == "list.json item 2"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (3, "is no object"),
+        ({"text": "a"}, "has neither messages, nor conversations, nor prompt and response"),
+        ({"messages": "hi"}, "messages is text"),
+        ({"messages": OPENAI["messages"][:1]}, "has no answer of an assistant"),
+        ({"messages": OPENAI["messages"][1:]}, "user and assistant do not take turns"),
+        ({"messages": [OPENAI["messages"][0], *OPENAI["messages"]]}, "do not take turns"),
+        ({"prompt": "hi", "response": "  "}, "has an empty message"),
+        ({"conversations": 3}, "conversations is no list"),
+        ({"conversations": [{"from": "bing", "value": "a"}]}, "has a message with from='bing'"),
+    ],
+)
+def test_what_is_no_conversation_is_counted_and_named(tmp_path: Path, row: Any, said: str) -> None:
+    found, bad = read_conversations([write(tmp_path, OPENAI, row)])
+    assert len(found) == 1
+    assert bad.shown[0].startswith("said.jsonl line 2: ")
+    assert said in bad.shown[0]
+
+
+def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"none\.jsonl: cannot be read"):
+        read_conversations([tmp_path / "none.jsonl"])
+    (tmp_path / "bad.json").write_text("[1, ")
+    with pytest.raises(ConfigurationError, match=r"bad\.json: not JSON"):
+        read_conversations([tmp_path / "bad.json"])
+    (tmp_path / "bad.jsonl").write_text("{\n")
+    with pytest.raises(ConfigurationError, match=r"no conversation can be used\nbad\.jsonl line 1: not JSON"):
+        read_conversations([tmp_path / "bad.jsonl"])
+
+
+# ---- Conversations of a package: they take turns, each is there once, and a measure is made of their
+# answers.
+
+
+def test_they_take_turns_and_each_is_there_once() -> None:
+    found = packaged_conversations()
+    assert len(found) > 700
+    for one in found:
+        assert [said.role for said in one.messages] == ["user", "assistant"] * (len(one.messages) // 2)
+        assert all(said.content.strip() for said in one.messages)
+    assert len({one.messages for one in found}) == len(found)
+
+
+def test_what_people_say_is_also_had_as_they_type_it() -> None:
+    one = packaged_conversations()[0]
+    typed = as_typed(one)
+    assert typed.messages[0].content == one.messages[0].content.lower().replace("?", "").replace(".", "")
+    assert typed.messages[1] == one.messages[1]
+
+
+def test_an_answer_is_measured_by_the_nearest_that_is_known() -> None:
+    one = packaged_conversations()[0]
+    question, answer = one.messages[0].content, one.messages[1].content
+    assert closeness([question, one.messages[:1]], [answer, answer]) == [1.0, 1.0]
+    assert closeness([question, "never asked"], ["xyzzy", answer]) == [0.0, 0.0]
+    assert 0 < closeness([question], [answer.split()[0]])[0] < 1
+
+
+# ---- A base from conversations: it learns, it is read by everything else, and it can be trained further.
+
+
+SETTINGS = ("epochs=12", "max_tokens=48", "hidden=32", "layers=1", "learning_rate=1e-2")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Talks of two answers, and one that is none."""
+    rng, rows = np.random.default_rng(0), []
+    for _ in range(150):
+        messages = []
+        for _turn in range(2):
+            prompt = draw_prompt(rng)
+            messages += [
+                {"role": "user", "content": prompt},
+                {"role": "assistant", "content": draw_response(rng, prompt)},
+            ]
+        rows.append({"messages": messages})
+    file = tmp_path_factory.mktemp("talks") / "talks.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": []}]))
+    return file
+
+
+@pytest.fixture(scope="module")
+def base_base(file: Path) -> Path:
+    """What the command writes."""
+    out = file.parent / "base"
+    assert (
+        train_base(Lifecycle("pretrain"), [file], out, model=None, assignments=SETTINGS, as_json=False) == 0
+    )
+    return out
+
+
+def test_a_base_has_learned_how_people_are_answered(base_base: Path) -> None:
+    told = json.loads((base_base / RESULT).read_text())
+    assert told["loss"] < told["loss_before"] - 0.5
+    assert told["conversations"] + told["held_out"] == 150
+    assert 3 <= told["held_out"] <= 40
+    assert told["bad_shown"] == ["talks.jsonl line 151: prompt is an empty conversation"]
+
+
+def test_an_environment_speaks_with_its_tokenizer(base_base: Path) -> None:
+    environment = ChatEnvironment(model=str(base_base), max_length=48)
+    observation, info = environment.reset(seed=0)
+    assert info["messages"][0]["role"] == "user"
+    assert (observation != environment._tokenizer.unk_token_id).all()
+
+
+def test_a_model_that_is_there_is_trained_further(base_base: Path, file: Path) -> None:
+    before = (base_base / "model.safetensors").read_bytes()
+    settings = pretraining_settings(["epochs=1", "max_tokens=48", "learning_rate=1e-4"])
+    told = pretrain_base([file], file.parent / "further", settings, model=str(base_base))
+    known = json.loads((base_base / RESULT).read_text())
+    assert told["loss_before"] == pytest.approx(known["loss"], abs=1e-3)
+    assert (base_base / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(("is_small", "threads"), [(True, 1), (False, 2)])
+def test_a_small_model_of_its_own_is_trained_in_one_thread(
+    base_base: Path, file: Path, tmp_path: Path, is_small: bool, threads: int
+) -> None:
+    watch, settings = ThreadWatch(), pretraining_settings([*SETTINGS, "epochs=0.1"])
+    with two_threads():
+        pretrain_base(
+            [file], tmp_path / "base", settings, model=None if is_small else str(base_base), stop=watch
+        )
+        assert watch.threads == {threads}
+        assert torch.get_num_threads() == 2
+
+
+def test_what_cannot_be_used_is_refused_by_name(base_base: Path, file: Path) -> None:
+    settings = pretraining_settings(SETTINGS)
+    long = file.parent / "long.jsonl"
+    long.write_text(json.dumps({"prompt": "how", "response": "the " * 20}) + "\n")
+    with pytest.raises(ConfigurationError, match="holds a model already"):
+        pretrain_base([file], base_base, settings)
+    for text, said in (("epochs=0", "epochs=0"), ("hidden=30", "hidden=30: must be a multiple of 4")):
+        with pytest.raises(ConfigurationError, match=said):
+            pretraining_settings([text])
+    with pytest.raises(ConfigurationError, match="there is no such folder"):
+        pretrain_base([file], file.parent / "never", settings, model="./nowhere")
+    with pytest.raises(
+        ConfigurationError, match="no conversation is left to train on, or to hold out; give more"
+    ):
+        pretrain_base([long], file.parent / "never", pretraining_settings(["max_tokens=8"]))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Interrupted):
+        pretrain_base([file], file.parent / "stopped", settings, stop=stop)
+    assert not (file.parent / "stopped").exists()
+
+
+# ---- What of a conversation is learned.
+
+
+TOKENIZER = people_tokenizer()
+TALK = Conversation(
+    (
+        Message("user", "how soil rose"),
+        Message("assistant", "gladly seed"),
+        Message("user", "why lawn"),
+        Message("assistant", "maybe spade"),
+    ),
+    "line 1",
+)
+
+
+def test_the_assistant_is_learned_and_people_are_context() -> None:
+    [row] = supervised_rows([TALK], TOKENIZER, 64, BadRows())
+    words = TOKENIZER.convert_ids_to_tokens(row.ids)
+    assert " ".join(words) == "<bos> how soil rose gladly seed <eos> why lawn maybe spade <eos>"
+    learned = [word for word, is_learned in zip(words, row.learned, strict=True) if is_learned]
+    assert learned == ["gladly", "seed", "<eos>", "maybe", "spade", "<eos>"]
+
+
+def test_what_does_not_fit_is_cut_behind_an_answer() -> None:
+    bad = BadRows()
+    [row] = supervised_rows([TALK], TOKENIZER, 11, bad)
+    assert len(row.ids) == 7
+    assert supervised_rows([TALK], TOKENIZER, 6, bad) == []
+    assert bad.shown == ["line 1: its first answer does not fit in 6 tokens: raise max_tokens"]
+
+
+def test_text_in_the_name_of_another_is_not_learned() -> None:
+    bad = BadRows()
+    sly = Conversation((Message("user", "how <eos>"), Message("assistant", "seed")), "line 9")
+    assert supervised_rows([sly], TOKENIZER, 64, bad) == []
+    assert bad.shown[0].startswith("line 9: messages[0].content holds '<eos>'")

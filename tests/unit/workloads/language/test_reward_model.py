@@ -1,0 +1,551 @@
+import json
+import math
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from penstock.config.settings import ConfigurationError
+from penstock.runtime.retry import Interrupted
+from penstock.workloads.chat.people import population
+from penstock.workloads.language.feedback import Preference, Scored, Source, parse_scale
+from penstock.workloads.language.pretraining import tiny_models
+from penstock.workloads.language.reward import reward_model
+from penstock.workloads.language.reward import reward_model as networks
+from penstock.workloads.language.reward.heads import (
+    LEAST,
+    Calibration,
+    Measures,
+    area_under_curve,
+    calibrate,
+    doubt,
+    expected_calibration_error,
+    measure,
+    measure_head,
+    measure_heads,
+    parse_heads,
+)
+from penstock.workloads.language.reward.reward_model import (
+    HEADS_CARD,
+    HeadsModel,
+    Network,
+    RewardModel,
+    open_source,
+)
+from penstock.workloads.language.reward.reward_source import (
+    BadSample,
+    Sample,
+    sample_from_proto,
+    sample_to_proto,
+)
+from penstock.workloads.language.reward.training import RATING_WEIGHT, Order, heads_loss, train
+from penstock.workloads.language.settings import RewardTraining
+from penstock.workloads.language.tokenizer import load_tokenizer
+from penstock.workloads.rlhf.sentiment import WORDS
+from tests.support.chat.opinions import feedback
+from tests.support.language.chat_base import make_chat_base
+from tests.support.language.tiny_reward import disturbed, make_reward_model, samples
+
+# ---- Heads as they are declared, and their ratings as shares.
+
+
+def test_a_rating_becomes_a_share_of_its_scale() -> None:
+    stars, thumb, charm = parse_heads(["relevance=stars", "thumb=thumbs", "charm=0:10"])
+    assert [stars.share(one) for one in (1, 3, 5)] == [0.0, 0.5, 1.0]
+    assert (thumb.share(True), thumb.share("down"), charm.share(2.5)) == (1.0, 0.0, 0.25)
+    assert (thumb.is_choice, stars.is_choice) == (True, False)
+    with pytest.raises(ValueError, match="score=6 is outside 1 to 5"):
+        stars.share(6)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["relevance"], "head 'relevance': write NAME=SCALE"),
+        (["preferred=thumbs"], "'preferred' is the head of pairs"),
+        (["charm=none"], "head 'charm=none': a head gives 0 to 1, so its scale has bounds"),
+        (["charm=3:1"], "head 'charm=3:1': scale='3:1'"),
+        (["a=stars", "a=thumbs"], "head 'a': is declared twice"),
+        ([], "0 heads: declare 1 to 32"),
+    ],
+)
+def test_what_declares_no_heads_is_refused_by_name(texts: list[str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        parse_heads(texts)
+
+
+# ---- Unrated responses move nothing, and each kind of rating pulls its head to what was said.
+
+
+NAN = float("nan")
+HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])
+NO_PAIRS = torch.zeros(0, 2)
+
+
+def test_it_is_the_sum_over_heads_of_means_over_what_was_said() -> None:
+    logits = torch.tensor([[0.0, 0.0], [math.log(3.0), 5.0]])
+    targets = torch.tensor([[1.0, 1.0], [0.0, NAN]])
+    choice = (math.log(2) + math.log(4)) / 2
+    assert float(heads_loss(logits, targets, HEADS, NO_PAIRS, 0.0)) == pytest.approx(
+        choice + RATING_WEIGHT * 0.25
+    )
+
+
+def test_what_is_missing_has_no_gradient() -> None:
+    logits = torch.randn(3, 2, requires_grad=True)
+    targets = torch.tensor([[1.0, NAN], [NAN, NAN], [0.0, NAN]])
+    heads_loss(logits, targets, HEADS, NO_PAIRS, 0.0).backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    assert (logits.grad[:, 1] == 0).all()
+    assert (logits.grad[1] == 0).all()
+    assert (logits.grad[[0, 2], 0] != 0).all()
+
+
+def test_a_pair_pulls_its_numbers_apart_and_to_zero_together() -> None:
+    pairs = torch.tensor([[1.0, 3.0]], requires_grad=True)
+    empty = torch.zeros(0, 2)
+    loss = heads_loss(empty, empty, HEADS, pairs, 0.0)
+    assert float(loss.detach()) == pytest.approx(math.log1p(math.exp(2.0)))
+    loss.backward()
+    assert pairs.grad is not None
+    assert pairs.grad[0, 0] < 0 < pairs.grad[0, 1]
+    assert float(heads_loss(empty, empty, HEADS, pairs.detach(), 0.5)) == pytest.approx(
+        float(loss.detach()) + 8.0
+    )
+
+
+@pytest.mark.parametrize("head", [0, 1])
+def test_the_least_loss_is_at_the_mean_of_what_was_said(head: int) -> None:
+    targets = torch.full((4, 2), NAN)
+    targets[:, head] = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    shares = torch.linspace(0.05, 0.95, 19)
+    losses = [
+        float(heads_loss(torch.full((4, 2), float(one.logit())), targets, HEADS, NO_PAIRS, 0.0))
+        for one in shares
+    ]
+    assert float(shares[losses.index(min(losses))]) == pytest.approx(0.75)
+
+
+# ---- Measures by hand.
+
+
+def test_measures_are_of_what_was_said_alone() -> None:
+    shares = np.array([[0.9, 0.5], [0.4, 0.5], [0.4, 0.5]])
+    targets = np.array([[1.0, NAN], [1.0, NAN], [0.0, 0.25]])
+    found = measure_heads(["thumb", "charm"], shares, targets, np.array([2.0, -1.0, 0.0]))
+    assert found.heads["thumb"].ratings == 3
+    assert found.heads["thumb"].squared_error == pytest.approx((0.01 + 0.36 + 0.16) / 3)
+    assert found.heads["thumb"].auc == pytest.approx(0.75)
+    assert found.heads["charm"].squared_error == pytest.approx(0.0625)
+    assert found.heads["charm"].auc is None
+    assert (found.pairs, found.pair_accuracy) == (3, 0.5)
+    assert asdict(found)["heads"]["charm"]["ratings"] == 1
+
+
+def test_an_area_agrees_with_counting_every_pair() -> None:
+    rng = np.random.default_rng(0)
+    above, below = rng.integers(5, size=40).astype(float), rng.integers(4, size=60).astype(float)
+    counted = np.mean([(a > b) + (a == b) / 2 for a in above for b in below])
+    assert area_under_curve(above, below) == pytest.approx(float(counted))
+    assert area_under_curve(above, below[:0]) is None
+
+
+# ---- A model of several heads: trained, saved, read again, asked, and taught more.
+
+
+SAMPLES = [Sample(prompt="how soil rose", response="gladly seed"), Sample(prompt="why map", response="maybe")]
+
+
+def rows(seed: int, count: int = 60) -> list[dict[str, Any]]:
+    """What people say of so many responses, and a few pairs."""
+    return list(
+        feedback(population(9, seed=0), np.random.default_rng(seed), rated=count, compared=count // 3)
+    )
+
+
+def source_of(file: Path) -> Source:
+    """Feedback whose scales are those of the heads."""
+    return Source(place=str(file), scale=parse_scale("none"))
+
+
+def order(folder: Path, **said: Any) -> Order:
+    """A short training, on feedback in which one row is bad."""
+    file = folder / "said.jsonl"
+    text = "".join(json.dumps(one) + "\n" for one in [*rows(0), {"prompt": "tree", "key": "thumb"}])
+    file.write_text(text)
+    settings = RewardTraining(epochs=2, batch=16, learning_rate=3e-3, rank=4)
+    known = {"source": source_of(file), "heads": HEADS, "base": str(folder / "base"), "out": folder / "model"}
+    return Order(**{**known, "settings": settings, **said})
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base and a trained model."""
+    folder = tmp_path_factory.mktemp("heads")
+    make_chat_base(folder / "base", steps=2, texts=64)
+    results = train(order(folder))
+    assert [one.partition(": ")[2] for one in results["bad_rows_shown"]] == ["no score"]
+    assert set(results["measures"]["heads"]) == {"thumb", "relevance"}
+    assert results["train"]["responses"] > results["validation"]["responses"] > 0
+    return folder
+
+
+def test_what_is_read_again_says_the_same(place: Path) -> None:
+    model = HeadsModel.load(place / "model")
+    said = model.judge(SAMPLES)
+    assert all(0 < share < 1 for one in said for share in one.shares.values())
+    assert set(said[0].shares) == {"thumb", "relevance", "preferred"}
+    assert said[0].reward == pytest.approx((said[0].shares["thumb"] + said[0].shares["relevance"]) / 2)
+    found = open_source(str(place / "model")).score(SAMPLES)
+    assert found.values == pytest.approx([2 * one.reward - 1 for one in said])
+    assert found.by.sha256 == model.by.sha256
+    model.save(place / "again")
+    again = HeadsModel.load(place / "again", base=str(place / "base"))
+    assert [one.reward for one in again.judge(SAMPLES)] == pytest.approx([one.reward for one in said])
+
+
+def test_what_somebody_said_counts_instead_of_the_guess(place: Path) -> None:
+    model = HeadsModel.load(place / "model")
+    [said] = model.judge(SAMPLES[:1])
+    prompt, response = SAMPLES[0].prompt, SAMPLES[0].response
+    assert model.score_response(prompt, response) == pytest.approx(said.reward)
+    known = model.score_response(prompt, response, {"relevance": 5})
+    assert known == pytest.approx((said.shares["thumb"] + 1) / 2)
+    assert model.score_response(prompt, response, {"relevance": 1, "thumb": False}) == 0
+    with pytest.raises(ValueError, match="there is no such head; this model has thumb, relevance"):
+        model.score_response(prompt, response, {"charm": 3})
+    with pytest.raises(ValueError, match="score=7 is outside 1 to 5"):
+        model.score_response(prompt, response, {"relevance": 7})
+
+
+def test_more_feedback_teaches_it_more(place: Path) -> None:
+    model = HeadsModel.load(place / "model")
+    before = model.judge(SAMPLES)[0].shares["thumb"]
+    same = {"prompt": "how soil rose", "response": "gladly seed", "key": "thumb", "score": False}
+    new = [{**same, "rater": str(number)} for number in range(64)]
+    settings = RewardTraining(epochs=6, batch=16, learning_rate=1e-2, validation_share=0)
+    measures = model.update_from_feedback([*new, *rows(0, 10)], settings=settings)
+    assert measures.heads["thumb"].ratings == 0, "nothing was held out"
+    assert model.judge(SAMPLES)[0].shares["thumb"] < before - 0.1
+    model.save(place / "taught")
+    taught = HeadsModel.load(place / "taught")
+    assert taught.judge(SAMPLES)[0].shares["thumb"] == pytest.approx(
+        model.judge(SAMPLES)[0].shares["thumb"], abs=1e-4
+    )
+    with pytest.raises(ValueError, match="no row can be used: row 1: no score"):
+        model.update_from_feedback([{**same, "score": None}])
+
+
+def test_weights_say_what_counts(place: Path) -> None:
+    train(order(place, out=place / "weighed", weights={"thumb": 0.0, "preferred": 1.0}))
+    [said] = HeadsModel.load(place / "weighed").judge(SAMPLES[:1])
+    assert said.reward == pytest.approx((said.shares["relevance"] + said.shares["preferred"]) / 2)
+    for weights, text in (
+        ({"charm": 1.0}, "weight charm=1: there is no such head"),
+        ({"thumb": -1.0}, "weight thumb=-1: must be 0 or more"),
+        ({"thumb": 0.0, "relevance": 0.0}, "all weights are 0"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            train(order(place, out=place / "never", weights=weights))
+
+
+def test_what_nobody_has_rated_counts_nothing(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "thumbs.jsonl"
+    thumbs = [one for one in rows(0) if one.get("key") == "thumb" and "score" in one]
+    file.write_text("".join(json.dumps(one) + "\n" for one in thumbs))
+    said: dict[str, Any] = {"source": source_of(file), "base": str(place / "base"), "out": tmp_path / "model"}
+    with pytest.raises(ConfigurationError, match=r"weight preferred=1: no row .* rates it, .*: thumb"):
+        train(order(tmp_path, **said, weights={"preferred": 1.0, "thumb": 0.0, "relevance": 0.0}))
+    train(order(tmp_path, **said, weights={"preferred": 1.0}))
+    assert HeadsModel.load(tmp_path / "model").card.weights == {
+        "thumb": 1.0,
+        "relevance": 0.0,
+        "preferred": 0.0,
+    }
+
+
+def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds a trained reward model already"):
+        train(order(place))
+    with pytest.raises(ConfigurationError, match=f"holds no {HEADS_CARD}"):
+        HeadsModel.load(place / "base")
+    make_chat_base(place / "other", steps=3, texts=8)
+    with pytest.raises(ConfigurationError, match="where it gave .* when it was trained"):
+        HeadsModel.load(place / "model", base=str(place / "other"))
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Interrupted):
+        train(order(place, out=place / "stopped"), stop)
+    assert not (place / "stopped" / HEADS_CARD).exists()
+    with pytest.raises(BadSample, match="use this model's tokenizer"):
+        HeadsModel.load(place / "model").judge([Sample(prompt_ids=(1,), response_ids=(9999,))])
+
+
+# ---- How a reward model is judged, on numbers that can be checked by hand.
+
+
+def scored(score: float, prompt: str = "p") -> Scored:
+    """An example of that score."""
+    return Scored(prompt=prompt, response="r", score=score, where="")
+
+
+PAIR = Preference(prompt="p", chosen="a", rejected="b", where="")
+
+
+def test_scores() -> None:
+    found = measure([scored(1.0), scored(-1.0, "q")], [(0.5,), (0.0,)])
+    assert (0.625, 0.75) == (found.mse, found.mae)
+    assert (4.0, -1.0) == pytest.approx((found.slope, found.intercept))
+    assert (2, 0, None, None) == (found.scored, found.pairs, found.pair_accuracy, found.calibration_error)
+
+
+def test_pairs_given_and_pairs_of_one_prompt() -> None:
+    assert 0.5 == measure([PAIR] * 3, [(1.0, 0.0), (0.0, 1.0), (2.0, 2.0)]).pair_accuracy
+    found = measure([scored(1.0), scored(1.0), scored(0.0)], [(3.0,), (1.0,), (2.0,)])
+    assert (2, 0.5) == (found.pairs, found.pair_accuracy)
+
+
+@pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.6), (100, 0.3), (400, 0.54)])
+def test_what_chance_gives_as_well_is_doubted(pairs: int, accuracy: float) -> None:
+    said = doubt(asdict(Measures(pairs=pairs, pair_accuracy=accuracy)))
+    assert f"pair_accuracy {accuracy} of {pairs} pairs" in said
+    assert ("± 0.05" if pairs == 400 else "± 0.1") in said
+
+
+@pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.61), (400, 0.56), (5, 1.0), (0, None)])
+def test_what_chance_does_not_give_is_not_doubted(pairs: int, accuracy: float | None) -> None:
+    assert not doubt(asdict(Measures(pairs=pairs, pair_accuracy=accuracy)))
+    assert not doubt(None)
+
+
+def test_nothing_to_measure_is_none() -> None:
+    assert Measures() == measure([], [])
+    assert measure([scored(1.0), scored(0.0)], [(2.0,), (2.0,)]).slope is None
+
+
+def test_a_calibrated_model_has_no_calibration_error() -> None:
+    margin = np.log(3)
+    assert expected_calibration_error(np.array([margin] * 3 + [-margin])) == pytest.approx(0, abs=1e-12)
+    assert expected_calibration_error(np.array([50.0] * 3 + [-50.0])) == pytest.approx(0.25)
+
+
+# ---- A head's numbers become the share of people who say yes.
+
+
+def test_it_finds_the_line_that_made_the_answers() -> None:
+    rng = np.random.default_rng(0)
+    logits = 2 * rng.standard_normal(20_000)
+    said = (rng.random(20_000) < 1 / (1 + np.exp(-(0.5 * logits - 1)))).astype(np.float64)
+    said[rng.random(20_000) < 0.3] = np.nan
+    found = calibrate(logits, said)
+    assert (found.slope, found.shift) == pytest.approx((0.5, -1.0), abs=0.06)
+    assert (measure_head(found.share(logits), said).calibration_error or 1) < 0.02
+    assert (measure_head(Calibration().share(logits), said).calibration_error or 0) > 0.1
+
+
+def test_shares_between_no_and_yes_are_met_in_the_middle() -> None:
+    found = calibrate(np.random.default_rng(1).standard_normal(500), np.full(500, 0.7))
+    assert found.share(np.array([-1.0, 0.0, 1.0])) == pytest.approx(0.7, abs=0.02)
+
+
+@pytest.mark.parametrize("how", ["few", "turned", "certain"])
+def test_it_leaves_alone_what_it_cannot_judge(how: str) -> None:
+    logits = np.linspace(-2, 2, 200)
+    said = (logits > 0).astype(np.float64)
+    if how == "few":
+        assert calibrate(logits[: LEAST - 1], said[: LEAST - 1]) == Calibration()
+    elif how == "turned":
+        assert calibrate(logits, 1 - said) == Calibration()
+    else:
+        found = calibrate(logits, said)
+        assert found.slope > 1
+        assert np.isfinite([found.slope, found.shift]).all()
+
+
+# ---- A reward model scores the same in each process that loads it, however its rows are laid out.
+
+
+REWARD_MODEL_SAMPLES = samples()
+
+
+def saved(base: Path, folder: Path, *, lora: bool = True) -> tuple[Path, list[float]]:
+    """A model's folder, and the scores that it gave before it was saved."""
+    return folder, make_reward_model(base, folder, lora=lora)
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_scores_survive_save_and_load(base: Path, tmp_path: Path, lora: bool) -> None:
+    folder, scores = saved(base, tmp_path / "reward", lora=lora)
+    loaded = RewardModel.load(folder)
+    rewards = loaded.score(REWARD_MODEL_SAMPLES)
+    assert np.ptp(scores) > 0.1
+    assert rewards.values == pytest.approx(scores, abs=1e-6)
+    assert (0.25, 2.0, "reward") == (rewards.by.mean, rewards.by.std, rewards.by.name)
+
+
+def test_transformers_and_peft_alone_give_the_same_scores(base: Path, tmp_path: Path) -> None:
+    folder, scores = saved(base, tmp_path / "reward")
+    network, tokenizer = plainly(base, folder)
+    for sample, score in zip(REWARD_MODEL_SAMPLES, scores, strict=True):
+        inputs = tokenizer(f"{sample.prompt} {sample.response} <eos>", return_tensors="pt")
+        with torch.no_grad():
+            (logit,) = network(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[
+                0
+            ]
+        assert float(logit) == pytest.approx(score, abs=1e-5)
+    assert {"mean": 0.25, "std": 2.0, "max_tokens": 64} == network.config.reward
+
+
+def plainly(base: Path, folder: Path) -> tuple[Network, Any]:
+    """Network and tokenizer, as docs/rlhf.md says."""
+    config = AutoConfig.from_pretrained(folder)
+    plain = AutoModelForSequenceClassification.from_pretrained(base, config=config, dtype=torch.float32)
+    return PeftModel.from_pretrained(plain, folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def test_the_side_of_the_padding_does_not_change_a_score(base: Path, tmp_path: Path) -> None:
+    folder, _ = saved(base, tmp_path / "reward")
+    network, tokenizer = plainly(base, folder)
+    network.double()
+    loaded = RewardModel.load(folder)
+    loaded.network.double()
+    expected = exactly(loaded)
+    texts = [f"{one.prompt} {one.response} <eos>" for one in REWARD_MODEL_SAMPLES]
+    for side in ("right", "left"):
+        inputs = tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
+        positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            logits = network(
+                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], position_ids=positions
+            ).logits
+        assert logits[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    loaded.encoder.tokenizer.padding_side = "left"
+    assert exactly(loaded) == expected
+
+
+def exactly(model: RewardModel, chosen: Sequence[Sample] = REWARD_MODEL_SAMPLES) -> list[float]:
+    """Scores before they are rounded to float32."""
+    scores: list[float] = []
+    model.network.register_forward_hook(lambda _module, _given, out: scores.extend(out.logits[:, 0].tolist()))
+    rows = [model.encode(sample) for sample in chosen]
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    networks.score_rows(model.network, rows)
+    return [score for _, score in sorted(zip(order, scores, strict=True))]
+
+
+def test_order_and_company_of_a_row_do_not_change_its_score(base: Path, tmp_path: Path) -> None:
+    folder, _ = saved(base, tmp_path / "reward")
+    loaded = RewardModel.load(folder)
+    scores = loaded.score(REWARD_MODEL_SAMPLES).values
+    assert loaded.score(REWARD_MODEL_SAMPLES[::-1]).values[::-1] == pytest.approx(scores, abs=1e-5)
+    assert [loaded.score([sample]).values[0] for sample in REWARD_MODEL_SAMPLES] == pytest.approx(
+        scores, abs=1e-5
+    )
+
+
+def test_batches_stay_below_their_size_and_hold_every_row_once(base: Path) -> None:
+    network, encoder = disturbed(base, lora=True)
+    rows = [encoder.encode(one.prompt, one.response) for one in REWARD_MODEL_SAMPLES]
+    widths: list[int] = []
+    network.get_input_embeddings().register_forward_hook(
+        lambda _module, arguments, _out: widths.append(arguments[0].numel())
+    )
+    few = networks.score_rows(network, rows, batch_tokens=40)
+    assert len(widths) > 5
+    assert max(widths) <= 40
+    assert few == pytest.approx(networks.score_rows(network, rows), abs=1e-5)
+
+
+def test_token_ids_are_read_as_they_were_sampled(base: Path, tmp_path: Path) -> None:
+    folder, scores = saved(base, tmp_path / "reward")
+    loaded = RewardModel.load(folder)
+    sample = REWARD_MODEL_SAMPLES[0]
+    prompt_ids = tuple(loaded.encoder.prompt_ids(sample.prompt))
+    response_ids = tuple(loaded.encoder.response_ids(sample.response))
+    by_ids = Sample(prompt="x", response="y", prompt_ids=prompt_ids, response_ids=response_ids)
+    assert loaded.score([by_ids]).values[0] == pytest.approx(scores[0], abs=1e-6)
+    cut_off = Sample(prompt_ids=prompt_ids, response_ids=response_ids[:-1])
+    assert loaded.score([cut_off]).values[0] != pytest.approx(scores[0], abs=1e-4)
+
+
+def test_a_response_that_its_length_ended_is_read_without_an_end(base: Path, tmp_path: Path) -> None:
+    folder, _ = saved(base, tmp_path / "reward")
+    encoder = RewardModel.load(folder).encode
+    eos = load_tokenizer(str(base)).eos_token_id
+    ended, cut = (
+        sample_from_proto(sample_to_proto(Sample(prompt="apple", response="good bad", cut_short=cut)))
+        for cut in (False, True)
+    )
+    assert encoder(ended)[-1] == eos
+    assert encoder(cut) == encoder(ended)[:-1]
+    row = encoder(cut)
+    assert encoder(Sample(prompt_ids=tuple(row[:-2]), response_ids=tuple(row[-2:]), cut_short=True)) == row
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (Sample(response_ids=(4, 10_000)), "token id 10000 of a vocabulary of 36"),
+        (Sample(response_ids=(4,) * 65), "the response has 65 tokens, 64 fit"),
+    ],
+)
+def test_a_sample_that_cannot_be_scored_is_refused(
+    base: Path, tmp_path: Path, sample: Sample, message: str
+) -> None:
+    folder, _ = saved(base, tmp_path / "reward")
+    with pytest.raises(BadSample, match=message):
+        RewardModel.load(folder).score([sample])
+
+
+def test_another_base_model_is_found_out(base: Path, tmp_path: Path) -> None:
+    folder, scores = saved(base, tmp_path / "reward")
+    tokenizer = load_tokenizer(str(base))
+    tiny_models.save(tiny_models.build_model(tokenizer, seed=5), tokenizer, tmp_path / "other")
+    with pytest.raises(ConfigurationError, match="is its base model .* another one now"):
+        RewardModel.load(folder, base=str(tmp_path / "other"))
+    shutil.copytree(base, tmp_path / "moved")
+    moved = RewardModel.load(folder, base=str(tmp_path / "moved"))
+    assert moved.score(REWARD_MODEL_SAMPLES).values == pytest.approx(scores, abs=1e-6)
+
+
+def test_a_folder_that_holds_none_is_named(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="name a folder that `penstock rlhf reward train` wrote"):
+        RewardModel.load(tmp_path)
+    folder, _ = saved(base, tmp_path / "reward")
+    adapter = json.loads((folder / "adapter_config.json").read_text())
+    adapter["base_model_name_or_path"] = str(tmp_path / "gone")
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    with pytest.raises(ConfigurationError, match="say where it is with --base"):
+        RewardModel.load(folder)
+
+
+def test_the_sha256_names_the_scores(base: Path, tmp_path: Path) -> None:
+    folder, _ = saved(base, tmp_path / "reward")
+    shutil.copytree(folder, tmp_path / "copy")
+    other, _ = saved(base, tmp_path / "other", lora=False)
+    first, copy, full = (reward_model.weights_sha256(one) for one in (folder, tmp_path / "copy", other))
+    assert first == copy
+    assert first != full
+
+
+def test_nothing_that_is_saved_can_run_code(base: Path, tmp_path: Path) -> None:
+    folder, _ = saved(base, tmp_path / "reward")
+    names = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert names <= {".json", ".safetensors", ".md", ".jinja", ".txt"}
+
+
+def test_the_vocabulary_of_the_tiny_model_fits() -> None:
+    tokenizer = tiny_models.build_tokenizer(WORDS)
+    assert len(WORDS) + 4 == len(tokenizer) <= 64
+    assert 3 == len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id})
+    network = tiny_models.build_model(tokenizer, seed=0)
+    assert 50_000 < sum(weight.numel() for weight in network.parameters()) < 200_000
