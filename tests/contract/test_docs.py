@@ -2,16 +2,30 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import pytest
+import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from typer.main import get_command
 
 from penstock.config.algorithm_sections import SECTIONS, algorithm_sections
+from penstock.config.configuration_error import DISTRIBUTION, how_to_install
 from penstock.config.settings import Settings
+from penstock.config.workload import find, load
 from penstock.gateway.store.tables import PolicyVersionRow
+from penstock.launch.cli.app import app
 from penstock.protocol.refusal import Reason
 from penstock.registry.models import RatingRow
+from tests.abuse.test_bad_input import COMMANDS
+from tests.processes.abuse.test_bad_service_input import REFUSED
 from tests.promises import PAGE, read_marks, read_promises, render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,3 +190,299 @@ def test_the_reference_is_what_the_program_is() -> None:
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- What the README says about speed is what docs/performance.md says, and it says what is missed.
+
+
+FIGURES_ROOT: Final = Path(__file__).resolve().parents[2]
+NUMBER: Final = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?![\w-])")
+"""Not the digits of a name, such as Stable-Baselines3."""
+WORDS: Final = ("no", "one", "two", "three", "four", "five", "six")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """The `index`-th number in a column of the row of docs/performance.md whose first cell begins so."""
+
+    row: str
+    column: int
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A figure divided by another."""
+
+    of: Figure
+    to: Figure
+
+
+SHELL: Final = "CartPole-v1, seconds from the shell until 475"
+TRAINING: Final = "CartPole-v1, training seconds until 475"
+STEPS: Final = "CartPole-v1, steps/s"
+LARGE: Final = "large fragments, actor to learner"
+PATH: Final = "path, 64 KiB / 512 KiB / 2 MiB"
+ACTIONS: Final = "actions, 64 calls in flight"
+SOURCES: Final[dict[str, tuple[Figure | Ratio, ...]]] = {
+    "CartPole-v1 from the shell": (
+        Figure(SHELL, 1), Figure(TRAINING, 1), Figure(SHELL, 2), Figure(TRAINING, 2),
+        Figure(SHELL, 2, 1), Figure(TRAINING, 2, 1),
+    ),
+    "CartPole-v1, steps per second": (Figure(STEPS, 1), Figure(STEPS, 2), Figure(STEPS, 2, 2)),
+    "experience from actor to learner": (
+        Figure(LARGE, 1), Figure(LARGE, 1, 2),
+        Ratio(Figure(LARGE, 1), Figure(PATH, 3)), Ratio(Figure(LARGE, 1, 2), Figure(PATH, 3, 2)),
+    ),
+    "actions from a policy server": (
+        Figure(ACTIONS, 1), Figure("actions, one client alone", 1), Figure(ACTIONS, 2),
+    ),
+}  # fmt: skip
+"""Where the numbers of each row of the README come from, in the order in which they stand there."""
+
+
+def _section(page: str, heading: str) -> str:
+    """The text below a heading of the second level."""
+    text = (FIGURES_ROOT / page).read_text()
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of every row of every table."""
+    lines = re.findall(r"^\|(.+)\|$", text, flags=re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+
+def _numbers(text: str) -> list[tuple[float, float]]:
+    """Each number with the unit of its last digit that is not a trailing zero of a whole number."""
+    found = []
+    for match in NUMBER.findall(text):
+        digits = match.replace(",", "")
+        zeros = len(digits) - len(digits.rstrip("0")) if "." not in digits else 0
+        unit = 10.0**zeros if "." not in digits else 10.0 ** -len(digits.partition(".")[2])
+        found.append((float(digits), unit))
+    return found
+
+
+def _value(source: Figure | Ratio) -> float:
+    if isinstance(source, Ratio):
+        return _value(source.of) / _value(source.to)
+    rows = _rows((FIGURES_ROOT / "docs" / "performance.md").read_text())
+    (row,) = [row for row in rows if row[0].startswith(source.row)]
+    return _numbers(row[source.column])[source.index][0]
+
+
+def _rows_of_the_readme() -> dict[str, str]:
+    """Everything behind the first cell of each row, by the first cell."""
+    _, _, *rows = _rows(_section("README.md", "How fast"))
+    return {row[0]: " ".join(row[1:]) for row in rows}
+
+
+def test_every_row_has_its_source() -> None:
+    rows = _rows_of_the_readme()
+    assert [row for row in rows if not any(row.startswith(known) for known in SOURCES)] == []
+    assert len(rows) == len(SOURCES)
+
+
+@pytest.mark.parametrize("row", SOURCES)
+def test_a_figure_is_the_one_of_the_page(row: str) -> None:
+    (text,) = [text for name, text in _rows_of_the_readme().items() if name.startswith(row)]
+    told = _numbers(text)
+    expected = [_value(source) for source in SOURCES[row]]
+    assert len(told) == len(expected)
+    wrong = [
+        (number, value)
+        for (number, unit), value in zip(told, expected, strict=True)
+        if abs(number - value) > unit / 2
+    ]
+    assert wrong == []
+
+
+def test_the_readme_says_which_aims_are_missed() -> None:
+    text = " ".join(_section("README.md", "How fast").split())
+    bars = {row[0]: row for row in _rows(_section("docs/performance.md", "Bars"))}
+    steps = bars["steps/s of CartPole-v1"]
+    assert f"{float(steps[3]):.1f} times the steps per second of the fastest other" in text
+    assert f"instead of {steps[2]} times" in text
+    verdicts = ", ".join((bars[PATH][4], bars["the same with the append-only file"][4])).split(", ")
+    missed = sum(verdict.startswith("missed") for verdict in verdicts)
+    assert f"{WORDS[missed]} of the {WORDS[len(verdicts)]} aims for the way from actor to learner" in text
+
+
+# ---- What pages and remedies say about installing brings this program, not another one of an index.
+
+
+if TYPE_CHECKING:
+    from penstock.gateway.application import Service
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
+ROOMS = (
+    "actor",
+    "benchmarks",
+    "broker",
+    "deploy",
+    "examples",
+    "learner",
+    "penstock",
+)
+INSTALLATION_PAGES = [
+    page
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*Dockerfile")]
+    if page.name != "CHANGELOG.md"
+]
+INSTALLATION_SOURCES = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+COMMAND = re.compile(r"pip\s+install\s+((?:-\S+\s+)*)['\"]?((?:\.|penstock[\w-]*)(?:\[[^\]]*\])?)(?![\w/])")
+REMEDY = re.compile(r"how_to_install\(['\"]([\w-]+)['\"]\)")
+
+
+def ours(text: str) -> list[str]:
+    """Requirements of the `pip install` commands in a text that name a checkout or a `penstock…`."""
+    return [match[2] for match in COMMAND.finditer(text)]
+
+
+def test_the_distribution_has_a_name_of_its_own() -> None:
+    assert PROJECT["name"] == DISTRIBUTION
+    assert PROJECT["scripts"].keys() == {"penstock"}
+    own = re.findall(r"penstock[\w-]*(?=\[)", str(PROJECT["optional-dependencies"]))
+    assert set(own) == {DISTRIBUTION}
+
+
+@pytest.mark.parametrize("name", ["chat", "prompts"])
+def test_what_a_site_begins_is_installed_with_it(name: str) -> None:
+    pytest.importorskip("argon2", reason="the gateway needs its extra")
+    site: Service = load(find(name).site)()
+    found = SETUPTOOLS["packages"]["find"]["include"]
+    folder = site.recipe.parent.relative_to(ROOT)
+    assert any(fnmatch(".".join(folder.parts), pattern) for pattern in found)
+    assert any(site.recipe.match(pattern) for pattern in SETUPTOOLS["package-data"]["*"])
+
+
+def test_every_command_that_installs_brings_this_program() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {requirement}"
+        for path in [*INSTALLATION_PAGES, *INSTALLATION_SOURCES]
+        for requirement in ours(path.read_text())
+        if requirement.partition("[")[0] not in {".", DISTRIBUTION}
+    ]
+    assert wrong == []
+
+
+def test_pages_name_both_ways() -> None:
+    for page in INSTALLATION_PAGES:
+        found = ours(page.read_text())
+        if any(requirement.startswith(DISTRIBUTION) for requirement in found):
+            assert any(requirement.startswith(".") for requirement in found), page
+    assert sum(len(ours(page.read_text())) for page in INSTALLATION_PAGES) > 8
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    known = set(PROJECT["optional-dependencies"])
+    named = {
+        extra.strip()
+        for path in INSTALLATION_PAGES
+        for requirement in ours(path.read_text())
+        for extra in requirement.partition("[")[2].rstrip("]").split(",")
+        if extra and not extra.startswith("$")
+    }
+    named = {re.sub(r"\$\{.*", "", extra) for extra in named}
+    remedies = {extra for path in INSTALLATION_SOURCES for extra in REMEDY.findall(path.read_text())}
+    assert {"ui", "onnx", "rlhf", "postgresql"} <= remedies
+    assert (named | remedies) - known == set()
+
+
+@pytest.mark.parametrize("extra", ["ui", "rlhf"])
+def test_a_remedy_says_both_ways(extra: str) -> None:
+    assert ours(how_to_install(extra)) == [f".[{extra}]", f"{DISTRIBUTION}[{extra}]"]
+
+
+LOADED = "import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+NOTHING = LOADED.format(module="sys")
+IF_THERE = {"grpc_tools"}
+"""What grpc loads where it is installed, and does without."""
+
+
+def tops(code: str) -> set[str]:
+    """Names of the packages that an interpreter has loaded after a program."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.split())
+
+
+def required(names: Iterable[str]) -> set[str]:
+    """Those distributions and all that they require themselves, extras aside."""
+    found: set[str] = set()
+    waiting = [canonicalize_name(Requirement(name).name) for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for line in requires(name) or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting.append(canonicalize_name(requirement.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    "module", ["penstock.launch.cli.app", "penstock.launch.inspection.status", "penstock.launch.control"]
+)
+def test_an_operator_needs_no_extra(module: str) -> None:
+    of = packages_distributions()
+    loaded = tops(LOADED.format(module=module)) - tops(NOTHING)
+    there = required(PROJECT["dependencies"]) | {canonicalize_name(DISTRIBUTION)}
+    brought = {top: {canonicalize_name(name) for name in of[top]} for top in loaded - IF_THERE if top in of}
+    assert {top: names for top, names in brought.items() if not names & there} == {}
+
+
+# ---- SECURITY.md says of every call what it can make a server keep.
+
+
+def test_every_call_says_what_it_can_make_grow() -> None:
+    protos = (ROOT / "protos" / "penstock" / "v1").glob("*.proto")
+    calls = {
+        name for path in protos for name in re.findall(r"^\s*rpc (\w+)\(", path.read_text(), re.MULTILINE)
+    }
+    page = (ROOT / "SECURITY.md").read_text()
+    table = page.split("| call | what grows | until |\n", 1)[1].split("\n\n", 1)[0]
+    named = [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(calls)
+
+
+# ---- No command of the command line is forgotten by the tables of bad input.
+
+
+Words = tuple[str, ...]
+
+
+def commands() -> set[Words]:
+    """Every command by its words; a group that does something by itself is one."""
+    root = get_command(app)
+
+    def below(command: object, words: Words) -> Iterator[Words]:
+        if not isinstance(command, typer.core.TyperGroup):
+            yield words
+            return
+        if command.invoke_without_command:
+            yield words
+        for name in command.list_commands(context):
+            yield from below(command.get_command(context, name), (*words, name))
+
+    context = typer.Context(root)
+    return set(below(root, ()))
+
+
+def asked(known: set[Words], rows: Iterable[Words]) -> set[Words]:
+    """The commands that rows of words call: of each row the longest that it begins with."""
+    return {max((one for one in known if words[: len(one)] == one), key=len, default=()) for words in rows}
+
+
+def test_each_command_has_a_row_of_bad_input() -> None:
+    known = commands()
+    rows = [words for table in (COMMANDS, REFUSED) for words, _ in table.values()]
+    assert known - asked(known, rows) == set()
+
+
+def test_a_command_that_is_new_would_be_missed() -> None:
+    new = ("gateway", "token", "renew")
+    rows = [("gateway", "--listen", "x"), ("gateway", "token", "add", "t")]
+    assert new not in asked({*commands(), new}, rows)

@@ -1,25 +1,34 @@
-"""A learner that has lost its lease changes nothing, whichever script it reaches first.
-
-Not only the first refusal counts: a process that was frozen between two calls wakes up in the second one.
-"""
-
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import grpc
 import pytest
 import redis
 
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.replies import Commit, Totals
-from penstock.broker.log.store import Store, StoreUnavailable
+from penstock.broker.log.replies import Answer, CommandRefusal, Commit, Opened, Totals
+from penstock.broker.log.script import FIRST_LAYOUT, KEPT_COMMANDS, LAYOUT, MAX_PENDING_COMMANDS
+from penstock.broker.log.store import OtherRelease, Store, StoreUnavailable
+from penstock.broker.service.experience_service import Admission
+from penstock.broker.service.sessions import LastCredit, SessionOwners
+from penstock.protocol.append import SentFragment
+from penstock.protocol.messages import Role
 from penstock.protocol.refusal import Reason, Refused
+from penstock.rpc.identity import CALLER, SCHEME, parse
+from penstock.runtime.exit import Fatal
+from penstock.v1 import control_pb2 as pb
+from tests.support.experience.fragment_messages import sent
 from tests.support.network.proxy import Proxy
 from tests.support.run.broker_process import eventually
-from tests.support.run.small_run import CHARGE, RUN, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, open_run
+from tests.support.run.small_run import CHARGE, RUN, fragment, specification
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run, reconnect
+from tests.support.storage.redis_server import RedisServer
+
+# ---- A learner that has lost its lease changes nothing, whichever script it reaches first.
+
 
 COMMIT = Commit(
     checkpoint_id="000000000001-00000009", manifest_sha256="0" * 64, position=2, trim=2, totals=Totals()
@@ -153,3 +162,310 @@ def calls(url: str) -> dict[str, int]:
     with redis.Redis.from_url(url) as client:
         stats = client.info("commandstats")
     return {name.removeprefix("cmdstat_"): int(of["calls"]) for name, of in stats.items()}
+
+
+# ---- Commands of operators in Redis: noted once, answered once, by the commit that contains them.
+
+
+def done(number: int, request_id: str) -> Answer:
+    """What a commit says."""
+    return Answer(number=number, request_id=request_id, detail="done", checkpoint_id=f"c{number}")
+
+
+def commit(*answers: Answer, number: int = 1) -> Commit:
+    """A checkpoint that contains what was done."""
+    return Commit(checkpoint_id=f"c{number}", manifest_sha256="0" * 64, position=0, trim=0, answers=answers)
+
+
+@pytest.mark.promise("command-operator-done-once")
+async def test_a_request_id_is_one_command(store: Store, log: LearnerLog) -> None:
+    before = log.renew().revision
+    first, is_new = await store.command("restore", "good", "id-1", "why")
+    again, is_new_again = await store.command("restore", "good", "id-1")
+    assert (first, is_new, is_new_again) == (again, True, False)
+    assert (first.number, first.answer, first.argument) == (1, None, "good")
+    assert log.renew().revision == before + 1
+    with pytest.raises(Refused, match=r"invalid.*restore good"):
+        await store.command("restore", "other", "id-1")
+    second, _ = await store.command("flush", "8", "id-2")
+    assert second.number == 2
+    assert log.commands() == [first, second]
+    assert log.snapshot().command == 2
+
+
+@pytest.mark.promise("command-operator-done-once")
+async def test_a_commit_answers_what_it_contains(store: Store, log: LearnerLog) -> None:
+    command, _ = await store.command("restore", "good", "id-1")
+    answer = done(command.number, "id-1")
+    log.commit(commit(answer))
+    log.commit(commit(answer))
+    assert (await store.command("restore", "good", "id-1"))[0].answer == answer
+    assert log.snapshot().commits == (commit(answer),)
+    assert Commit.decode(commit(answer).encode()) == commit(answer)
+
+
+async def test_a_learner_that_is_fenced_answers_nothing(
+    store: Store, log: LearnerLog, redis_url: str
+) -> None:
+    command, _ = await store.command("restore", "good", "id-1")
+    other = open_run(redis_url)
+    answer = done(command.number, "id-1")
+    with pytest.raises(Refused, match="fenced"):
+        log.commit(commit(answer))
+    with pytest.raises(Refused, match="fenced"):
+        log.answer(answer)
+    assert other.commands()[0].answer is None
+    other.close()
+
+
+async def test_a_refusal_is_answered_at_once(store: Store, log: LearnerLog) -> None:
+    command, _ = await store.command("restore", "nothing", "id-1")
+    refused = Answer(number=1, request_id="id-1", detail="no such name", refusal=CommandRefusal.NAME)
+    log.answer(refused)
+    assert (await store.command("restore", "nothing", "id-1"))[0].answer == refused
+    assert command.number == 1
+
+
+async def test_commands_that_wait_and_those_that_are_kept_are_bounded(store: Store, log: LearnerLog) -> None:
+    for number in range(1, MAX_PENDING_COMMANDS + 1):
+        await store.command("checkpoint", "", f"id-{number}")
+    with pytest.raises(Refused, match="full: commands"):
+        await store.command("checkpoint", "", "one-more")
+    for number in range(1, MAX_PENDING_COMMANDS + 1):
+        log.answer(done(number, f"id-{number}"))
+    for number in range(MAX_PENDING_COMMANDS + 1, KEPT_COMMANDS + 2):
+        command, _ = await store.command("checkpoint", "", f"id-{number}")
+        log.answer(done(command.number, f"id-{number}"))
+    assert [command.number for command in log.commands()] == [*range(2, KEPT_COMMANDS + 2)]
+    again, is_new = await store.command("checkpoint", "", "id-1")
+    assert (again.number, is_new) == (KEPT_COMMANDS + 2, True)
+
+
+async def test_a_redis_that_went_back_draws_no_number_twice(
+    redis_server: RedisServer, store: Store, log: LearnerLog
+) -> None:
+    for number in (1, 2):
+        await store.command("checkpoint", "", f"id-{number}")
+    log.commands()
+    redis_server.kill()
+    redis_server.forget()
+    redis_server.start()
+    await reconnect(store)
+    log.renew()
+    log.reopen(log.snapshot())
+    assert log.commands() == []
+    command, is_new = await store.command("checkpoint", "", "id-2")
+    assert (command.number, is_new) == (3, True)
+    log.commit(commit(done(2, "id-2")))
+    assert log.commands()[0].answer is None, "a command that Redis lost is not made up by its answer"
+
+
+async def test_before_a_run_there_is_nothing_to_command(store: Store) -> None:
+    with pytest.raises(Refused, match="not_ready"):
+        await store.command("checkpoint", "", "id-1")
+
+
+def test_refusals_have_the_numbers_of_the_protocol() -> None:
+    names = {name.removeprefix("COMMAND_REFUSAL_"): number for name, number in pb.CommandRefusal.items()}
+    assert {one.name: one.value for one in CommandRefusal} == {k: v for k, v in names.items() if v}
+
+
+# ---- A Redis that lost a part of its run holds another incarnation of it; keys of another layout are
+# refused.
+
+
+Dump = dict[bytes, bytes]
+
+
+def snapshot(raw: "redis.Redis") -> Dump:
+    """Every key and its content, serialised."""
+    names = [bytes(name) for name in raw.scan_iter()]
+    return {name: bytes(raw.dump(name) or b"") for name in names}
+
+
+def fill(raw: "redis.Redis", held: Dump) -> None:
+    """Empty the server and put a snapshot in, as a restore from a copy does; the server runs on."""
+    raw.flushall()
+    for name, value in held.items():
+        raw.restore(name, 0, value)
+
+
+def begin_anew(url: str, unroll_length: int) -> LearnerLog:
+    """Another run of the same name, whose fragments may be longer."""
+    log = LearnerLog.connect(url, wait_s=5.0)
+    log.acquire(RUN, "learner", TTL_MS)
+    log.start(specification(unroll_length=unroll_length).encode(), PACING)
+    return log
+
+
+def message(session: int) -> list[SentFragment]:
+    """One good fragment, as it arrives."""
+    return [sent(fragment(session))]
+
+
+class Context:
+    """Of a call that may be refused."""
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        """End the call."""
+        raise PermissionError(code, text)
+
+
+@pytest.fixture
+async def incarnations_store(redis_url: str) -> AsyncIterator[Store]:
+    """A broker's store, beside which something is remembered."""
+    made = Store.connect(redis_url)
+    made.on_incarnation(LastCredit().forget)
+    yield made
+    await made.aclose()
+
+
+@pytest.mark.promise("broker-remembers-run-ends")
+async def test_a_broker_forgets_the_specification_of_the_run_before(
+    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+) -> None:
+    first = begin_anew(redis_url, unroll_length=3)
+    admission, last_credit = (
+        Admission(incarnations_store.specification, incarnations_store.confirm, lambda: 0.0),
+        LastCredit(),
+    )
+    incarnations_store.on_incarnation(admission.forget)
+    incarnations_store.on_incarnation(last_credit.forget)
+    before = await Actor(incarnations_store, "actor-0").open()
+    last_credit.note(before.session, 77)
+    assert (await admission.admit(before.session, message(before.session))).refusal is not None
+    raw.flushall()
+    second, elsewhere = begin_anew(redis_url, unroll_length=4), Store.connect(redis_url)
+    after = await Actor(elsewhere, "actor-0").open()
+    assert after.session == before.session
+    with pytest.raises(StoreUnavailable, match="another incarnation"):
+        await admission.admit(after.session, message(after.session))
+    assert (await admission.admit(after.session, message(after.session))).refusal is None
+    assert last_credit[after.session] == 0
+    first.close()
+    second.close()
+    await elsewhere.aclose()
+
+
+@pytest.mark.promise("broker-remembers-run-ends")
+async def test_a_broker_forgets_who_opened_the_sessions_of_the_run_before(
+    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+) -> None:
+    first = begin_anew(redis_url, unroll_length=4)
+    owners = SessionOwners(incarnations_store.owner_of, incarnations_store.confirm)
+    incarnations_store.on_incarnation(owners.forget)
+    one, other = parse(f"{SCHEME}{RUN}/actor/one"), parse(f"{SCHEME}{RUN}/actor/other")
+    before = await opened_by(incarnations_store, str(one))
+    CALLER.set(one)
+    await owners.check(before, Context())
+    raw.flushall()
+    second, elsewhere = begin_anew(redis_url, unroll_length=4), Store.connect(redis_url)
+    assert await opened_by(elsewhere, str(other)) == before
+    CALLER.set(other)
+    with pytest.raises(StoreUnavailable, match="another incarnation"):
+        await owners.check(before, Context())
+    await owners.check(before, Context())
+    first.close()
+    second.close()
+    await elsewhere.aclose()
+
+
+async def opened_by(incarnations_store: Store, owner: str) -> int:
+    """A session of this identity."""
+    opened = await incarnations_store.open_session("actor-0", Role.ROLLOUT, owner)
+    assert isinstance(opened, Opened)
+    return opened.session
+
+
+@pytest.mark.promise("broker-remembers-run-ends")
+async def test_what_was_checked_for_another_incarnation_is_not_appended(
+    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+) -> None:
+    first = open_run(redis_url)
+    old = Actor(incarnations_store, "actor-0")
+    await old.open()
+    raw.flushall()
+    second, elsewhere = open_run(redis_url), Store.connect(redis_url)
+    new = Actor(elsewhere, "actor-1")
+    await new.open()
+    assert new.session == old.session
+    with pytest.raises(StoreUnavailable, match="another incarnation"):
+        await old.append()
+    assert second.read(0, 1, 0) == []
+    assert (await new.append()).acked_through == 1
+    first.close()
+    second.close()
+    await elsewhere.aclose()
+
+
+@pytest.mark.promise("redis-filled-older-snapshot")
+async def test_a_redis_filled_from_an_older_snapshot_is_another_incarnation(
+    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+) -> None:
+    log, actor = open_run(redis_url, budget=1000), Actor(incarnations_store, "actor-0")
+    await actor.open()
+    await actor.append(2)
+    log.read(0, 10, 0)
+    held, incarnation = snapshot(raw), raw.hget(keys.STATE, "incarnation")
+    await actor.append(2)
+    log.read(2, 10, 0)
+    fill(raw, held)
+    assert log.renew().closed
+    log.reopen(log.snapshot())
+    assert not log.renew().closed
+    assert raw.hget(keys.STATE, "incarnation") != incarnation
+    with pytest.raises(StoreUnavailable, match="another incarnation"):
+        await incarnations_store.status()
+    assert (await incarnations_store.status()).log_head >= 4
+    log.close()
+
+
+@pytest.mark.promise("redis-filled-older-snapshot")
+async def test_a_redis_filled_from_a_snapshot_of_an_earlier_lease_is_opened_again(
+    redis_url: str, raw: "redis.Redis"
+) -> None:
+    open_run(redis_url).close()
+    held = snapshot(raw)
+    log = open_run(redis_url)
+    fill(raw, held)
+    assert log.renew().closed
+    log.reopen(log.snapshot())
+    assert not log.renew().closed
+    log.close()
+
+
+@pytest.mark.promise("brokers-learners-meet-run")
+async def test_another_layout_is_refused_by_broker_and_learner(
+    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+) -> None:
+    log = open_run(redis_url)
+    actor = Actor(incarnations_store, "actor-0")
+    await actor.open()
+    raw.hset(keys.STATE, "layout", LAYOUT + 1)
+    held = snapshot(raw)
+    told = f"has layout {LAYOUT + 1}, this release has layout {LAYOUT}"
+    with pytest.raises(OtherRelease, match=told):
+        await incarnations_store.append(actor.session, 0, [item(actor.session, 1)])
+    with pytest.raises(Fatal, match=told):
+        log.renew()
+    with pytest.raises(Fatal, match=told):
+        LearnerLog.connect(redis_url, wait_s=5.0).acquire(RUN, "learner", TTL_MS)
+    assert {name: raw.dump(name) for name in held if not name.startswith(keys.STAGING.encode())} == held
+    log.close()
+
+
+@pytest.mark.promise("brokers-learners-meet-run")
+async def test_a_run_of_before_layouts_is_taken_over_by_a_learner(
+    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+) -> None:
+    open_run(redis_url).close()
+    raw.hdel(keys.STATE, "layout", "incarnation")
+    with pytest.raises(StoreUnavailable, match=f"has layout {FIRST_LAYOUT}") as told:
+        await incarnations_store.status()
+    assert not isinstance(told.value, OtherRelease)
+    log = open_run(redis_url)
+    assert raw.hget(keys.STATE, "layout") == str(LAYOUT).encode()
+    actor = Actor(incarnations_store, "actor-0")
+    await actor.open()
+    assert (await actor.append()).refusal is None
+    log.close()

@@ -1,10 +1,23 @@
+import asyncio
 import importlib.util
+import json
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
+import gymnasium as gym
+import numpy as np
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+from penstock.protocol.refusal import Reason
+from tests.support.serving import node_client
+from tests.support.serving.scripted_server import ScriptedPolicy, ScriptedServer, refuses, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = sorted((ROOT / "protos" / "penstock" / "v1").glob("*.proto"))
@@ -73,3 +86,112 @@ def test_the_stubs_need_no_newer_libraries_than_the_declared_floors() -> None:
         wanted = re.search(r"Protobuf Python Version: ([\d.]+)", path.read_text())
         assert wanted is not None
         assert f'"protobuf>={wanted[1]}"' in declared
+
+
+# ---- The messages as they are against those of `protos/released.binpb`, whose speakers stay understood.
+
+
+PROTOCOL_PROTOS: Final = Path(__file__).resolve().parents[2] / "protos"
+BUF: Final = Path(sys.executable).with_name("buf")
+
+
+def _breaking(protos: Path) -> str:
+    """What buf complains of, a line each; "" when nothing is broken."""
+    command = [str(BUF), "breaking", str(protos), "--against", str(PROTOCOL_PROTOS / "released.binpb")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 or done.stdout, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(not BUF.exists(), reason="no buf for this machine (PyPI: buf-bin)")
+def test_nothing_that_was_released_is_broken() -> None:
+    assert _breaking(PROTOCOL_PROTOS) == ""
+
+
+@pytest.mark.skipif(not BUF.exists(), reason="no buf for this machine (PyPI: buf-bin)")
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("uint32 batch = 4;", "", 'field "4" with name "batch"'),
+        ("uint32 batch = 4;", "string batch = 4;", 'changed type from "uint32" to "string"'),
+        ("uint32 batch = 4;", "uint32 rows = 4;", 'changed name from "batch" to "rows"'),
+    ],
+)
+def test_what_would_break_a_client_is_found(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    shutil.copytree(PROTOCOL_PROTOS / "penstock", tmp_path / "penstock")
+    policy = tmp_path / "penstock" / "v1" / "policy.proto"
+    text = policy.read_text()
+    assert text.count(old) == 1
+    policy.write_text(text.replace(old, new))
+    assert complaint in _breaking(tmp_path)
+
+
+# ---- The example client in JavaScript: its physics, and how it speaks.
+
+
+TRAJECTORY = """
+import { CartPole } from './cartpole.js';
+const { state, actions } = JSON.parse(process.argv[1]);
+const environment = new CartPole();
+environment.state = state;
+console.log(JSON.stringify(actions.map((action) => {
+  const { observation, terminated } = environment.step(action);
+  return [...observation, Number(terminated)];
+})));
+"""
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    """A server with the spaces of CartPole, which answers as the test says."""
+    async with serving() as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def policy(server: ScriptedServer) -> ScriptedPolicy:
+    """What the server does."""
+    return server.policy
+
+
+def test_the_physics_are_those_of_gymnasium() -> None:
+    environment = gym.make("CartPole-v1").unwrapped
+    first, _ = environment.reset(seed=3)
+    state = [float(number) for number in environment.state]  # type: ignore[attr-defined]
+    actions = [int(number) for number in np.random.default_rng(3).integers(0, 2, 12)]
+    expected = []
+    for action in actions:
+        observation, _, terminated, _, _ = environment.step(action)
+        expected.append([*observation, float(terminated)])
+    done = subprocess.run(
+        [
+            node_client.node(), "--input-type=module", "-e", TRAJECTORY,
+            json.dumps({"state": state, "actions": actions}),
+        ],
+        cwd=node_client.FOLDER, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert np.allclose(json.loads(done.stdout), expected, rtol=0, atol=1e-6)
+    assert len(first) == 4
+
+
+async def test_episodes_are_played_with_their_rewards(server: ScriptedServer, policy: ScriptedPolicy) -> None:
+    result = await asyncio.to_thread(node_client.play, server.address, 3, learn=True)
+    assert result["episodes"] == 3
+    assert 8 <= result["mean_return"] <= 11
+    assert len(policy.heard["Act"]) == 3 * result["mean_return"]
+    assert [act.HasField("reward") for act in policy.heard["Act"][:2]] == [False, True]
+    assert not policy.heard["StartEpisode"][0].not_learned
+    assert policy.heard["EndEpisode"][0].reward == 1.0
+
+
+async def test_lost_replies_and_overloads_cost_nothing(
+    server: ScriptedServer, policy: ScriptedPolicy
+) -> None:
+    policy.lost["Act"] = [server.closes]
+    policy.script["EndEpisode"] = [refuses(Reason.OVERLOADED, 50), refuses(Reason.EPISODE_UNKNOWN)]
+    result = await asyncio.to_thread(node_client.play, server.address, 1)
+    assert result["episodes"] == 1
+    assert policy.heard["Act"][0] == policy.heard["Act"][1]
+    assert policy.heard["EndEpisode"][0] == policy.heard["EndEpisode"][1]
+    assert len(policy.heard["StartEpisode"]) == 2
+    assert policy.heard["StartEpisode"][0].not_learned

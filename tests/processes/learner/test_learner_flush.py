@@ -13,7 +13,7 @@ from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from tests.processes.learner.test_learner_replay import replaying
 from tests.processes.learner.test_learner_restore import FRAGMENTS, leave_waiting, updated
 from tests.processes.learner.test_learner_resume import endless
-from tests.spine.test_recording_replayed import assert_equal_learning, recorded, replay, replayed
+from tests.spine.test_equal_runs import assert_equal_learning, recorded, replay, replayed
 from tests.support.run.learner_run import (
     BATCH,
     CHARGE,

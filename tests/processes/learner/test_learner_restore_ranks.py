@@ -9,7 +9,7 @@ import pytest
 from penstock.broker.log.replies import Answer
 from penstock.learner.checkpoint.store import CheckpointStore
 from tests.processes.learner.test_learner_restore import is_same, learned, tensors_of, updated
-from tests.spine.test_ranks import PATIENCE_S, endless, two_ranks
+from tests.spine.test_equal_runs import PATIENCE_S, endless, two_ranks
 from tests.support.run.broker_process import eventually
 from tests.support.run.learner_run import Producer, account, audited
 

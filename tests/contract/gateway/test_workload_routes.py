@@ -1,10 +1,11 @@
-"""The service that trains an agent from feedback, on each kind of database, as far as nothing is trained."""
-
 import asyncio
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from fastapi.testclient import TestClient
 
 from penstock.config.settings import Settings
 from penstock.gateway.frame.event_stream import ENDING
@@ -12,12 +13,24 @@ from penstock.gateway.frame.route_access import PROJECT_HEADER
 from penstock.gateway.jobs import job_queue
 from penstock.gateway.jobs.job_records import Conclusion, Outcome, TrainedVersion
 from penstock.gateway.store.tables import JobState, Role
+from penstock.gateway.upstream import RunSettings
 from penstock.launch.gateway.job_templates import configured, read_templates
 from penstock.launch.gateway.local_runner import LocalRunner
+from penstock.workloads.goals.http.goals_service import service as goals_service_service
+from penstock.workloads.goals.injection_journal import VETOES, last_switch
 from penstock.workloads.language.feedback import Source, parse_scale, read, summary
+from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.rlhf.policy_service import FeedbackTraining, service
+from tests.support.chat.chat_stand import chat_app, upstream_of
+from tests.support.gateway.injector_files import goal, write_goals
 from tests.support.gateway.small_gateway import SmallGateway
+from tests.support.language.chat_words import chat_tokenizer
+from tests.support.language.text_stand import WORDS, teach
+
+# ---- The service that trains an agent from feedback, on each kind of database, as far as nothing is
+# trained.
+
 
 TEMPLATES: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service"
 FEEDBACK: Final = "/api/policies/feedback/my_agent"
@@ -276,3 +289,143 @@ def test_pairs_are_trained_from_as_scores_are(
     said = settings["environment"]["kwargs"]
     found = read(Source(place=said["feedback"], scale=parse_scale(said["feedback_scale"])))
     assert (found.bad.count, summary(found.examples)) == (0, {"scored": 1, "pairs": 10})
+
+
+# ---- A chat whose model says what a database refuses: people rate its answers on each kind all the same.
+
+
+ME = "somebody-1"
+KEPT = "\N{REPLACEMENT CHARACTER} done"
+
+
+TOKENIZER = chat_tokenizer(*("\0" if word == "other" else word for word in WORDS))
+
+
+def saying_nul(folder: Path) -> Path:
+    """The folder of a model that says nothing but NUL and `done`."""
+    model = tiny_models.build_model(TOKENIZER, seed=0)
+    said = "<user> sum <eos> <assistant> \0 done <eos>"
+    teach(model, [TOKENIZER(f"{said} {said}", add_special_tokens=False)["input_ids"]], 150)
+    tiny_models.save(model, TOKENIZER, folder)
+    return folder
+
+
+def test_what_no_database_holds_is_kept_as_another_character(
+    database_url: str, tmp_path: Path, short_folder: Path
+) -> None:
+    base = saying_nul(tmp_path / "base")
+    with upstream_of(base, tmp_path, short_folder / "text.sock", tokenizer=TOKENIZER) as run:
+        known = RunSettings(task={}, registry=database_url, folder=tmp_path)
+        app = chat_app(replace(run, settings=lambda: known), {}, None)
+        with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
+
+            def post(what: str, **body: Any) -> Any:
+                reply = client.post(f"/api/chat/{what}", json={"me": ME, **body})
+                assert reply.status_code == 200, reply.text
+                return reply
+
+            talk = {"conversation": post("begin").json()["conversation"]}
+            for _ in range(2):
+                told = post("say", text="sum", **talk).text
+            answer = json.loads(told.partition("event: answer\ndata: ")[2].partition("\n")[0])
+            assert answer["text"] == "\0 done"
+            post("thumb", turn=1, id="the-thumb", up=True, **talk)
+            post("correct", turn=1, id="the-words", text="four", **talk)
+            thumb, correction = post("mine").json()["ratings"]
+            assert "event: answer" in post("say", text="sum", **talk).text
+    assert [one["content"] for one in thumb["prompt"]] == ["sum", KEPT, "sum"]
+    assert (thumb["response"], correction["response"], correction["rejected"]) == (KEPT, "four", KEPT)
+
+
+# ---- The routes of the page of goals: who may decide, what a name may be, and what broken files lead to.
+
+
+INJECTORS: Final = "/api/projects/alpha/injectors"
+
+
+@pytest.fixture
+def routes_gateway(tmp_path: Path) -> SmallGateway:
+    """One with the routes of goals, and the injector `host` of alpha, which has proposed three goals."""
+    folder = tmp_path / "injectors" / "alpha" / "host"
+    folder.mkdir(parents=True)
+    write_goals(folder, goal("waits"), goal("done", injected=True), goal("low", held="threshold"))
+    url = f"sqlite:///{tmp_path}/accounts.sqlite"
+    return SmallGateway.at(
+        url, f"sqlite:///{tmp_path}/registry.sqlite", tmp_path, services=[goals_service_service()]
+    )
+
+
+def test_a_viewer_looks_and_an_editor_decides(routes_gateway: SmallGateway, tmp_path: Path) -> None:
+    viewer, editor = routes_gateway.token("alpha", Role.VIEWER), routes_gateway.token("alpha")
+    listed = routes_gateway.get(INJECTORS, viewer).json()["injectors"]
+    assert [(one["name"], one["state"], one["auto"]) for one in listed] == [("host", "ended", False)]
+    assert len(routes_gateway.get(f"{INJECTORS}/host", viewer).json()["goals"]) == 3
+    auto, veto = (f"{INJECTORS}/host/auto", {"on": True}), (f"{INJECTORS}/host/vetoes", {"goalId": "waits"})
+    assert routes_gateway.client.put(auto[0], json=auto[1], headers=viewer).status_code == 403
+    assert routes_gateway.client.post(veto[0], json=veto[1], headers=viewer).status_code == 403
+    folder = tmp_path / "injectors" / "alpha" / "host"
+    assert not (folder / VETOES).exists()
+    for _ in range(2):
+        assert routes_gateway.client.put(auto[0], json=auto[1], headers=editor).status_code == 204
+        assert routes_gateway.client.post(veto[0], json=veto[1], headers=editor).status_code == 204
+    assert routes_gateway.actions("alpha").count("goal vetoed") == 2
+    assert routes_gateway.actions("alpha").count("injector switched") == 2
+    found = last_switch(folder)
+    assert found is not None
+    assert (found.on, found.by.startswith("token/")) == (True, True)
+    assert {json.loads(line)["goal_id"] for line in (folder / VETOES).read_text().splitlines()} == {"waits"}
+
+
+@pytest.mark.parametrize(
+    ("goal_id", "status", "word"),
+    [
+        ("done", 409, "carried out already"),
+        ("low", 409, "not carried out anyway: threshold"),
+        ("x", 404, "no such goal"),
+    ],
+)
+def test_a_veto_that_holds_nothing_is_refused(
+    routes_gateway: SmallGateway, goal_id: str, status: int, word: str
+) -> None:
+    body = {"goalId": goal_id}
+    reply = routes_gateway.client.post(
+        f"{INJECTORS}/host/vetoes", json=body, headers=routes_gateway.token("alpha")
+    )
+    assert (reply.status_code, word in reply.json()["detail"]) == (status, True)
+
+
+@pytest.mark.parametrize(
+    "path", ["/absent", "/%2e%2e%2fbeta%2fhost", "/host%00", "/%2e%2e%2f%2e%2e%2falpha%2fhost"]
+)
+def test_a_name_is_looked_up_and_never_a_path(
+    routes_gateway: SmallGateway, tmp_path: Path, path: str
+) -> None:
+    beside = tmp_path / "injectors" / "beta" / "host"
+    beside.mkdir(parents=True)
+    write_goals(beside, goal("secret"))
+    reply = routes_gateway.get(f"{INJECTORS}{path}", routes_gateway.token("alpha"))
+    assert reply.status_code in (404, 405), reply.text
+    assert "secret" not in reply.text
+    assert routes_gateway.get("/api/projects/beta/injectors", routes_gateway.token("alpha")).status_code in (
+        403,
+        404,
+    )
+
+
+def test_files_that_cannot_be_read_are_told(routes_gateway: SmallGateway, tmp_path: Path) -> None:
+    folder = tmp_path / "injectors" / "alpha" / "host"
+    write_goals(folder, {**goal("waits"), "confidence": 7})
+    viewer = routes_gateway.token("alpha", Role.VIEWER)
+    reply = routes_gateway.get(f"{INJECTORS}/host", viewer)
+    assert reply.status_code == 409
+    assert "goal_injections.jsonl: a line near the end: confidence='7'" in reply.json()["detail"]
+    assert routes_gateway.get(INJECTORS, viewer).status_code == 200
+
+
+def test_the_page_and_its_files_are_anybodys(routes_gateway: SmallGateway) -> None:
+    for path, kind in (("/rl", "text/html"), ("/rl/rl.js", "text/javascript"), ("/rl/rl.css", "text/css")):
+        reply = routes_gateway.client.get(path)
+        assert reply.status_code == 200
+        assert reply.headers["content-type"].startswith(kind)
+    assert routes_gateway.client.get("/rl/goals_service.py").status_code == 404
+    assert routes_gateway.client.get(INJECTORS).status_code == 401

@@ -1,17 +1,23 @@
-"""Whatever spaces and section: what acts without torch is the function that the learner trains."""
-
 from typing import Any, Final
 
 import numpy as np
+import pytest
 import torch
+from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config.settings import PolicySection
+from penstock.config.settings import PolicySection, PPOSection
+from penstock.learner.algorithms.ppo import PPO
+from penstock.learner.algorithms.rows import RankGroup, see
 from penstock.policy import weights
 from penstock.policy.acting.array_policy import ArrayPolicy, is_enough
 from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple, leaves, sample
+from tests.support.experience.remembering import Actor, batch_of, remembering
+
+# ---- Whatever spaces and section: what acts without torch is the function that the learner trains.
+
 
 ROWS: Final = 9
 SETTLED: Final = {"network", "network_arguments", "kwargs", "image_trunk", "hidden_norm", "frame_stack"} | {
@@ -89,3 +95,61 @@ def test_it_acts_as_the_module_does_and_answers_the_probe_as_the_learner(
     np.testing.assert_array_equal(wanted.log_prob, got.log_prob)
     answer, learners = arrays.acting_log_prob(seen, got.action), policy.log_prob(seen, got.action)
     np.testing.assert_allclose(answer, learners, rtol=2e-5, atol=2e-5)
+
+
+# ---- Whatever the episodes, the cuts and the way of resetting: the learner computes what the actor did.
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "lstm": {"recurrent": "lstm"},
+    "gru of a shared trunk": {"recurrent": "gru", "shared_trunk": True},
+    "stack": {"frame_stack": 3},
+    "stack before an lstm, normalised": {
+        "frame_stack": 2,
+        "recurrent": "lstm",
+        "normalise_observations": True,
+    },
+}
+UNROLL = 8
+
+
+@pytest.mark.parametrize("section", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("mode", AutoresetMode)
+@settings(max_examples=6)
+@given(
+    cuts=st.lists(st.integers(1, UNROLL), min_size=1, max_size=4),
+    longest=st.integers(1, 12),
+    seed=st.integers(0, 999),
+    masked=st.booleans(),
+    burn_in=st.integers(0, 3),
+)
+def test_recorded_log_probabilities_are_the_learners(
+    section: dict[str, Any],
+    mode: AutoresetMode,
+    cuts: list[int],
+    longest: int,
+    seed: int,
+    masked: bool,
+    burn_in: int,
+) -> None:
+    recurrent = {"burn_in": burn_in} if "recurrent" in section else {}
+    policy = remembering(seed, **section, **recurrent)
+    actor = Actor(policy, mode=mode, longest=longest, unroll=UNROLL, seed=seed, masked=masked)
+    batch = batch_of([actor.fragment(steps) for steps in cuts])
+    ppo = PPO(policy, PPOSection(), seed=0)
+    with torch.no_grad():
+        look = see(policy, batch)
+        parameters = policy.outputs(look.inputs).parameters[: batch.valid.numel()]
+        found = policy.joint_log_prob(parameters, {"action": batch.action["action"].flatten()})
+        same = torch.isclose(found.view_as(batch.log_prob), batch.log_prob, rtol=1e-4, atol=1e-4)
+        assert same[batch.valid].all()
+        prepared = ppo.prepare(batch, batch.reward, RankGroup().rows_of(batch.valid))
+        rows = prepared.rows
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        sizes = prepared.rank_rows.split(order, 3)[1] if len(rows) else []
+        for part in rows.select(order).cut(sizes) if len(rows) else ():
+            outputs = ppo._network.outputs(part.inputs)
+            again = policy.joint_log_prob(outputs.parameters, part.action)
+            torch.testing.assert_close(again, part.behaviour, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(again, part.proximal, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(outputs.value, part.old_value, rtol=1e-5, atol=1e-5)
