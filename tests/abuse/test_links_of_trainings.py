@@ -30,9 +30,7 @@ from penstock.launch.jobs.job_process import BEGUN_FILE, ENDED_FILE, IN_A_POD
 from penstock.launch.jobs.local_job import read_noted
 from penstock.registry.weight_files import name_latest, registry_url, write_kept
 from penstock.workloads.rlhf.policy_service import FeedbackTraining
-from tests.support.gateway.cluster_job import taken_job
-from tests.support.gateway.finished_run import write_run
-from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.job_templates import taken_job, write_run, write_templates
 from tests.support.gateway.small_gateway import SmallGateway
 
 SECRET: Final = "4242424242"  # noqa: S105 - of no account

@@ -5,10 +5,8 @@ import re
 import pytest
 
 from penstock.runtime.failpoint import _parse
-from tests.support.fleet.campaign import HITS, OF_ACTORS, OF_BROKERS, POINTS, SHORT, Doom, Pace, draw
-from tests.support.fleet.fleet import ROOT
-from tests.support.fleet.kill_log import Kill, KillLog
-from tests.support.fleet.redis_kills import WAYS
+from tests.support.fleet.campaign import HITS, OF_ACTORS, OF_BROKERS, POINTS, SHORT, WAYS, Doom, Pace, draw
+from tests.support.fleet.fleet import ROOT, Kill, KillLog
 
 FOLDERS = {"actor": ("actor",), "broker": ("broker",), "learner": ("learner", "broker")}
 """Where the code of each role lies; the learner calls the broker's package."""

@@ -27,16 +27,16 @@ from penstock.workloads.goals.host import (
 from penstock.workloads.prompts.categories import QualityReward
 from penstock.workloads.prompts.features import mutate
 from penstock.workloads.prompts.task_parts import PromptSource
-from tests.support.chat.ceilings import (
+from tests.support.chat.opinions import CRITERIA, FEATURES, PROFILES, opinions, profile_chances
+from tests.support.chat.satisfaction import (
     ceilings,
     expected_auc,
     expected_pair_accuracy,
     expected_rating,
     tilted,
 )
-from tests.support.chat.opinions import CRITERIA, FEATURES, PROFILES, opinions, profile_chances
-from tests.support.prompts.text_graph import text_graph
-from tests.support.serving.goals_optimum import optimum
+from tests.support.prompts.judged_prompts import text_graph
+from tests.support.serving.goals_run import optimum
 
 # ---- The optimum of the simulated host, beside a search without value iteration, and beside play.
 

@@ -18,9 +18,8 @@ from penstock.protocol.messages import Credit, Role, Watch
 from penstock.protocol.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification
 from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
-from tests.support.storage.credit_stand import Crowd, Outcome, Stand
+from tests.support.storage.credit_stand import Clock, Crowd, Outcome, Stand, virtual_time
 from tests.support.storage.redis_server import RedisServer, find_binaries
-from tests.support.storage.virtual_time import Clock, virtual_time
 
 # ---- The run goes on: credit to generate under loss, death and scarcity (simulated actors, real Redis).
 

@@ -13,8 +13,7 @@ from penstock.broker.log import audit_log, connection, script
 from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.config.settings import BrokerSection, ConfigurationError
 from tests.support.run.small_run import RUN
-from tests.support.storage.guarded_redis import USERS, GuardedRedis, has_tls
-from tests.support.storage.redis_scenario import clear, play
+from tests.support.storage.guarded_redis import USERS, GuardedRedis, clear, has_tls, play
 from tests.support.storage.redis_server import Binary
 
 BROKER_SCRIPTS: Final = frozenset(

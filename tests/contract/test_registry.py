@@ -34,8 +34,7 @@ from penstock.registry.records import (
 from penstock.registry.registry import Database, Registry
 from penstock.registry.routing import Arm, follow
 from penstock.registry.versions import RANGE
-from tests.support.storage.postgresql_server import DATABASES, PostgresqlServer, find_programs
-from tests.support.storage.ready_tables import with_registry
+from tests.support.storage.postgresql_server import DATABASES, PostgresqlServer, find_programs, with_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 _numbers = count()

@@ -23,8 +23,8 @@ from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import CHARGE, RUN
 from tests.support.run.store_run import PACING, TTL_MS, Actor, item, open_run, reconnect
+from tests.support.storage.credit_stand import Clock, virtual_time
 from tests.support.storage.redis_server import Binary, RedisServer
-from tests.support.storage.virtual_time import Clock, virtual_time
 
 # ---- A store in trouble says so: nothing hangs, nothing is answered with somebody else's reply.
 

@@ -8,7 +8,7 @@ import pytest
 from tests.deploy.alert_scenes import FASTER, Scene
 from tests.deploy.prometheus_server import needs_prometheus, watching
 from tests.support.language.agents_run import agent, agents_run, gateway
-from tests.support.language.guessers import make_guesser
+from tests.support.language.tiny_models import make_guesser
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 

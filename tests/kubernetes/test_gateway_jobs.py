@@ -22,8 +22,7 @@ from tests.deploy.manifests import KUBERNETES, kinds, render
 from tests.kubernetes.cluster import Cluster, eventually
 from tests.kubernetes.installation import Installation
 from tests.kubernetes.test_strict_validation import with_namespace
-from tests.support.gateway.cluster_job import taken_job
-from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.job_templates import taken_job, write_templates
 
 COMPONENT: Final = KUBERNETES / "components" / "gateway-jobs"
 NO_IMAGE: Final = "penstock-there-is-no-such-image:0"

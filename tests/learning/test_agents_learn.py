@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from tests.support.language.agents_run import agent, agents_run, gateway
-from tests.support.language.guessers import make_guesser
+from tests.support.language.tiny_models import make_guesser
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

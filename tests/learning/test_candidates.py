@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock.client import PolicyClient
 from penstock.workloads.chat.people import CHANGED, USUAL
 from penstock.workloads.chat.tasks import CANDIDATES, liked, questions
-from tests.support.chat.ceilings import best_policy, total_variation
+from tests.support.chat.satisfaction import best_policy, total_variation
 from tests.support.run.serving_run import serving
 from tests.support.run.training import Training
 

@@ -20,8 +20,8 @@ from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.tokenizer import load_tokenizer
 from tests.learning.small_words import learned, settings_of
 from tests.support.chat.liked_answers import LIKED
-from tests.support.chat.people_base import make_people_base
-from tests.support.language.served_text_run import ServedTextRun, serving_text
+from tests.support.chat.opinions import make_people_base
+from tests.support.language.text_stand import ServedTextRun, serving_text
 from tests.support.run.broker_process import eventually
 
 HORIZON: Final = CanarySection().horizon

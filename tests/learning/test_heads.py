@@ -15,9 +15,9 @@ from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.reward.training import Order, train
 from penstock.workloads.language.settings import RewardTraining
 from tests.support.chat import opinions
-from tests.support.chat.ceilings import expected_auc, expected_pair_accuracy, expected_rating
 from tests.support.chat.opinions import CRITERIA
-from tests.support.language.chat_base import make_chat_base
+from tests.support.chat.satisfaction import expected_auc, expected_pair_accuracy, expected_rating
+from tests.support.language.tiny_models import make_chat_base
 
 HEADS: Final = parse_heads(["thumb=thumbs", "relevance=stars", "helpfulness=stars", "safety=stars"])
 FRESH: Final = 600

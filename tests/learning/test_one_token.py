@@ -20,7 +20,7 @@ from penstock.policy import weights
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from tests.support.experience.token_experience import Response, batch_of, fragment, next_log_probs
 from tests.support.language.known_sentiment import optimal
-from tests.support.language.tiny_reward import make_base
+from tests.support.language.tiny_models import make_base
 
 PROMPT: Final = (1,)
 RESPONSES: Final = 256

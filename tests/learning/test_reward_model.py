@@ -15,7 +15,7 @@ from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.rlhf.sentiment import true_reward
 from tests.support.language.known_sentiment import Distribution, KnownSentiment, expected_pair_accuracy
 from tests.support.language.known_sentiment import pairs as pairs_of
-from tests.support.language.tiny_reward import make_base
+from tests.support.language.tiny_models import make_base
 
 TASK = KnownSentiment()
 

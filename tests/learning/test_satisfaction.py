@@ -13,7 +13,7 @@ import pytest
 from penstock.workloads.chat.people import LONG, draw_prompt
 from tests.learning.small_words import Batch, learned, settings_of
 from tests.support.chat.liked_answers import LIKED, OF_OTHERS
-from tests.support.chat.people_base import make_people_base
+from tests.support.chat.opinions import make_people_base
 from tests.support.chat.satisfaction import BETA, Pleased, optimum, ppo, prepare, supervised
 
 UPDATES: Final = 24

@@ -28,7 +28,7 @@ from penstock.launch.run.supervisor import penstock
 from penstock.workloads.rlhf.sentiment import true_reward
 from tests.learning.small_words import learned, settings_of
 from tests.support.language.known_sentiment import KnownSentiment, optimum
-from tests.support.language.tiny_reward import make_base
+from tests.support.language.tiny_models import make_base
 from tests.support.run.broker_process import eventually
 from tests.support.run.training import Training
 

@@ -25,8 +25,7 @@ from penstock.protocol.spaces import to_proto as spaces_to_proto
 from penstock.protocol.tensor import DTYPES, from_tensor, read_array, to_tensor
 from penstock.v1 import fragment_pb2 as pb
 from penstock.v1 import tensor_pb2
-from tests.support.experience.fragment_messages import from_proto, to_proto
-from tests.support.experience.whole_fragments import RUN, SCHEMA, fragment_of
+from tests.support.experience.fragment_messages import RUN, SCHEMA, fragment_of, from_proto, to_proto
 
 NAMES = sorted(SCHEMA.by_name)
 

@@ -24,11 +24,8 @@ from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from penstock.workloads.language.policy import LanguagePolicy
 from tests.processes.learner.test_learner_resume import checkpoint_now, newest
-from tests.support.language.adapter_fault import WRONG, Fault
-from tests.support.language.scripted_language_learner import (
-    PATIENCE_S as SCRIPTED_LANGUAGE_LEARNER_PATIENCE_S,
-)
-from tests.support.language.scripted_language_learner import ScriptedLanguageLearner
+from tests.support.language.language_learner import PATIENCE_S as SCRIPTED_LANGUAGE_LEARNER_PATIENCE_S
+from tests.support.language.language_learner import WRONG, Fault, ScriptedLanguageLearner
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.learner_run import (

@@ -24,9 +24,7 @@ from penstock.workloads.language.serving.chat_forms import ChatRequest, Extensio
 from penstock.workloads.prompts.http import api_bodies
 from penstock.workloads.rlhf.policy_service import TrainingRequest
 from tests.support.gateway.audited_changes import CHANGES, THEMSELVES, Change, Stand
-from tests.support.gateway.finished_run import write_run
-from tests.support.gateway.injector_files import goal, write_goals
-from tests.support.gateway.job_templates import write_templates, write_tiny
+from tests.support.gateway.job_templates import goal, write_goals, write_run, write_templates, write_tiny
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 
 # ---- Input that is wrong on purpose, on each kind of database: refused by field, and nothing is stored.

@@ -23,10 +23,10 @@ from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.rlhf.policy_service import FeedbackTraining, service
 from tests.support.chat.chat_stand import chat_app, upstream_of
-from tests.support.gateway.injector_files import goal, write_goals
+from tests.support.gateway.job_templates import goal, write_goals
 from tests.support.gateway.small_gateway import SmallGateway
-from tests.support.language.chat_words import chat_tokenizer
 from tests.support.language.text_stand import WORDS, teach
+from tests.support.language.tiny_models import chat_tokenizer
 
 # ---- The service that trains an agent from feedback, on each kind of database, as far as nothing is
 # trained.

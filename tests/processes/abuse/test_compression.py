@@ -7,9 +7,8 @@ import grpc
 import pytest
 
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
-from tests.support.abuse.malformed import EXPERIENCE
 from tests.support.abuse.stage import Stage, memory_within, nothing_stored, staged, unharmed
-from tests.support.abuse.wire import RawChannel
+from tests.support.abuse.wire import EXPERIENCE, RawChannel
 
 BOMB_BYTES: Final = 256 * MIB
 """Zeros: they arrive as a quarter of a MiB."""

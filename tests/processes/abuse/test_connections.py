@@ -18,20 +18,21 @@ import pytest
 from penstock.broker.log.connection import MAX_CONNECTIONS
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.v1 import weights_pb2
-from tests.support.abuse.http2 import (
+from tests.support.abuse.stage import Stage, memory_within, nothing_stored, open_files, staged, unharmed
+from tests.support.abuse.wire import (
     CANCEL,
     DATA,
+    EXPERIENCE,
     HEADERS,
     PING,
     RST_STREAM,
     SETTINGS,
+    WEIGHTS,
     WINDOW_UPDATE,
     Connection,
+    RawChannel,
     frame,
 )
-from tests.support.abuse.malformed import EXPERIENCE, WEIGHTS
-from tests.support.abuse.stage import Stage, memory_within, nothing_stored, open_files, staged, unharmed
-from tests.support.abuse.wire import RawChannel
 from tests.support.run.broker_process import eventually
 
 PATIENCE_S: Final = 60

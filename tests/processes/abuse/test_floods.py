@@ -20,9 +20,8 @@ from penstock.protocol.limits import MIB
 from penstock.protocol.messages import Role
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import weights_pb2
-from tests.support.abuse.malformed import EXPERIENCE, WEIGHTS
 from tests.support.abuse.stage import SETTLED_BY, Memory, Stage, session_of, staged
-from tests.support.abuse.wire import Answer, RawChannel, answer_of
+from tests.support.abuse.wire import EXPERIENCE, WEIGHTS, Answer, RawChannel, answer_of
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import fragment

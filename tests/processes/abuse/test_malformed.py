@@ -9,9 +9,8 @@ from penstock.protocol.limits import MAX_NUMBER, MIB
 from penstock.protocol.refusal import Reason
 from penstock.v1 import experience_pb2 as experience
 from penstock.v1 import weights_pb2
-from tests.support.abuse.malformed import CALLS, CONTROL, EXPERIENCE, FRAGMENTS, WEIGHTS
 from tests.support.abuse.stage import Memory, Stage, nothing_stored, session_of, staged, unharmed
-from tests.support.abuse.wire import Answer, RawChannel
+from tests.support.abuse.wire import CALLS, CONTROL, EXPERIENCE, FRAGMENTS, WEIGHTS, Answer, RawChannel
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.simulated_actor import SimulatedActor
 

@@ -23,8 +23,8 @@ from penstock.policy.weights import decode, encode, load_into
 from penstock.protocol import fragment as wire
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.refusal import Reason
-from tests.support.abuse.malformed import stored
 from tests.support.abuse.stage import Stage, nothing_stored, session_of, staged, unharmed
+from tests.support.abuse.wire import stored
 from tests.support.run.actor_run import PROGRAM, Plan, ScriptedLearner
 from tests.support.run.broker_process import launch
 from tests.support.run.simulated_actor import refusal_of

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.config.settings import load
 from penstock.runtime.health import read_endpoint
-from tests.support.abuse.secret_roads import (
+from tests.support.abuse.identities import (
     PASSWORD,
     PENSTOCK,
     command_line,

@@ -21,7 +21,7 @@ from penstock.protocol.tensor import to_tensor
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from penstock.v1.tensor_pb2 import Tensor
-from tests.support.abuse.policy_corpus import STREAM, asking, case, observing, rpcs
+from tests.support.abuse.corpus import STREAM, asking, case, observing, rpcs
 from tests.support.abuse.stage import Memory, memory_within, open_files
 from tests.support.abuse.wire import Answer, RawChannel, answer_of
 from tests.support.run.broker_process import BrokerProcess, eventually

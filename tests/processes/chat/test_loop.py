@@ -10,9 +10,8 @@ from penstock.registry.registry import Registry
 from penstock.workloads.chat.loop_state import Outcome, Step, folder_of, round_folder
 from penstock.workloads.chat.people import population
 from penstock.workloads.chat.step_process import has_checkpoint
-from tests.support.chat.chat_gateway import ChatGateway
-from tests.support.chat.loop_process import LoopProcess, told
-from tests.support.chat.people_who_rate import people_talk, talks
+from tests.support.chat.chat_gateway import ChatGateway, LoopProcess, told
+from tests.support.chat.opinions import people_talk, talks
 from tests.support.run.broker_process import eventually
 
 pytestmark = pytest.mark.timeout(900)

@@ -9,10 +9,18 @@ from typing import Final
 
 import pytest
 
-from tests.support.fleet.campaign import OF_ACTORS, OF_BROKERS, SHORT, Campaign, Pace
-from tests.support.fleet.fleet import Audit, Fleet
-from tests.support.fleet.members import Shape
-from tests.support.fleet.redis_kills import IN_REWRITE, IN_USE, OF_BOTH, POWER_LOSS
+from tests.support.fleet.campaign import (
+    IN_REWRITE,
+    IN_USE,
+    OF_ACTORS,
+    OF_BOTH,
+    OF_BROKERS,
+    POWER_LOSS,
+    SHORT,
+    Campaign,
+    Pace,
+)
+from tests.support.fleet.fleet import Audit, Fleet, Shape
 
 BUSY: Final = ("learner.lease_ttl_s=2", "algorithm.batch_steps=256")
 """Work for the actors at any time, and a learner that soon notices what happened to Redis."""

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet.flow_scenarios import full_redis
-from tests.support.fleet.soak_report import Report
+from tests.support.fleet.flow_scenarios import Report, full_redis
 
 
 @pytest.mark.parametrize("seconds", [0, pytest.param(60, marks=pytest.mark.slow)])

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet.flow_scenarios import absent_learner
-from tests.support.fleet.soak_report import Report
+from tests.support.fleet.flow_scenarios import Report, absent_learner
 
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.slow)])

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fleet.flow_scenarios import overload
-from tests.support.fleet.soak_report import Report
+from tests.support.fleet.flow_scenarios import Report, overload
 
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])

@@ -20,8 +20,7 @@ import httpx2
 
 from tests.processes.gateway.test_gateway_process import new_token
 from tests.support.gateway import agent_program
-from tests.support.gateway.gateway_process import GatewayProcess
-from tests.support.gateway.leftover_jobs import end_jobs
+from tests.support.gateway.gateway_process import GatewayProcess, end_jobs
 
 SHIPPED: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service"
 QUICK: Final = 8

@@ -1,5 +1,5 @@
 """Fixtures of tests of language models."""
 
-from tests.support.language.fixtures import base, begin, broker, prompts, reward
+from tests.support.language.language_learner import base, begin, broker, prompts, reward
 
 __all__ = ["base", "begin", "broker", "prompts", "reward"]

@@ -8,8 +8,7 @@ from typing import Final
 import pytest
 
 from penstock.protocol.fragment import read_payload
-from tests.support.language.text_address import agents_api, served_text
-from tests.support.language.text_stand import make_model
+from tests.support.language.text_stand import agents_api, make_model, served_text
 from tests.support.serving import node_client
 
 FOLDER: Final = node_client.FOLDER.parent / "agent"

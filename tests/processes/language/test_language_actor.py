@@ -21,12 +21,7 @@ from penstock.protocol.messages import Role
 from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.tokenizer import load_tokenizer
-from tests.support.language.scripted_language_learner import (
-    PATIENCE_S,
-    ScriptedLanguageLearner,
-    log_probs,
-    responses,
-)
+from tests.support.language.language_learner import PATIENCE_S, ScriptedLanguageLearner, log_probs, responses
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.reward_process import serving

@@ -10,8 +10,7 @@ import pytest
 from penstock.config import settings as configuration
 from penstock.config.settings import Settings
 from penstock.workloads.language.policy import LanguagePolicy
-from tests.support.language.adapter_fault import Fault
-from tests.support.language.scripted_language_learner import PATIENCE_S, UNROLL
+from tests.support.language.language_learner import PATIENCE_S, UNROLL, Fault
 from tests.support.run.actor_run import ActorThread, actors
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.learner_run import LearnerThread, account, audited

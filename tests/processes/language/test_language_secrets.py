@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.abuse.secret_roads import leaves_no_secret, locked_redis
+from tests.support.abuse.identities import leaves_no_secret, locked_redis
 
 CONFIG = """
 workload = "rlhf"

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.language.tiny_reward import make_base
+from tests.support.language.tiny_models import make_base
 from tests.support.run.training import Training, wait_until_gone
 
 STEPS = 3000

@@ -12,7 +12,7 @@ from penstock.launch.commands.request import Order
 from penstock.rpc.auth import Credentials
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import BadReward
-from tests.support.language.tiny_reward import make_base, make_reward_model, samples
+from tests.support.language.tiny_models import make_base, make_reward_model, samples
 from tests.support.run.reward_process import PATIENCE_S, secured, serving
 
 RUN: Final = "run-a"

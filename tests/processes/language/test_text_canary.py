@@ -13,9 +13,15 @@ import pytest
 from penstock.client import Arm, TextClient
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
-from tests.support.language.served_text_run import BAD, GOOD, ServedTextRun, begun, serving_text
-from tests.support.language.text_address import agents_api_of
-from tests.support.language.text_stand import TOOLS
+from tests.support.language.text_stand import (
+    BAD,
+    GOOD,
+    TOOLS,
+    ServedTextRun,
+    agents_api_of,
+    begun,
+    serving_text,
+)
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.serving_run import POLICY
 

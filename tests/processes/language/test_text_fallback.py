@@ -8,8 +8,7 @@ import pytest
 
 from penstock.client import TextClient
 from penstock.registry.weight_files import path_of
-from tests.support.language.served_text_run import GOOD, ServedTextRun, begun, serving_text
-from tests.support.language.text_stand import TOOLS
+from tests.support.language.text_stand import GOOD, TOOLS, ServedTextRun, begun, serving_text
 from tests.support.run.broker_process import eventually
 
 ASKED: Final = ({"role": "user", "content": "sum"},)

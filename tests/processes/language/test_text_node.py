@@ -9,8 +9,7 @@ from typing import Final
 import pytest
 
 from penstock.protocol.fragment import read_payload
-from tests.support.language.text_address import served_text
-from tests.support.language.text_stand import make_model
+from tests.support.language.text_stand import make_model, served_text
 from tests.support.serving import node_client
 
 CONVERSE_S: Final = 120

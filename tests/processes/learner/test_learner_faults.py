@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE
-from tests.support.fleet.phases import read_phases
+from tests.support.fleet.fleet import read_phases
 from tests.support.run.learner_run import (
     BATCH,
     LearnerThread,

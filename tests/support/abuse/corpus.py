@@ -1,25 +1,24 @@
-"""Requests that are almost right, endless and the same again for the same seed.
-
-A case is drawn from its seed and number alone, so one that fails is made again without those before it.
-No case is right: what it names is a session that may not append, or none.
-A third are well-formed messages with single fields set to what they should not be, a third such messages
-with their bytes changed, and the rest bytes at random.
-"""
-
 import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
+from penstock.protocol.tensor import to_tensor
 from penstock.v1 import control_pb2, weights_pb2
 from penstock.v1 import experience_pb2 as experience
+from penstock.v1 import policy_pb2 as pb
 from tests.support.abuse.wire import Rpc
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.small_run import fragment
+
+# ---- Requests that are almost right, endless and the same again for the same seed.
+
 
 NUMBERS: Final = (
     0,
@@ -189,3 +188,68 @@ def _overwrite(rng: random.Random, data: bytes) -> bytes:
     at = rng.randrange(len(data))
     new = rng.choice((b"\xff" * 9 + b"\x01", b"\x80" * 10, b"\x7f", _WORDS.pack(float("nan"))))
     return data[:at] + new + data[at + len(new) :]
+
+
+# ---- Requests to a policy server that are right, almost right, or nothing at all.
+
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["PolicyService"]
+STREAM: Final = f"/{SERVICE.full_name}/ActStream"
+EPISODES: Final = ("", "x", "deadbeef-1-0", "a-b-c-d", "-", "\0")
+
+
+def rpcs() -> list[Rpc]:
+    """Every unary RPC of a policy server."""
+    return [
+        Rpc(f"/{SERVICE.full_name}/{method.name}", GetMessageClass(method.input_type))
+        for method in SERVICE.methods
+        if not method.client_streaming
+    ]
+
+
+def observing(value: Any = (0.0, 0.0, 0.0, 0.0), dtype: str = "float32", path: str = "") -> list[pb.Part]:
+    """An observation of four numbers, or what the test makes of it."""
+    return [pb.Part(path=path, value=to_tensor(np.asarray(value, dtype)))]
+
+
+def asking(request_id: str = "", **fields: Any) -> pb.ActRequest:
+    """A good Act, with some fields replaced."""
+    return pb.ActRequest(**({"request_id": request_id, "observation": observing()} | fields))
+
+
+def _policy_corpus_base(name: str, rng: random.Random) -> Message:
+    episode, request_id = rng.choice(EPISODES), str(rng.randrange(8))
+    match name:
+        case "Act":
+            return asking(
+                request_id,
+                episode_id=rng.choice(("", episode)),
+                action_mask=[pb.Part(value=to_tensor(np.array([True, False, True])))],
+                want_value=True,
+                want_distribution=True,
+                seed=rng.randrange(4),
+                version=rng.choice((0, 1, 7)),
+            )
+        case "StartEpisode":
+            return pb.StartEpisodeRequest(request_id=request_id, client_key="fuzz")
+        case "Reward":
+            return pb.RewardRequest(
+                episode_id=episode, request_id=request_id, rewards=[pb.StepReward(step=0, amount=1.0)]
+            )
+        case "EndEpisode":
+            return pb.EndEpisodeRequest(
+                episode_id=episode, ending=pb.ENDING_TRUNCATED, final_observation=observing(), reward=1.0
+            )
+        case _:
+            return pb.DescribeRequest(policy="default")
+
+
+def case(name: str, seed: int, number: int) -> bytes:
+    """Case `number` of an RPC: fields changed, bytes changed, or bytes at random."""
+    rng = random.Random(f"{seed}:{name}:{number}")
+    kind = rng.randrange(3)
+    if kind == 0:
+        return _change_fields(rng, _policy_corpus_base(name, rng)).SerializeToString()
+    if kind == 1:
+        return _change_bytes(rng, _policy_corpus_base(name, rng).SerializeToString())
+    return rng.randbytes(rng.choice((1, 2, 3, 8, 40, 400)))

@@ -21,7 +21,7 @@ from penstock.runtime.health import read_endpoint
 from penstock.workloads.chat.people import draw_prompt
 from tests.support.chat.chat_people import TURNS, Plan
 from tests.support.chat.liked_answers import LIKED
-from tests.support.chat.people_base import make_people_base
+from tests.support.chat.opinions import make_people_base
 
 PROMPTS: Final = 400
 """Questions, of which the evaluation holds some out."""

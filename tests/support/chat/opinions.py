@@ -1,17 +1,15 @@
-"""What simulated people say beside thumbs, as rows of feedback files, and with which chances.
-
-Rows have `rater`, and when it was said, `at_s`.
-"""
-
 import itertools
 import math
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.workloads.chat.chat_environment import people_tokenizer
 from penstock.workloads.chat.people import (
     THUMB,
     Person,
@@ -19,12 +17,21 @@ from penstock.workloads.chat.people import (
     Profile,
     Reference,
     Taste,
+    draw_next_prompt,
     draw_prompt,
     draw_response,
     read_profile,
 )
+from penstock.workloads.language.pretraining import tiny_models
+from penstock.workloads.language.prompt import Message, Prompt
+from penstock.workloads.language.settings import quieten
+from tests.support.chat.chat_gateway import ChatGateway
+
+# ---- What simulated people say beside thumbs, as rows of feedback files, and with which chances.
+
 
 Array = NDArray[np.float64]
+
 
 PROFILES: Final = tuple(Profile(*bits) for bits in itertools.product((False, True), repeat=6))
 FEATURES: Final[Array] = np.array(PROFILES, np.float64)
@@ -144,3 +151,68 @@ def _late_s(rng: np.random.Generator) -> float:
 def _normal_cdf(x: Array) -> Array:
     probability: Array = (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))) / 2
     return probability
+
+
+# ---- A tiny language model that has read conversations of simulated people, answered as the reference
+# does.
+
+
+def make_people_base(
+    folder: Path, *, steps: int = 300, texts: int = 4000, turns: int = 1, seed: int = 0
+) -> Path:
+    """Write a model that was taught so many conversations of so many turns; returns the folder.
+
+    What people ask is taught with the answers, so that it soon knows which words go together.
+    """
+    quieten()
+    rng = np.random.default_rng(seed)
+    tokenizer = people_tokenizer()
+    model = tiny_models.build_model(tokenizer, seed=seed)
+    told = [_conversation(rng, turns) for _ in range(texts)]
+    tiny_models.pretrain(model, tokenizer, told, steps=steps, seed=seed)
+    tiny_models.save(model, tokenizer, folder)
+    return folder
+
+
+def _conversation(rng: np.random.Generator, turns: int) -> tuple[Prompt, str]:
+    """Return the messages up to the last answer, and that."""
+    messages, asked = list[Message](), draw_prompt(rng)
+    for _ in range(turns - 1):
+        messages += [Message("user", asked), Message("assistant", draw_response(rng, asked))]
+        asked = draw_next_prompt(rng, asked)
+    return (*messages, Message("user", asked)), draw_response(rng, asked)
+
+
+# ---- Simulated people who talk over HTTP and rate each answer, each with a browser of their own.
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An answer that somebody got, and whether they liked it."""
+
+    version: int
+    arm: str
+    text: str
+    liked: bool
+
+
+def talks(seed: int, count: int) -> list[tuple[str, str]]:
+    """What the people of the small language ask, and what its reference answers."""
+    rng = np.random.default_rng(seed)
+    prompts = [draw_prompt(rng) for _ in range(count)]
+    return [(prompt, draw_response(rng, prompt)) for prompt in prompts]
+
+
+def people_talk(
+    gateway: ChatGateway, people: Population, rng: np.random.Generator, count: int
+) -> Iterator[Heard]:
+    """So many people, one after the other: each asks once, gives a thumb, and goes."""
+    for _ in range(count):
+        gateway.me = secrets.token_hex(16)
+        prompt = draw_prompt(rng)
+        with gateway.begin() as talk:
+            _, kind, data = talk.say(prompt)
+            assert kind == "answer", data
+            liked = people.thumb(rng, people.somebody(rng), prompt, data["text"])
+            talk.tell("thumb", data["turn"], up=liked)
+        yield Heard(data["version"], data["arm"], data["text"], liked)

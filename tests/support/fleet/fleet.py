@@ -1,41 +1,263 @@
-"""The processes of one run, each of which a test may kill, freeze and start again; and the audit at the end.
-
-    with Fleet(folder, actors=4, brokers=1) as fleet:       redis ◄── broker-0 ◄── actor-0 .. actor-3
-        fleet.start_all()                                      ▲
-        kill = fleet.kill("broker-0")                       learner (one parameter, no environment)
-        fleet.start("broker-0")
-        report = fleet.finish()
-
-`folder` is laid out like `runs/NAME`. Every process is a shipped one on its own code path (the actors have no
-environment, the learner one parameter) and keeps its phase file, so each kill is logged with the place where
-it found its victim. Redis keeps none: its phase is that of a broker or the learner which waits for its
-answer, read a moment before. A process that ends without having been killed here is an error with its last
-line.
-"""
-
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from penstock.launch.run.supervisor import Exit, ServiceProcess, last_line, penstock
-from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE
+from penstock.launch.run.supervisor import Exit, ServiceProcess, ServiceSpec, last_line, penstock
+from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, RECORD
 from tests.support.abuse.poisoner import read_poisons
-from tests.support.fleet.kill_log import Kill, KillLog
-from tests.support.fleet.members import Member, Place, Shape, service_specs
-from tests.support.fleet.phases import Phase
 from tests.support.oracles.poison_books import PoisonBooks
 
+# ---- Where the threads of a process under a fault test were, also of one that was killed.
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The last place that a thread reached. sequence: of what it worked on; at_ns: monotonic clock."""
+
+    name: str
+    sequence: int
+    at_ns: int
+
+    @property
+    def is_idle(self) -> bool:
+        return self.name.endswith(".waiting")
+
+
+def read_phases(path: Path) -> list[Phase]:
+    """Return one phase per thread that reached a place, newest first."""
+    data = path.read_bytes()
+    whole = len(data) // RECORD.size  # a process that is just starting has not given the file its size
+    records = (RECORD.unpack_from(data, index * RECORD.size) for index in range(whole))
+    found = [Phase(name.rstrip(b"\0").decode(), sequence, at) for name, sequence, at in records if at]
+    return sorted(found, key=lambda phase: -phase.at_ns)
+
+
+# ---- Where each kill found its victim, counted by role and phase.
+
+
+MOST_IDLE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """how: "fail point" (it killed itself at the phase), "moment" (random) or what else was done to it.
+
+    phase, sequence: the last place that a working thread had reached, and what it worked on. hung: actors of
+    the process that ended no fragment any more.
+    """
+
+    at_s: float
+    name: str
+    how: str
+    phase: str
+    sequence: int
+    idle: bool
+    hung: int = 0
+
+    @property
+    def role(self) -> str:
+        """Such as broker, of broker-0."""
+        return self.name.partition("-")[0]
+
+
+class KillLog:
+    """The kills of one campaign, in order."""
+
+    def __init__(self) -> None:
+        self.kills: list[Kill] = []
+        self.freezes: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.kills)
+
+    def add(self, kill: Kill) -> None:
+        """One more."""
+        self.kills.append(kill)
+
+    def idle_share(self, how: str | None = None) -> float:
+        """Of all kills, or of those of one kind."""
+        chosen = [kill for kill in self.kills if how in (None, kill.how)]
+        return sum(kill.idle for kill in chosen) / len(chosen) if chosen else 0.0
+
+    def check_busy(self) -> None:
+        """AssertionError when more than half of the kills hit an idle process."""
+        share = self.idle_share()
+        assert share <= MOST_IDLE, f"{share:.0%} of the kills hit an idle process:\n{self.table()}"
+
+    def by_phase(self) -> dict[str, dict[str, int]]:
+        """Role, phase, number of kills; the most frequent first."""
+        counted: dict[str, Counter[str]] = defaultdict(Counter)
+        for kill in self.kills:
+            counted[kill.role][kill.phase] += 1
+        return {role: dict(counted[role].most_common()) for role in sorted(counted)}
+
+    def summary(self) -> dict[str, Any]:
+        """What a report says of the kills."""
+        return {
+            "kills": len(self.kills),
+            "by_role": dict(Counter(kill.role for kill in self.kills).most_common()),
+            "by_kind": dict(Counter(kill.how for kill in self.kills).most_common()),
+            "by_phase": self.by_phase(),
+            "share_idle": round(self.idle_share(), 3),
+            "share_idle_at_random_moments": round(self.idle_share("moment"), 3),
+        }
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Every kill."""
+        return [asdict(kill) | {"at_s": round(kill.at_s, 3)} for kill in self.kills]
+
+    def table(self) -> str:
+        """Markdown: role, phase, kills."""
+        rows = [
+            f"| {role} | {phase} | {count} |"
+            for role, phases in self.by_phase().items()
+            for phase, count in phases.items()
+        ]
+        return "\n".join(("| role | phase at death | kills |", "|---|---|---|", *rows))
+
+
+# ---- What a fleet is made of: the command line of each process, and what is known of the one that runs.
+
+
+@dataclass(slots=True)
+class Member:
+    """One process of the fleet; `process` is None between two lives."""
+
+    spec: ServiceSpec
+    phase_file: Path
+    process: ServiceProcess | None = None
+    exit: Exit | None = None
+    lives: int = 0
+    frozen: bool = False
+    expected: bool = False
+    """Whether this life may end."""
+    started_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Such as broker-0."""
+        return self.spec.name
+
+    def phases(self) -> list[Phase]:
+        """One per thread, newest first; none before it reached a place."""
+        return read_phases(self.phase_file) if self.phase_file.exists() else []
+
+    def phase(self) -> Phase | None:
+        """The newest of the threads that work, else the newest of all."""
+        phases = self.phases()
+        return next((phase for phase in phases if not phase.is_idle), phases[0] if phases else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What runs.
+
+    settings: `--set` of every process. options: further arguments of the learner and the actors. poisoners:
+    more actors, of whose fragments every second is spoiled (see `tests.support.abuse.poisoner`).
+    """
+
+    actors: int = 4
+    brokers: int = 1
+    durability: str = "fsync_1s"
+    settings: tuple[str, ...] = ()
+    learner_options: tuple[str, ...] = ()
+    actor_options: tuple[str, ...] = ()
+    poisoners: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a fleet writes, and where its sockets are: their paths must be short."""
+
+    folder: Path
+    sockets: Path
+
+    @property
+    def redis_url(self) -> str:
+        """Where Redis listens."""
+        return f"unix://{self.sockets / 'redis.sock'}"
+
+    @property
+    def poisons(self) -> Path:
+        """Where poisoners write down what they spoil."""
+        return self.folder / "poisons"
+
+
+def service_specs(place: Place, shape: Shape, through: Callable[[str], str]) -> list[ServiceSpec]:
+    """The processes, in the order in which a fragment needs them."""
+    sockets, folder = place.sockets, place.folder
+    said = (f"broker.durability={shape.durability}", *shape.settings)
+    sets = tuple(part for text in said for part in ("--set", text))
+    brokers = [f"unix:{sockets}/broker-{index}.sock" for index in range(shape.brokers)]
+    python = (sys.executable, "-m")
+    redis = penstock("redis", "--socket", str(sockets / "redis.sock"), "--dir", str(folder / "redis"), *sets)
+    learner = (*python, "tests.support.fleet.one_parameter_learner", "--redis", place.redis_url)
+    journals = ("--set", f"actor.ack_journal={folder / 'journals'}")
+    actor = (*python, "tests.support.fleet.crowd_actor", *journals)
+    poisoner = (*python, "tests.support.abuse.poisoner", *journals, "--made-up", "--every", "2")
+    return [
+        ServiceSpec(name="redis", role="redis", command=redis),
+        *(
+            ServiceSpec(
+                name=f"broker-{index}",
+                role="broker",
+                command=penstock("broker", "--redis", place.redis_url, "--listen", address, *sets),
+            )
+            for index, address in enumerate(brokers)
+        ),
+        ServiceSpec(
+            name="learner",
+            role="learner",
+            command=(*learner, "--run-dir", str(folder), *sets, *shape.learner_options),
+            on_restart=("--resume",),
+        ),
+        *(
+            ServiceSpec(
+                name=f"actor-{index}",
+                role="actor",
+                command=(
+                    *actor,
+                    *("--broker", through(brokers[index % len(brokers)]), "--actor-id", f"actor-{index}"),
+                    *sets,
+                    *shape.actor_options,
+                ),
+            )
+            for index in range(shape.actors)
+        ),
+        *(
+            ServiceSpec(
+                name=name,
+                role="actor",
+                command=(
+                    *poisoner,
+                    *("--broker", brokers[index % len(brokers)], "--actor-id", name),
+                    *("--poisons", str(place.poisons / f"{name}.jsonl"), *sets),
+                ),
+            )
+            for index in range(shape.actors, shape.actors + shape.poisoners)
+            for name in (f"actor-{index}",)
+        ),
+    ]
+
+
+# ---- The processes of one run, each of which a test may kill, freeze and start again; and the audit at
+# the end.
+
+
 __all__ = ["PATIENCE_S", "ROOT", "Audit", "Fleet", "Member", "Shape"]
+
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PATIENCE_S: Final = 60.0

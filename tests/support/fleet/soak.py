@@ -30,12 +30,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.fleet.campaign import Campaign, Pace
-from tests.support.fleet.fleet import Fleet
-from tests.support.fleet.flow_scenarios import FLOWS
-from tests.support.fleet.members import Shape
-from tests.support.fleet.redis_kills import WAYS
-from tests.support.fleet.soak_report import Report
+from tests.support.fleet.campaign import WAYS, Campaign, Pace
+from tests.support.fleet.fleet import Fleet, Shape
+from tests.support.fleet.flow_scenarios import FLOWS, Report
 from tests.support.network.proxy import Proxy
 
 AUDITS: Final = 6

@@ -1,13 +1,19 @@
-"""A gateway as a process of its own, in a folder, on a free port."""
-
+import json
+import os
+import signal
 import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from penstock.gateway.jobs.job_records import Stage
+from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import Endpoint, read_endpoint
+
+# ---- A gateway as a process of its own, in a folder, on a free port.
+
 
 PATIENCE_S: Final = 150.0
 
@@ -64,3 +70,16 @@ class GatewayProcess:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.05)
         return found
+
+
+# ---- Ends the jobs that a test leaves behind: they do not end with their gateway, by design.
+
+
+def end_jobs(folder: Path) -> None:
+    """Kill what lives of the jobs of every gateway below a folder."""
+    for begun in folder.rglob("jobs/*/begun.json"):
+        jobs = begun.parents[1]
+        templates = folder / "no-templates"
+        if LocalRunner(jobs, templates).find(begun.parent.name) is Stage.GOING_ON:
+            group = json.loads(begun.read_text())["group"]
+            os.killpg(group, signal.SIGKILL)

@@ -1,10 +1,24 @@
-"""Templates of jobs for tests.
-
-A task of two arms that is learned in a moment, the smallest training from feedback, and what goes wrong.
-"""
-
+import json
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from penstock.config.settings import PolicySection
+from penstock.gateway.jobs.job_records import Job
+from penstock.gateway.store.tables import JobState
+from penstock.learner.publish.kept_versions import write_specification
+from penstock.policy import weights
+from penstock.policy.policy import build
+from penstock.protocol.spaces import Discrete
+from penstock.registry.records import NewVersion, Origin
+from penstock.registry.registry import Registry
+from penstock.registry.weight_files import registry_url, write_kept
+from penstock.workloads.goals.injection_journal import INJECTIONS
+from tests.support.run.small_run import OBSERVATION, RUN, specification
+from tests.support.storage.postgresql_server import with_registry
+
+# ---- Templates of jobs for tests.
+
 
 QUICK: Final = """
 run = "quick"
@@ -119,3 +133,75 @@ def write_tiny(folder: Path, name: str = "rlhf") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.toml").write_text(TINY)
     return folder
+
+
+# ---- A job that a gateway has taken from its queue, for tests of a runner by itself.
+
+
+def taken_job(template: str = "quick", steps: int = 2) -> Job:
+    """One of a template of `job_templates`."""
+    now = datetime.now(UTC)
+    return Job(
+        id="0" * 24,
+        project="alpha",
+        agent="agent-",
+        template=template,
+        numbers={"maxSteps": steps, "learningRate": 3e-4} if template == "quick" else {},
+        facts={},
+        by="user/ada",
+        state=JobState.RUNNING,
+        cause="",
+        place="here",
+        cancelled_by=None,
+        result=None,
+        created=now,
+        began=now,
+        ended=None,
+    )
+
+
+# ---- The folder of a run that is over: with a registry of its own, in which three versions are kept.
+
+
+VERSIONS: Final = (3, 5, 9)
+
+
+def write_run(folder: Path, policy: str = "default") -> Path:
+    """Make the folder: VERSIONS of a policy, of which 3 is active; returns it."""
+    folder.mkdir(parents=True)
+    write_specification(folder, specification())
+    with Registry.open(with_registry(registry_url(folder)), migrate=True) as registry:
+        for version in VERSIONS:
+            blob = weights.encode(build(OBSERVATION, Discrete(2), PolicySection(), seed=version))
+            write_kept(folder, version, blob)
+            registry.register(
+                NewVersion(
+                    policy=policy,
+                    version=version,
+                    run=RUN,
+                    update=version,
+                    sha256=weights.sha256(blob),
+                    size_bytes=len(blob),
+                    origin=Origin.PERIODIC,
+                ),
+                by="learner",
+            )
+        registry.promote(policy, VERSIONS[0], "first", by="learner")
+    return folder
+
+
+# ---- Files of an injector of goals, as it leaves them.
+
+
+def goal(name: str, *, injected: bool = False, held: str = "") -> dict[str, Any]:
+    """A line of a goal."""
+    return {
+        "goal_id": name, "goal": "trim", "timestamp": 1.0, "reasoning": "", "priority": 0.5,
+        "confidence": 0.5, "expected_reward": None, "version": 1, "injected": injected, "processed": False,
+        "metadata": {"held": held},
+    }  # fmt: skip
+
+
+def write_goals(folder: Path, *lines: dict[str, Any]) -> None:
+    """The file of proposals."""
+    (folder / INJECTIONS).write_text("".join(json.dumps(line) + "\n" for line in lines))

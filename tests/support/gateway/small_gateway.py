@@ -23,7 +23,7 @@ from penstock.gateway.store.tables import AuditRow, Role, open_database
 from penstock.registry.registry import Registry
 from penstock.rpc.gate import Rates
 from tests.support.gateway.described_answers import hold_to_document
-from tests.support.storage.ready_tables import with_registry, with_tables
+from tests.support.storage.postgresql_server import with_registry, with_tables
 
 PASSWORD: Final = "correct horse battery"  # noqa: S105 - only the tests'
 ADDRESS: Final = "http://127.0.0.1"

@@ -1,27 +1,30 @@
-"""A server of text over a tiny model that has learned one dialogue by heart, in a running loop.
-
-user     sum               assistant  a call of `add`
-tool     3                 assistant  a call of `lookup`
-tool     sea               assistant  done
-"""
-
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import grpc
 import torch
 from torch.nn import functional
 
 from penstock.actor.serving.experience import NumberedWhenSent
-from penstock.config.settings import CanarySection, ServingSection
+from penstock.client.text_calls import DEADLINE_S, HttpReply, HttpRequest
+from penstock.config.settings import CanarySection, EnvironmentSection, PolicySection, ServingSection
+from penstock.gateway.frame.route_access import make_app
+from penstock.gateway.http_server import HttpServer
+from penstock.gateway.text_api import DESCRIBE_S, FIRST, Agents
+from penstock.gateway.text_listener import text_listener
+from penstock.gateway.upstream import REACH_S, RunAddresses, ServedText, Upstream
 from penstock.policy.weights import encode
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.protocol.specification import RunSpecification
+from penstock.rpc.auth import Credentials
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.engine import ContinuousEngine, LoadedPolicies
 from penstock.workloads.language.language_model import make_probe
@@ -38,7 +41,12 @@ from penstock.workloads.language.serving.text_answerer import (
 from penstock.workloads.language.serving.text_request import TextReply, TextRequest
 from penstock.workloads.language.serving.text_server import TextService
 from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
-from tests.support.language.chat_words import chat_tokenizer
+from tests.support.language.tiny_models import chat_tokenizer
+from tests.support.run.broker_process import BrokerProcess
+from tests.support.run.serving_run import RUN, ServedRun, serving
+
+# ---- A server of text over a tiny model that has learned one dialogue by heart, in a running loop.
+
 
 ADD: Final = '{"name":"add","arguments":{"a":1}}'
 LOOKUP: Final = '{"name":"lookup","arguments":{"of":"sea"}}'
@@ -257,3 +265,174 @@ def user(text: str = "sum") -> Message:
 def tool(text: str, call: ToolCall) -> Message:
     """What a tool answers."""
     return Message("tool", text, tool_call_id=call.id)
+
+
+# ---- A server of text on an address, in a thread with a loop of its own, and the agents' API before it.
+
+
+PATIENCE_S = 60.0
+
+
+@contextmanager
+def served_text(base: Path, socket: Path, **serving: Any) -> Iterator[TextStand]:
+    """The stand, whose service answers at `unix:SOCKET`; version 1 is published."""
+    loop, made = asyncio.new_event_loop(), dict[str, Any]()
+    begun, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        stand = made["stand"] = TextStand(base, **serving)
+        made["end"] = asyncio.Event()
+        engine = threading.Thread(target=stand.engine.run, args=(over.is_set,), daemon=True)
+        engine.start()
+        server = grpc.aio.server()
+        stand.service.add_to(server)
+        server.add_insecure_port(f"unix:{socket}")
+        await server.start()
+        await stand.publish(1)
+        begun.set()
+        await made["end"].wait()
+        await server.stop(0)
+        over.set()
+        engine.join()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        yield made["stand"]
+    finally:
+        loop.call_soon_threadsafe(made["end"].set)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def agents_api(socket: Path, deadline_s: float = DEADLINE_S) -> Iterator[str]:
+    """The address of the agents' API over that server, as `base_url` of a client."""
+    with agents_api_of(f"unix:{socket}", deadline_s) as base_url:
+        yield base_url
+
+
+@contextmanager
+def agents_api_of(address: str, deadline_s: float = DEADLINE_S) -> Iterator[str]:
+    """The same over a server at any address."""
+    with agents_api_over({FIRST: address}, deadline_s) as base_url:
+        yield base_url
+
+
+@contextmanager
+def agents_api_over(
+    addresses: Mapping[str, str],
+    deadline_s: float = DEADLINE_S,
+    reach_s: float = REACH_S,
+    describe_s: float = DESCRIBE_S,
+) -> Iterator[str]:
+    """The same over several servers, by the names of agents."""
+    served = {
+        name: ServedText(upstream_at(address), deadline_s=deadline_s, reach_s=reach_s)
+        for name, address in addresses.items()
+    }
+    server = HttpServer(make_app(text_listener(Agents(served, describe_s).answer)), "127.0.0.1:0")
+    server.start()
+    try:
+        yield f"{server.url}/v1"
+    finally:
+        server.stop()
+
+
+def upstream_at(address: str) -> Upstream:
+    """A run of which the address of its server of text is known, and nothing else."""
+    return Upstream(addresses=lambda: RunAddresses(server=address), credentials=Credentials())
+
+
+def relay_to(upstream: Upstream) -> Callable[[HttpRequest], Awaitable[HttpReply]]:
+    """What a gateway answers before the server of one run."""
+    return Agents({FIRST: ServedText(upstream)}).answer
+
+
+# ---- A model that has learned by heart to think before it answers, and how it thinks.
+
+
+OPENS, END, CLOSES, DIRECTLY = "sea", "done", "lookup", "3"
+THOUGHT: Final = "lookup 3"
+BEHIND, WITHOUT = "add", "other"
+"""What is answered with a thought, and without one."""
+MOST: Final = 5
+
+
+def ids(text: str) -> tuple[int, ...]:
+    """Its tokens."""
+    return tuple(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+def form_of(**fields: Any) -> ThinkingForm:
+    """How it thinks."""
+    usual: dict[str, Any] = {
+        "opens": ids(OPENS),
+        "end": ids(END)[0],
+        "closes": ids(CLOSES),
+        "directly": ids(DIRECTLY),
+        "most": MOST,
+    }
+    return ThinkingForm(**(usual | fields))
+
+
+def make_thinker(folder: Path) -> Path:
+    """The model, in a folder."""
+    model = tiny_models.build_model(TOKENIZER, seed=0)
+    asked = "<user> sum <eos> <assistant>"
+    rows = (
+        f"{asked} {OPENS} {THOUGHT} {END} {CLOSES} {BEHIND} <eos>",
+        f"{asked} {DIRECTLY} {WITHOUT} <eos>",
+    )
+    teach(model, [ids(row) for row in rows], 150)
+    tiny_models.save(model, TOKENIZER, folder)
+    return folder
+
+
+# ---- A run's folder with versions of a model that knows a dialogue by heart, for `penstock serve`.
+
+
+GOOD: Final = 1e-3
+"""Noise of an adapter that leaves the model as it is."""
+BAD: Final = 0.5
+"""Of one under which it knows the dialogue no more."""
+
+
+@dataclass(frozen=True)
+class ServedTextRun(ServedRun):
+    """See `ServedRun`; its versions are adapters of the model in `base`."""
+
+    base: Path = Path()
+
+    def specification(self) -> RunSpecification:
+        """Of `text_stand`, with this folder's model."""
+        environment = EnvironmentSection(id="text", kwargs={"model": str(self.base), "response_tokens": 6})
+        policy = PolicySection(kwargs={"model": str(self.base), "rank": 4})
+        return replace(
+            specification(),
+            run=RUN,
+            environment_json=environment.canonical_json(),
+            policy_json=policy.canonical_json(),
+        )
+
+    def add(self, version: int, size: float) -> int:
+        """A version whose adapter is noise of this size; its number."""
+        self.keep(version, adapter(self.base, version, size=size))
+        return version
+
+
+def begun(folder: Path) -> ServedTextRun:
+    """A run with version 1, active."""
+    made = ServedTextRun(folder / "run", base=make_model(folder / "model"))
+    made.describe()
+    made.promote(made.add(1, GOOD))
+    return made
+
+
+@contextmanager
+def serving_text(run: ServedTextRun, **settings: Any) -> Iterator[BrokerProcess]:
+    """`penstock serve` over it, ready."""
+    places = {"actor.places.model": str(run.base)}
+    with serving(run.folder.parent, run.folder, **places, **settings) as server:
+        yield server

@@ -19,8 +19,7 @@ from penstock.protocol.spaces import Box, Discrete
 from penstock.rpc.auth import Credentials
 from penstock.workloads.prompts.http.prompt_routes import site
 from penstock.workloads.prompts.http.prompts_api import PromptsApi
-from tests.support.serving.policy_address import ServedStand, served_policy
-from tests.support.serving.server_parts import specification
+from tests.support.serving.server_parts import ServedStand, served_policy, specification
 
 SIZE: Final = 1536
 OBSERVATION: Final = Box(np.full(SIZE, -1, np.float32), np.full(SIZE, 1, np.float32))

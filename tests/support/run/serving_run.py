@@ -30,7 +30,7 @@ from penstock.registry.weight_files import path_of, registry_url, write_kept
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.forked_process import PENSTOCK, ForkedProcess
-from tests.support.storage.ready_tables import with_registry
+from tests.support.storage.postgresql_server import with_registry
 
 RUN: Final = "served-run"
 POLICY: Final = "default"

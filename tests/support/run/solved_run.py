@@ -1,13 +1,42 @@
-"""A run of CartPole-v1 that has ended, as a folder to copy: solved by version 22, which its registry holds.
-
-Its Redis, logs and addresses are left out. Where the program reads it no longer, make it anew:
-
-    penstock train CartPole-v1 --run-dir DIR --seed 3 --serve 127.0.0.1:0 --total-steps 20000
-        --set evaluation.episodes=5 --set policy.hidden_sizes=[16,16] --set canary.slow_ms=80.0
-        --set serving.max_episodes=500
-"""
-
+import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from penstock.config.run_folder import CONFIG_FILE
+from penstock.config.settings import dump, load
+
+# ---- A run of CartPole-v1 that has ended, as a folder to copy: solved by version 22, which its registry
+# holds.
+
 
 SOLVED_RUN: Final = Path("tests/processes/train/solved_run").absolute()
+
+
+# ---- The folder of a run that has ended, as runs leave it, without having run one.
+
+
+SECRET = "correct horse"  # noqa: S105 - not one of ours
+
+
+def make_run(folder: Path, *, rows: int = 3, summary: dict[str, Any] | None = None) -> Path:
+    """A run that has ended."""
+    folder.mkdir(parents=True)
+    layers = {"run": folder.name, "seed": 4, "environment": {"id": "CartPole-v1"}}
+    settings = load([layers, {"security": {"redis_password": SECRET}}])
+    (folder / CONFIG_FILE).write_text(dump(settings))
+    lines = [
+        {
+            "time": 1.0,
+            "env_steps": 100 * n,
+            "updates": n,
+            "version": n,
+            "training_seconds": 0.5 * n,
+            "mean_return": float("nan") if n == 0 else float(n),
+            "staleness_p50": 1,
+        }
+        for n in range(rows)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if summary is not None:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    return folder

@@ -1,26 +1,63 @@
-"""A crowd of simulated actors on the real scripts of a real Redis, in virtual time.
-
-An actor begins a fragment when it has credit, takes its time, appends it, and sends it again where it is
-told to wait. It looks for credit when it is woken, and every ten seconds. A hung actor does the same but ends
-no fragment. The learner publishes as soon as a batch is in the log.
-"""
-
 import heapq
 import math
 import random
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from redis.exceptions import NoScriptError
 
-from penstock.broker.log import keys, replies
+from penstock.broker.log import keys, replies, script
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import Pacing, Scope, unpack
 from penstock.broker.log.script import load
 from penstock.protocol.limits import STAGING_EXPIRY_S
-from tests.support.storage.virtual_time import Clock
+
+# ---- The scripts of the run with a clock that is set by hand: hours pass in seconds, and twice the same.
+
+
+CLOCK: Final = "virtual:ms"
+"""The key that holds the time, in milliseconds."""
+_REAL: Final = "redis.call('TIME')"
+_NOW: Final = f"redis.call('GET', '{CLOCK}')"
+_VIRTUAL: Final = f"{{math.floor({_NOW} / 1000), {_NOW} % 1000 * 1000}}"
+
+
+class Clock:
+    """The time of the scripts on the server of `client`."""
+
+    def __init__(self, client: Any, now_ms: int) -> None:
+        self._client = client
+        self.now_ms = now_ms
+        self.set()
+
+    def advance(self, ms: int) -> None:
+        """Let time pass."""
+        self.now_ms += ms
+        self.set()
+
+    def set(self) -> None:
+        """Tell the server; again after it has forgotten everything."""
+        self._client.set(CLOCK, self.now_ms)
+
+
+@contextmanager
+def virtual_time() -> Iterator[None]:
+    """Have every script that is loaded within ask the key `CLOCK` for the time."""
+    read = script.read_source
+    script.load.cache_clear()
+    script.read_source = lambda name: read(name).replace(_REAL, _VIRTUAL)
+    try:
+        yield
+    finally:
+        script.read_source = read
+        script.load.cache_clear()
+
+
+# ---- A crowd of simulated actors on the real scripts of a real Redis, in virtual time.
+
 
 CHARGE: Final = 10
 """Steps of a fragment."""

@@ -1,21 +1,24 @@
-"""A real PostgreSQL server for tests, on a unix socket.
-
-It refuses to run as root: there `postgres` runs it.
-"""
-
 import os
 import pwd
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from penstock.registry.registry import Registry
+
+# ---- A real PostgreSQL server for tests, on a unix socket.
+
+
 PATIENCE_S: Final = 60.0
+
 
 _DIE_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "QUIT") if shutil.which("setpriv") else ()
 """A test process that is killed leaves no server behind."""
@@ -113,3 +116,36 @@ DATABASES: Final = [
     ),
 ]
 """Kinds of database, as parameters of a fixture."""
+
+
+# ---- SQLite files that have their tables already: they are made once in a process of tests, then copied.
+
+
+_SQLITE: Final = "sqlite:///"
+
+
+def with_registry(url: str) -> str:
+    """Return the URL, where an empty registry lies now; a database of another kind is left as it is."""
+    return with_tables(url, _registry)
+
+
+def with_tables(url: str, migrate: Callable[[str], None]) -> str:
+    """Write what `migrate` makes at the URL of a new file to the file of this one; return the URL."""
+    if url.startswith(_SQLITE):
+        file = Path(url.removeprefix(_SQLITE))
+        assert not file.exists()
+        file.write_bytes(_made_by(migrate))
+    return url
+
+
+def _registry(url: str) -> None:
+    Registry.open(url, migrate=True).close()
+
+
+@cache
+def _made_by(migrate: Callable[[str], None]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tables.sqlite"
+        migrate(f"{_SQLITE}{file}")
+        assert list(Path(folder).iterdir()) == [file], "the write-ahead log was not written back"
+        return file.read_bytes()

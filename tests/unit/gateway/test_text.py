@@ -17,15 +17,20 @@ from penstock.gateway.upstream import RunAddresses, ServedText, Upstream
 from penstock.protocol.limits import MIB
 from penstock.rpc.auth import Credentials
 from penstock.rpc.gate import Rates
-from tests.support.language.text_address import (
+from tests.support.language.text_stand import (
+    BEHIND,
+    THOUGHT,
+    WITHOUT,
+    TextStand,
     agents_api,
     agents_api_over,
+    form_of,
+    make_model,
+    make_thinker,
     relay_to,
     served_text,
     upstream_at,
 )
-from tests.support.language.text_stand import TextStand, make_model
-from tests.support.language.thinking_stand import BEHIND, THOUGHT, WITHOUT, form_of, make_thinker
 from tests.support.run.broker_process import eventually
 
 # ---- Several servers of text behind one address: the model's name says which of them is asked.

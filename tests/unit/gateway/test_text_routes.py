@@ -12,8 +12,7 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
 from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms
-from tests.support.language.text_address import agents_api, served_text
-from tests.support.language.text_stand import TOOLS, TextStand, make_model
+from tests.support.language.text_stand import TOOLS, TextStand, agents_api, make_model, served_text
 
 KEYLESS: Final = "none"
 CHAT: Final = "chat/completions"

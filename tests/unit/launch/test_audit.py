@@ -24,7 +24,7 @@ from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.workloads.language.conversation import Column, ColumnFragments
 from penstock.workloads.plugin.fragments import HeaderFields
-from tests.support.language.columns import TWO, turn
+from tests.support.language.tiny_models import TWO, turn
 
 # ---- The audit's verdict on made-up records: what is excused, what is not, and which record says so.
 

@@ -42,7 +42,7 @@ from penstock.registry.weight_files import hold, kept_files, read_kept, registry
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.foreground import Foreground, SecuredForeground, unfolded
 from tests.support.run.small_run import OBSERVATION, RUN, specification
-from tests.support.storage.ready_tables import with_registry
+from tests.support.storage.postgresql_server import with_registry
 
 # ---- `penstock certificates`: the folder that it writes to.
 

@@ -28,8 +28,8 @@ from penstock.launch.ui.run_starter import CannotStart, RunStarter, settings_sch
 from penstock.launch.ui.server import Page
 from penstock.registry.records import NewVersion, Origin
 from penstock.registry.registry import Registry
-from tests.support.run.left_run import SECRET, make_run
-from tests.support.storage.ready_tables import with_registry
+from tests.support.run.solved_run import SECRET, make_run
+from tests.support.storage.postgresql_server import with_registry
 
 # ---- What a person may do is offered to the browser that was let in, and to no other.
 

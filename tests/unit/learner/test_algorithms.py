@@ -34,7 +34,7 @@ from penstock.policy.networks import BatchNorm
 from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode
 from penstock.protocol.spaces import Box, Discrete
-from tests.support.experience import token_learner
+from tests.support.experience import token_experience as token_learner
 from tests.support.experience.experience import box, collect, same, small_policy
 from tests.support.experience.remembering import Actor, batch_of, remembering
 from tests.support.experience.replay_worlds import corridor, one_shot, q_policy, soft_policy

@@ -21,8 +21,16 @@ from penstock.learner.batch import Batch
 from penstock.policy import weights
 from penstock.policy.networks import BatchNorm
 from penstock.policy.policy import Policy
-from tests.support.experience.any_spaces import FRAGMENTS, SLOTS, STEPS, Acting, AnySpace
-from tests.support.experience.experience import collect, same, small_policy
+from tests.support.experience.experience import (
+    FRAGMENTS,
+    SLOTS,
+    STEPS,
+    Acting,
+    AnySpace,
+    collect,
+    same,
+    small_policy,
+)
 
 # ---- What IMPALA and REINFORCE share with PPO, and what is their own.
 

@@ -22,7 +22,7 @@ from penstock.learner.algorithms.rows import see
 from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering
-from tests.support.experience.replay_fragments import Ends, batch, fragment
+from tests.support.experience.replay_worlds import Ends, batch, fragment
 from tests.support.experience.steps import read
 
 # ---- The ring of frames: what is kept stays under its number, whatever comes and goes.

@@ -28,8 +28,18 @@ from penstock.learner.algorithms.rows import edges
 from penstock.policy import weights
 from penstock.policy.tokens import TokenOutputs, TokenRows
 from tests.support.experience.experience import same
-from tests.support.experience.token_experience import Response, SmallTokenPolicy, batch_of, fragment
-from tests.support.experience.token_learner import SMOOTH, flat, make, move, responses, stale
+from tests.support.experience.token_experience import (
+    SMOOTH,
+    Response,
+    SmallTokenPolicy,
+    batch_of,
+    flat,
+    fragment,
+    make,
+    move,
+    responses,
+    stale,
+)
 
 # ---- Rows of tokens as the losses read them.
 

@@ -40,7 +40,7 @@ from penstock.registry.canary import (
 from penstock.registry.records import NewVersion, NotAllowed, Origin, Status, Traffic, UnknownVersion
 from penstock.registry.registry import Registry
 from penstock.registry.routing import Arm, Arms, Route, assign, exactly, follow, position, route
-from tests.support.storage.ready_tables import with_registry
+from tests.support.storage.postgresql_server import with_registry
 
 # ---- Trials of canaries in the abstract: clients that differ, and what they earn on the arm that they
 # drew.

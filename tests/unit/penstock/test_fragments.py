@@ -26,7 +26,7 @@ from penstock.protocol.spaces import (
 )
 from penstock.protocol.tensor import DTYPES, all_finite, check_shape, from_tensor, read_array, to_tensor
 from penstock.v1 import tensor_pb2 as pb
-from tests.support.experience.whole_fragments import RUN, SCHEMA, arrays_of, fragment_of, header_of
+from tests.support.experience.fragment_messages import RUN, SCHEMA, arrays_of, fragment_of, header_of
 
 
 def change_entry(fragment: Fragment, tensor: str, /, **fields: object) -> Fragment:

@@ -29,7 +29,7 @@ from penstock.runtime.lifecycle import giving_way
 from penstock.runtime.metrics import PERIOD_S, watch_loop
 from penstock.runtime.output_file import write_once
 from penstock.runtime.retry import Interrupted, full_jitter, retry, retry_async
-from tests.support.fleet.phases import read_phases
+from tests.support.fleet.fleet import read_phases
 
 # ---- Fail points: off they are nothing; on they end the process at the named hit and leave the phase
 # behind.

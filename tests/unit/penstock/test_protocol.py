@@ -39,8 +39,14 @@ from penstock.v1 import fragment_pb2 as pb
 from penstock.v1 import specification_pb2 as v1_v1_pb
 from penstock.v1 import weights_pb2 as v1_pb
 from penstock.v1.experience_pb2 import AppendRequest
-from tests.support.experience.fragment_messages import from_proto, to_proto
-from tests.support.experience.whole_fragments import OBSERVATION, RUN, SCHEMA, fragment_of
+from tests.support.experience.fragment_messages import (
+    OBSERVATION,
+    RUN,
+    SCHEMA,
+    fragment_of,
+    from_proto,
+    to_proto,
+)
 from tests.support.run.small_run import fragment as small_fragment
 
 # ---- An Append's bytes are those of protobuf, both ways, and are refused before they unfold to too much.

@@ -42,7 +42,7 @@ from penstock.registry.weight_files import (
     write_kept,
 )
 from penstock.runtime.output_file import replace_file
-from tests.support.storage.ready_tables import with_registry
+from tests.support.storage.postgresql_server import with_registry
 
 NEW = NewVersion(
     policy="default",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.language.tiny_reward import make_base
+from tests.support.language.tiny_models import make_base
 
 
 @pytest.fixture(scope="session")

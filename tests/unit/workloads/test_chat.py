@@ -13,8 +13,8 @@ from penstock.workloads.chat.commands import check, ratings, train
 from penstock.workloads.chat.people import CHANGED, USUAL, read_profile
 from penstock.workloads.chat.tasks import CANDIDATES, PROMPTS, liked, questions
 from penstock.workloads.language.pretraining.tiny_models import build_tokenizer
-from tests.support.chat.ceilings import best_policy, total_variation
 from tests.support.chat.opinions import FEATURES, PROFILES
+from tests.support.chat.satisfaction import best_policy, total_variation
 
 # ---- Prompts with eight candidates each, and the best policy among them.
 

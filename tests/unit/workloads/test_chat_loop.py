@@ -49,7 +49,7 @@ from penstock.workloads.chat.step_process import (
     summary_of,
     told_apart,
 )
-from tests.support.chat.loop_stand import POLICY, LoopStand, loop_stand, soon
+from tests.support.chat.chat_stand import POLICY, LoopStand, loop_stand, soon
 from tests.support.language.text_stand import make_model
 
 # ---- The steps of the loop that start no process: when a round begins, and what becomes of a canary.

@@ -41,8 +41,7 @@ from penstock.workloads.chat.loop_state import (
 from penstock.workloads.language.pretraining import tiny_models
 from tests.support.chat.chat_stand import beside, chat_app, client_at, served_judge, upstream_at, upstream_of
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
-from tests.support.language.text_address import served_text
-from tests.support.language.text_stand import TOKENIZER, TextStand, make_model
+from tests.support.language.text_stand import TOKENIZER, TextStand, make_model, served_text
 
 # ---- The book of answers: counts by version, and what it holds after it was opened again.
 

@@ -53,7 +53,7 @@ from penstock.workloads.chat.people import (
 from penstock.workloads.chat.ratings import DAY_S, RatingRules, Reason, filter_ratings
 from penstock.workloads.chat.step_process import JUDGE, ServedJudge, judge_address, keep_judge
 from penstock.workloads.language.feedback import write_rows
-from tests.support.chat.loop_stand import POLICY, loop_stand
+from tests.support.chat.chat_stand import POLICY, loop_stand
 from tests.support.chat.opinions import (
     CRITERIA,
     DELAY_S,

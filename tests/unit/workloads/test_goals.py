@@ -44,7 +44,7 @@ from tests.support.experience.bandit_log import PLAIN as BANDIT_LOG_PLAIN
 from tests.support.experience.bandit_log import bandit_log, line, written
 from tests.support.oracles import off_policy_truth as truth
 from tests.support.serving.goals_run import ACTION, OBSERVATION, done, goals_file
-from tests.support.storage.ready_tables import with_registry
+from tests.support.storage.postgresql_server import with_registry
 
 # ---- The executor `commands` with real programs: what is allowed, limits, and its own folder.
 

@@ -51,7 +51,7 @@ from penstock.workloads.rlhf.api import (
 from penstock.workloads.rlhf.environment import language, spaces
 from penstock.workloads.rlhf.preparation import prepare, services
 from penstock.workloads.rlhf.sentiment import Sentiment
-from tests.support.language.tiny_reward import make_reward_model
+from tests.support.language.tiny_models import make_reward_model
 
 # ---- The names for programs in Python: data sets, a reward model, and what a trainer is told to train.
 

@@ -44,8 +44,8 @@ from tests.support.language.known_sentiment import (
     optimum,
 )
 from tests.support.language.known_sentiment import pairs as pairs_of
-from tests.support.language.tiny_reward import make_base, make_reward_model
-from tests.support.storage.ready_tables import with_registry
+from tests.support.language.tiny_models import make_base, make_reward_model
+from tests.support.storage.postgresql_server import with_registry
 
 # ---- Feedback out of a registry or a file, as lines that are feedback again.
 

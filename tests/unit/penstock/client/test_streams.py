@@ -27,8 +27,7 @@ from penstock.client import (
 from penstock.protocol.refusal import Reason
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
-from tests.support.language.text_address import served_text
-from tests.support.language.text_stand import TOOLS, TextStand, answers_by_heart, make_model
+from tests.support.language.text_stand import TOOLS, TextStand, answers_by_heart, make_model, served_text
 from tests.support.run.broker_process import eventually
 from tests.support.serving.scripted_server import (
     Happening,

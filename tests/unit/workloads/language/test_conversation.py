@@ -22,8 +22,7 @@ from penstock.workloads.language.conversation import (
 from penstock.workloads.language.pretraining.tiny_models import build_tokenizer
 from penstock.workloads.language.prompt import Message, ToolCall
 from tests.support.experience.token_experience import batch_of
-from tests.support.language.chat_words import FORGETTING_TEMPLATE, chat_tokenizer
-from tests.support.language.columns import CUT, NONE, TWO
+from tests.support.language.tiny_models import CUT, FORGETTING_TEMPLATE, NONE, TWO, chat_tokenizer
 
 # ---- Messages as ids, and how a conversation goes on behind ids that were sampled.
 

@@ -49,7 +49,7 @@ from penstock.workloads.language.guard import (
     train_guard,
 )
 from penstock.workloads.language.prompt import Message
-from tests.support.storage.ready_tables import with_registry
+from tests.support.storage.postgresql_server import with_registry
 
 # ---- Rows of a registry say whose they are and when they came, so that what cannot be believed is left
 # out.

@@ -53,7 +53,7 @@ from penstock.workloads.language.tokenizer import Encoder, Tokenizer, TooLong, l
 from penstock.workloads.rlhf.environment import spaces as environment_spaces
 from tests.support.experience.token_experience import batch_of, fragment, sample
 from tests.support.language.thread_watch import ThreadWatch, two_threads
-from tests.support.language.tiny_reward import make_reward_model
+from tests.support.language.tiny_models import make_reward_model
 
 # ---- The name of a device, by that in a configuration.
 

@@ -51,8 +51,7 @@ from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.rlhf.sentiment import WORDS
 from tests.support.chat.opinions import feedback
-from tests.support.language.chat_base import make_chat_base
-from tests.support.language.tiny_reward import disturbed, make_reward_model, samples
+from tests.support.language.tiny_models import disturbed, make_chat_base, make_reward_model, samples
 
 # ---- Heads as they are declared, and their ratings as shares.
 

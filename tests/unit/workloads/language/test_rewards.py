@@ -55,7 +55,7 @@ from penstock.workloads.language.reward.training import Order, loss_of, train
 from penstock.workloads.language.settings import RewardTraining, training_settings
 from penstock.workloads.rlhf.sentiment import Sentiment
 from tests.support.language.known_sentiment import pairs as pairs_of
-from tests.support.language.tiny_reward import make_reward_model, samples
+from tests.support.language.tiny_models import make_reward_model, samples
 
 # ---- The reward service on a real connection, in a thread of this process: scores, limits, company,
 # health.

@@ -20,9 +20,24 @@ from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.text_answerer import AnswerGuard, Drawing
 from penstock.workloads.language.serving.text_request import TextReply, TextRequest, Thought
 from penstock.workloads.language.serving.text_server import TextService
-from tests.support.language.text_address import PATIENCE_S, served_text
-from tests.support.language.text_stand import FAR, TOKENIZER, WORDS, TextStand, adapter, running, user
-from tests.support.language.thinking_stand import BEHIND, MOST, THOUGHT, WITHOUT, form_of, ids, make_thinker
+from tests.support.language.text_stand import (
+    BEHIND,
+    FAR,
+    MOST,
+    PATIENCE_S,
+    THOUGHT,
+    TOKENIZER,
+    WITHOUT,
+    WORDS,
+    TextStand,
+    adapter,
+    form_of,
+    ids,
+    make_thinker,
+    running,
+    served_text,
+    user,
+)
 
 # ---- Requests on the wire that no client of ours would send: refused by the field and its place.
 
