@@ -178,4 +178,4 @@ def test_what_cannot_be_is_said_in_a_line(tmp_path: Path, words: tuple[str, ...]
 def test_a_token_that_would_own_is_refused(folder: Path) -> None:
     done = operator(folder, "token", "add", "x", "--project", "alpha", "--role", "owner")
     assert done.returncode == 2
-    assert "a token is viewer or editor" in done.stderr
+    assert "'owner' is not one of 'viewer', 'editor'" in done.stderr
