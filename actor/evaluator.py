@@ -17,7 +17,8 @@ import numpy as np
 
 from penstock.actor import specification as run
 from penstock.actor.acting.stepper import Stepper
-from penstock.actor.link.session import LEAST_WAIT_S, BrokerClient, Session, count_strikes, open_session
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import LEAST_WAIT_S, Session, count_strikes, open_session
 from penstock.actor.rollout.loop import BEING_MADE, ENVIRONMENT
 from penstock.actor.specification import LocalPolicy, Run, evaluation_section
 from penstock.config.settings import ConfigurationError, Settings

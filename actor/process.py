@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from penstock.actor.evaluator import Evaluator
-from penstock.actor.link.session import connect
+from penstock.actor.link.broker_client import connect
 from penstock.actor.rollout.loop import BEING_MADE, ENVIRONMENT, FragmentGenerator, Worker
 from penstock.config.settings import ConfigurationError, Settings
 from penstock.config.workload import find, load

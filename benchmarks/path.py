@@ -23,8 +23,9 @@ from redis._parsers.encoders import Encoder
 from redis.connection import PythonRespSerializer
 
 from benchmarks.stand import Cell, Options, Services, Table, child, cpu_seconds, services
+from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.outbox import FragmentQueue, Outbox
-from penstock.actor.link.session import BrokerClient, Session, open_session
+from penstock.actor.link.session import Session, open_session
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import LogEntry, Pacing
 from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build

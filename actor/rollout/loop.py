@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from penstock.actor.link.ack_journal import AckJournal
+from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.outbox import FragmentQueue, Outbox
-from penstock.actor.link.session import BrokerClient, Session, describe_run, open_session
+from penstock.actor.link.session import Session, describe_run, open_session
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Episode, Role, RunState
 from penstock.protocol.specification import RunSpecification

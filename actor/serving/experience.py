@@ -28,8 +28,9 @@ import numpy as np
 
 from penstock.actor.acting.masks import LearnerReward, PotentialError
 from penstock.actor.link.ack_journal import AckJournal, SampleJournal
+from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.outbox import FragmentQueue, Outbox, Queued, fill_message
-from penstock.actor.link.session import BrokerClient, Session, open_session
+from penstock.actor.link.session import Session, open_session
 from penstock.actor.serving.batcher import Loaded, Question
 from penstock.actor.serving.episodes import CallerShares, Episode, Row, Segment
 from penstock.actor.serving.loaded_versions import Weights

@@ -24,7 +24,7 @@ import grpc
 import torch
 
 from penstock.actor.acting.masks import learner_reward, potentials
-from penstock.actor.link.session import BrokerClient, connect
+from penstock.actor.link.broker_client import BrokerClient, connect
 from penstock.actor.serving.batcher import Batcher
 from penstock.actor.serving.episodes import Episodes
 from penstock.actor.serving.experience import Learning, RunFollower, ServedQueue

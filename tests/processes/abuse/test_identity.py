@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc import StatusCode
 
-from penstock.actor.link.session import BrokerClient, SessionReply
+from penstock.actor.link.broker_client import BrokerClient, SessionReply
 from penstock.launch.commands.certificates import main
 from penstock.launch.commands.request import Order
 from penstock.protocol.messages import Role

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.actor.link.session import BrokerClient, Session, open_session
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session, open_session
 from penstock.actor.rollout.generator import EnvironmentGenerator, make_generator
 from penstock.config.settings import load
 from penstock.protocol.fragment import Fragment

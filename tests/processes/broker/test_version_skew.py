@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.actor.link.session import BrokerClient, SessionReply
+from penstock.actor.link.broker_client import BrokerClient, SessionReply
 from penstock.protocol.messages import Role, Watch
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import CHANNEL_OPTIONS

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.actor.link import session as link
-from penstock.actor.link.session import BrokerClient, open_session
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import open_session
 from penstock.protocol.messages import Role
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics

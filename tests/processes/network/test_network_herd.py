@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.actor.link.session import BrokerClient, Session, open_session
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session, open_session
 from penstock.protocol.messages import Role
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics

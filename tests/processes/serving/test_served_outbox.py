@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.outbox import Outbox
-from penstock.actor.link.session import BrokerClient, Session, open_session
+from penstock.actor.link.session import Session, open_session
 from penstock.actor.serving.experience import NumberedWhenSent, ServedQueue
 from penstock.broker.log.replies import Commit
 from penstock.client import PolicyClient

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.actor.link.session import BrokerClient, Session
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session
 from penstock.actor.process import make_generator
 from penstock.actor.rollout.loop import ENVIRONMENT, FragmentGenerator, Worker
 from penstock.config.credentials import credentials

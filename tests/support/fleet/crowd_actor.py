@@ -25,7 +25,8 @@ from typing import Any, Final
 import numpy as np
 from prometheus_client import Counter
 
-from penstock.actor.link.session import BrokerClient, Session
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session
 from penstock.actor.rollout.generator import Ends, Episodes
 from penstock.actor.rollout.loop import ENVIRONMENT, Worker
 from penstock.config.credentials import credentials

@@ -19,8 +19,9 @@ import grpc
 import numpy as np
 import pytest
 
+from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.outbox import FragmentQueue, Outbox
-from penstock.actor.link.session import BrokerClient, Session, count_strikes, open_session
+from penstock.actor.link.session import Session, count_strikes, open_session
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.messages import Role

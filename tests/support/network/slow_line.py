@@ -18,7 +18,8 @@ import numpy as np
 import psutil
 import redis
 
-from penstock.actor.link.session import BrokerClient, Session, open_session
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import Session, open_session
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.config.settings import LearnerSection, PolicySection

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from penstock.actor.link.ack_journal import AckJournal, JournalFile, journal_files, read_journal
-from penstock.actor.link.session import BrokerClient, count_strikes
+from penstock.actor.link.broker_client import BrokerClient
+from penstock.actor.link.session import count_strikes
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Slot
 from penstock.protocol.limits import APPEND_DEADLINE_S, MAX_MESSAGE_BYTES, MIB, WEIGHT_CHUNK_BYTES
@@ -173,7 +174,7 @@ class Silent(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Wei
 def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.actor.link.session.WATCH_GRACE_S", 4 * HEARD_S)
+    monkeypatch.setattr("penstock.actor.link.broker_client.WATCH_GRACE_S", 4 * HEARD_S)
     silent, stop = Silent(), threading.Event()  # type: ignore[abstract]  # the other calls are not made
     server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
     experience_pb2_grpc.add_ExperienceServiceServicer_to_server(silent, server)
