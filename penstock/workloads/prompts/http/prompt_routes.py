@@ -92,6 +92,29 @@ async def mutation_path(
             "explore: people's ratings are the reward, so no text is known to be the best: send true",
             field="explore",
         )
+    path, transitions, version = await _walk(api, work, start, steps=steps, explore=explore)
+    path = path if explore else best_part(path)
+    shown = ShownPath(
+        caller=caller,
+        start=start,
+        prompt=path[-1].prompt if path else start,
+        version=version,
+        steps=tuple(transitions) if explore else (),
+    )
+    return bodies.OptimizeAnswer(
+        id=api.shown.keep(shown),
+        prompt=shown.prompt,
+        category=classify(start),
+        reward=None if work.parts.reward is None else sum(one.reward or 0.0 for one in path),
+        path=path,
+        version=version,
+    )
+
+
+async def _walk(
+    api: PromptsApi, work: PromptWork, start: str, *, steps: int, explore: bool
+) -> tuple[list[bodies.PathStep], list[Step], int]:
+    """Return the steps of a path, their transitions, and the version that chose the last one."""
     text, state = start, await work.do(start, partial(work.row, start))
     path, transitions = list[bodies.PathStep](), list[Step]()
     for number in range(steps):
@@ -126,22 +149,7 @@ async def mutation_path(
             )
         )
         state = following
-    path = path if explore else best_part(path)
-    shown = ShownPath(
-        caller=caller,
-        start=start,
-        prompt=path[-1].prompt if path else start,
-        version=answer.version,
-        steps=tuple(transitions) if explore else (),
-    )
-    return bodies.OptimizeAnswer(
-        id=api.shown.keep(shown),
-        prompt=shown.prompt,
-        category=classify(start),
-        reward=None if work.parts.reward is None else sum(one.reward or 0.0 for one in path),
-        path=path,
-        version=answer.version,
-    )
+    return path, transitions, answer.version
 
 
 def best_part(path: Sequence[bodies.PathStep]) -> list[bodies.PathStep]:
