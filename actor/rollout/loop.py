@@ -60,7 +60,7 @@ def note_lag(health: Health, known: int, newest: int, arrived_bytes: int) -> Non
 # ---- The loop of one session.
 
 _COUNT_S: Final = 1.0
-"""Seconds after which a wait is counted though it goes on, so that one that never ends is seen."""
+"""Seconds after which a wait that has not ended is counted, so that an endless one is seen."""
 _LOOK_S: Final = 1.0
 """Between two looks whether the environment stands still."""
 

@@ -24,7 +24,7 @@ class Fallback:
     def __init__(self, section: ServingSection, space: Space) -> None:
         """space: of actions. Raises ConfigurationError where the declared action is not in the space."""
         self.is_previous = section.fallback == "previous"
-        """Whether the version that answered before is asked first."""
+        """Whether the previous version answers first."""
         self._name = "uniform" if self.is_previous else section.fallback
         self._draw: Draw | None = None
         if self._name == "uniform":

@@ -38,7 +38,7 @@ class ActStream:
 
         request ─► queued at once, without a task ─► pass ─► reply, written in turn; a single one at once
 
-    The cost of a request here, beside its share of a forward pass, limits the rate of a stream. One event
+    The cost of a request here, and its share of a forward pass, limit the rate of a stream. One event
     loop uses it.
     """
 

@@ -210,7 +210,7 @@ class Answerer:
             self._begin(self._fall_back(pending, result))
 
     def _complete(self, pending: _ClientQuestion, answer: Answer) -> Answered:
-        """Turn the answer of the chosen version into the client's, and have the shadow asked afterwards."""
+        """Turn the answer of the chosen version into the client's, and pass the question to the shadow."""
         choice = pending.choice
         if choice.is_previous:
             blames = choice.arm is Arm.CANARY

@@ -1,4 +1,4 @@
-"""A second version is asked what a first one has answered; its answers reach no client and delay none."""
+"""The shadow: a second version answers the same requests; its answers reach no client and delay none."""
 
 import asyncio
 import copy

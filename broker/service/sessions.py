@@ -175,7 +175,7 @@ class Changes:
 
     @contextmanager
     def holding(self, session: int) -> Iterator[Held]:
-        """Hold a call of a session. Of several calls of one session only the newest goes on looking."""
+        """Hold a call of a session. Of several calls of one session only the newest waits."""
         held, older = Held(), self._held.get(session)
         if older is not None:
             older.is_newest = False

@@ -55,7 +55,7 @@ MAX_BYTES: Final = 16 * 1024 * 1024
 """Most bytes of a file that is read whole."""
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MADE_SO: Final = {errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EACCES}
-"""Errors of `open` that a repetition does not resolve: somebody has put another kind of file there."""
+"""Errors of `open` that a repetition does not resolve: another kind of file lies there."""
 _guarded: Final = set[Path]()
 
 

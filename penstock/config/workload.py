@@ -189,8 +189,8 @@ class Services:
 def place_keys(name: str, environment_id: str) -> tuple[str, ...]:
     """Return the keys of keyword arguments that hold places, for a run of a workload and an environment.
 
-    Those of the workload, and those of each workload that registers the environment: whoever writes a
-    specification chooses the two apart. Raises ConfigurationError as `find`.
+    Those of the workload, and those of each workload that registers the environment: the writer of a
+    specification chooses both. Raises ConfigurationError as `find`.
     """
     known = environment_id.rpartition(":")[2]
     owners = (name, *(workload for workload, found, _ in entries("environments") if found == known))

@@ -66,7 +66,7 @@ class RunBehind:
         raise NotImplementedError
 
     def failure(self) -> str:
-        """Return why it ended although nobody ended it; "" while it runs, or if that is not known."""
+        """Return why it ended by itself; "" while it runs, or if that is not known."""
         return ""
 
 

@@ -263,7 +263,7 @@ SHOWN: Final = 50
 
 
 def audit_run(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, going on or ended.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, running or ended.")],
     journals: Annotated[
         list[Path] | None,
         typer.Option(

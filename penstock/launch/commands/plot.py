@@ -147,8 +147,8 @@ _HOME: Final = "\x1b[H\x1b[J"
 
 
 def graph(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, going on or ended.")],
-    once: Annotated[bool, typer.Option("--once", help="Draw once instead of going on.")] = False,
+    run: Annotated[Path, typer.Argument(help="Folder of a run, running or ended.")],
+    once: Annotated[bool, typer.Option("--once", help="Draw once and stop.")] = False,
     interval: Annotated[
         float, typer.Option(min=0.5, max=3600, callback=finite, help="Seconds between two pictures.")
     ] = 1.0,

@@ -115,9 +115,7 @@ def serve(
     ] = None,
     broker_address: Annotated[
         str | None,
-        typer.Option(
-            "--broker", metavar="ADDRESS", help="Follow a run that goes on, and learn from clients."
-        ),
+        typer.Option("--broker", metavar="ADDRESS", help="Follow a run in progress, and learn from clients."),
     ] = None,
     listen: Listen = "127.0.0.1:50052",
     actor_id: Annotated[
@@ -128,7 +126,7 @@ def serve(
     *,
     foreground: SecuredForeground,
 ) -> None:
-    """Answer clients with actions: the versions in a run's folder, a run that goes on, or both."""
+    """Answer clients with actions: the versions in a run's folder, a run in progress, or both."""
     # gRPC reads it at its import.
     os.environ.setdefault("GRPC_EXPERIMENTS", SERVING_EXPERIMENTS)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 HostNames = Annotated[
     list[str] | None,
-    typer.Option("--host", help="Name by which it is reached, beside loopback; may be repeated."),
+    typer.Option("--host", help="Another name by which clients reach it; may be repeated."),
 ]
 Origins = Annotated[
     list[str] | None,
@@ -386,7 +386,7 @@ class SiteOptions:
     """Options of the API of a workload over one run."""
 
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="DIR", help="Folder of a run that goes on and serves.")
+        Path | None, typer.Option("--run", metavar="DIR", help="Folder of a run in progress that serves.")
     ] = None
     server: Annotated[
         str, typer.Option("--server", metavar="ADDRESS", help="A policy server: HOST:PORT or unix:/path.")

@@ -66,7 +66,7 @@ _NAME: Final = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _QUANTITY: Final = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?")
 _BOUNDED: Final = frozenset({"cpu", "memory"})
 _NO_ANSWER: Final = frozenset({0, 401, 408, 429})
-"""Statuses, beside those from 500 on, that do not answer the request; 0: TLS failed."""
+"""Statuses below 500 that do not answer the request; 0: TLS failed."""
 _IN_VAIN: Final = {
     "ErrImagePull": "its image cannot be pulled",
     "ImagePullBackOff": "its image cannot be pulled",

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from penstock.config.run_folder import open_regular
 
-# ---- Lines of a `metrics.jsonl`, of which a crash may have torn one, and which anybody may have written.
+# ---- Lines of a `metrics.jsonl`, which may end in a torn line, and may come from others.
 
 COUNTS: Final = ("env_steps", "updates", "version")
 _MOST: Final = 2**63

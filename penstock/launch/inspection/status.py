@@ -38,7 +38,7 @@ def status(
     broker: Annotated[
         str | None, typer.Option("--broker", metavar="ADDRESS", help="Ask this broker.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print once instead of going on.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and stop.")] = False,
     interval: Annotated[
         float, typer.Option(min=0.5, max=3600, callback=finite, help="Seconds between two looks.")
     ] = 1.0,

@@ -60,7 +60,7 @@ def start(
     name: Annotated[str, typer.Option("--name", help="Its name, and that of its folder.")],
     runs: Runs = _RUNS,
 ) -> int:
-    """Start `penstock train` with all further arguments, and return when it goes on."""
+    """Start `penstock train` with all further arguments, and return when it runs."""
     folder = folder_of(runs, name)
     if folder.exists():
         raise ConfigurationError(f"--name {name}: {folder} is there already; give another name")

@@ -127,7 +127,7 @@ def ratings(
         Path | None,
         typer.Option(
             help=(
-                "Folder of a reward model of several heads, whose `thumb` people are held against; default: "
+                "Folder of a reward model of several heads, whose `thumb` people are compared with; default: "
                 "what others say of the same response."
             )
         ),
@@ -137,7 +137,7 @@ def ratings(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write the ratings that count, and tell what was dropped, why and whose it was."""
+    """Write the ratings that count, and report each one dropped, its reason and its rater."""
     from penstock.workloads.chat.ratings import RatingRules, write_believed
 
     rules = RatingRules(daily_cap=daily_cap, false_alarms=false_alarms)
@@ -201,7 +201,7 @@ def check(
         Path | None, typer.Option(help="Of `penstock chat guard train`; default: rules alone.")
     ] = None,
     rules: Annotated[
-        Path | None, typer.Option(help="TOML file of rules beside those that are built in.")
+        Path | None, typer.Option(help="TOML file of rules in addition to the built-in ones.")
     ] = None,
     direction: Annotated[
         str, typer.Option(help="input: what people say; output: what a model says.")
@@ -376,7 +376,7 @@ def resume(run: Run) -> int:
 
 @command(loop_commands)
 def abandon(run: Run, reason: Reason) -> int:
-    """Give up the round that goes on: its canary is withdrawn, and the next one begins by new ratings."""
+    """Give up the current round: its canary is withdrawn, and the next round begins with new ratings."""
     from penstock.workloads.chat import loop_state
 
     number = loop_state.abandon(_loop_of(run), _why(reason), getpass.getuser())

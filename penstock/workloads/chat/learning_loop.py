@@ -351,7 +351,7 @@ class LearningLoop:
         if state is not None and state.verdict is Verdict.BETTER:
             registry.promote(self._run.policy, version.version, state.explain(), by=BY)
             return True
-        self._note("" if trial is not None else "nobody has the active version, so nothing is compared")
+        self._note("" if trial is not None else "no client has the active version, so nothing is compared")
         since = self._new_behind(self._state.trial_from).look(registry)
         if since < self._order.patience:
             return False

@@ -234,7 +234,7 @@ class TrainingOptions:
 @reward_commands.command()
 @unfolded
 def train(options: TrainingOptions) -> None:
-    """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume goes on from it.
+    """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume continues from it.
 
     With --head it learns several things at once, each as 0 to 1, and pairs beside them (docs/chat.md).
     """
