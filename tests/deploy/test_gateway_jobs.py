@@ -6,10 +6,9 @@ from typing import Any, Final
 
 import kubernetes_validate
 import pytest
-import typer
 
-from penstock.launch.cli.app import app
 from penstock.launch.gateway.kubernetes_runner import Cluster, job_object, name_of, read_cluster, selector
+from tests.deploy.command_line import parsed
 from tests.deploy.manifests import COMPONENT, KUBERNETES, Workload, kinds, needs_kubectl, render, workloads
 from tests.deploy.manifests import name_of as called
 from tests.deploy.test_gateway_objects import NAMESPACE, allows
@@ -128,8 +127,7 @@ def test_what_a_training_names_is_there(
 def test_the_gateway_s_words_are_known_and_read_what_is_mounted(objects: tuple[dict[str, Any], ...]) -> None:
     (gateway,) = [one for one in workloads(objects) if one.name == "gateway"]
     ((_, container),) = gateway.containers()
-    command: Any = typer.main.get_command(app)
-    context = command.commands["gateway"].make_context("gateway", list(container["args"]))
+    context = parsed(["gateway", *container["args"]])
     mounted = {one["mountPath"] for one in container["volumeMounts"]}
     places = [str(context.params[name]) for name in ("state", "templates")]
     places.append(str(Path(context.params["cluster"]).parent))

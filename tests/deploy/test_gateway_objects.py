@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import kubernetes_validate
 import pytest
-import typer
 
 from penstock.config.settings import from_environment, load
 from penstock.gateway.frame.envelope import Doors
-from penstock.launch.cli.app import app
+from tests.deploy.command_line import parsed
 from tests.deploy.manifests import (
     COMPONENT,
     KUBERNETES,
@@ -82,11 +81,8 @@ def test_commands_and_settings_are_known(objects: tuple[dict[str, Any], ...]) ->
     for container in ours:
         assert container["image"].startswith("penstock-gateway:")
         words = [*container["command"][1:], *container.get("args", ())]
-        command: Any = typer.main.get_command(app)
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
-        context = command.make_context(command.name, words)
-        found.append(command.name)
+        context = parsed(words)
+        found.append(context.command.name)
         load([from_environment({})])
         assert context.params["database"] == "$(DATABASE)"
     assert sorted(found) == ["gateway", "migrate"]

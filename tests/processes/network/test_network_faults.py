@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.actor.link import session as link
+from penstock.actor.link import broker_client
 from penstock.actor.link.broker_client import BrokerClient
 from penstock.actor.link.session import open_session
 from penstock.protocol.messages import Role
@@ -35,8 +35,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A short silence exceeds them as a long one exceeds the shipped deadlines.
     """
-    monkeypatch.setattr(link, "APPEND_DEADLINE_S", 1.0)
-    monkeypatch.setattr(link, "CALL_DEADLINE_S", 1.0)
+    monkeypatch.setattr(broker_client, "APPEND_DEADLINE_S", 1.0)
+    monkeypatch.setattr(broker_client, "CALL_DEADLINE_S", 1.0)
     without_keepalive(monkeypatch)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.actor.link import session as link
+from penstock.actor.link import broker_client
 from penstock.runtime import metrics
 from tests.support.network.network_run import PATIENCE_S, NetworkRun, network_run, without_keepalive
 from tests.support.run.broker_process import eventually
@@ -49,7 +49,7 @@ def test_a_frozen_process_delays_and_loses_nothing(
     seconds: float,
 ) -> None:
     if times == 1 and who == "broker":
-        monkeypatch.setattr(link, "APPEND_DEADLINE_S", 1.0)
+        monkeypatch.setattr(broker_client, "APPEND_DEADLINE_S", 1.0)
         without_keepalive(monkeypatch)
     with network_run(redis_server, tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as run:
         run.start(ACTORS).grow(10 * ACTORS)
