@@ -93,14 +93,11 @@ class Gate:
         self._open.set()
 
     def hold(self) -> None:
-        """Wait at the gate."""
         self._reached.set()
         assert self._open.wait(PATIENCE_S)
 
     def is_reached(self) -> bool:
-        """Return whether the learner is at the gate or past it."""
         return self._reached.is_set()
 
     def go_on(self) -> None:
-        """Open the gate."""
         self._open.set()

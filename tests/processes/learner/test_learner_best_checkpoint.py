@@ -27,7 +27,6 @@ def keeping(**learner: Any) -> Settings:
 
 
 def policy_bytes(store: CheckpointStore, checkpoint: str) -> bytes:
-    """The weights in a checkpoint as they would be published."""
     tensors = store.read(checkpoint).tensors
     own = {
         name.removeprefix("policy/"): tensor for name, tensor in tensors.items() if name.startswith("policy/")
@@ -117,17 +116,14 @@ def test_a_best_checkpoint_that_is_gone_is_not_named(redis_url: str, tmp_path: P
 
 
 def lineage(run_dir: Path) -> list[dict[str, Any]]:
-    """Lines of `lineage.jsonl`."""
     return [json.loads(line) for line in (run_dir / "lineage.jsonl").read_text().splitlines()]
 
 
 def is_newer(producer: Producer, version: int) -> bool:
-    """Whether a version after this one is published."""
     return producer.status().latest.version > version
 
 
 def learner_saw(producer: Producer, mean: float) -> bool:
-    """Whether the learner's own words name that result."""
     return f'"evaluation_deterministic": {mean}' in producer.status().learner_json
 
 

@@ -65,14 +65,12 @@ def test_an_hour_there_and_back_changes_nothing(
 
 
 def move(clock: Path, seconds: int) -> None:
-    """Set all clocks to the true time plus this; readers never see half a number."""
     temporary = clock.with_suffix(".new")
     temporary.write_text(str(seconds))
     temporary.replace(clock)
 
 
 def await_updates(fleet: Fleet, view: View, versions: Versions) -> None:
-    """Until so many more were made and published."""
     wanted = view.snapshot().update + UPDATES
 
     def is_there() -> bool:

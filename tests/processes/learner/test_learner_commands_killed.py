@@ -88,7 +88,6 @@ def test_a_restore_is_done_by_the_learner_that_resumes(
 
 
 def tensors_and_state(run_dir: Path) -> dict[str, int]:
-    """The state of the named checkpoint."""
     return dict(CheckpointStore(run_dir / FOLDER, 1).read("good").state)
 
 

@@ -36,19 +36,16 @@ class Run:
     commits: tuple[Commit, ...]
 
     def begin(self, *, redis_lost: bool) -> Beginning:
-        """What a learner that resumes now begins from."""
         committed = () if redis_lost else self.commits
         lease = Lease(epoch=2, fresh=redis_lost, closed=redis_lost, committed=committed)
         return choose(lease, self.store, ResumeOptions(resume=True))
 
     def path(self, name: str, back: int = 1) -> Path:
-        """A file of the newest checkpoint, or of one further back."""
         return self.store.directory / self.commits[-back].checkpoint_id / name
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """See `Run`; tests put back what they damage."""
     given = settings(policy={"hidden_sizes": [32, 32], "normalise_observations": True})
     algorithm = make_model(given).algorithm
     store = CheckpointStore(tmp_path_factory.mktemp("run") / "checkpoints", COUNT)
@@ -76,7 +73,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @contextmanager
 def damaged(path: Path, damage: Callable[[bytes], bytes]) -> Iterator[None]:
-    """The file with other bytes, for a while."""
     before = path.read_bytes()
     after = damage(before)
     assert after != before
@@ -88,18 +84,15 @@ def damaged(path: Path, damage: Callable[[bytes], bytes]) -> Iterator[None]:
 
 
 def flip(data: bytes, draw: random.Random) -> bytes:
-    """One bit, anywhere."""
     at, bit = draw.randrange(len(data)), draw.randrange(8)
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
 def cut(data: bytes, draw: random.Random) -> bytes:
-    """The end is missing, from anywhere."""
     return data[: draw.randrange(len(data))]
 
 
 def check_fell_back(run: Run, beginning: Beginning, back: int = 2) -> None:
-    """It begins where an older one ended, with its bytes."""
     expected = run.commits[-back]
     assert beginning.checkpoint is not None
     assert beginning.checkpoint.id == expected.checkpoint_id

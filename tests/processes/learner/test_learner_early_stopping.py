@@ -51,8 +51,6 @@ def impatient(target: float | None = None, **evaluation: Any) -> Settings:
 
 
 class Judge:
-    """An evaluation actor whose results are made up."""
-
     def __init__(self, producer: Producer, learner: LearnerThread | None = None) -> None:
         self.producer, self.learner = producer, learner
         self.session = producer.open("judge", role=Role.EVALUATION)
@@ -232,11 +230,9 @@ def test_a_run_ends_after_its_updates(redis_url: str, tmp_path: Path) -> None:
 
 
 def curve(run_dir: Path) -> Sequence[dict[str, Any]]:
-    """Lines of `metrics.jsonl`."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def waits(run_dir: Path) -> int:
-    """Evaluations without improvement, as the newest line says."""
     lines = curve(run_dir)
     return int(lines[-1].get("evaluations_without_improvement", 0)) if lines else 0

@@ -74,7 +74,6 @@ def test_a_learner_that_dies_anywhere_trains_each_fragment_once(times: int, tmp_
 
 
 def die_at(fleet: Fleet, rule: str, versions: Versions, view: View) -> None:
-    """One life of the learner, up to the fail point."""
     place = rule.partition("=")[0]
     member = fleet.start("learner", failpoints=rule)
 

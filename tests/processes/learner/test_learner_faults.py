@@ -23,7 +23,6 @@ from tests.support.storage.redis_server import RedisServer
 
 
 def endless(**learner: float) -> Settings:
-    """A run that only ends when it is asked to, with a lease of a second."""
     section = {
         "total_steps": 10**9,
         "checkpoint_interval_s": 3600,

@@ -201,7 +201,6 @@ def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Pa
 
 
 def learner_json(producer: Producer) -> dict[str, int]:
-    """The learner's side of the books as Status shows it."""
     return dict(json.loads(producer.status().learner_json)["ledger"])
 
 

@@ -24,7 +24,6 @@ class Overtaken(OneParameter):
         self._publish = publish
 
     def state(self) -> AlgorithmState:
-        """What it is, and a version is drawn."""
         self._publish()
         return super().state()
 

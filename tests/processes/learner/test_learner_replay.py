@@ -56,7 +56,6 @@ def replaying(**over: Any) -> Settings:
 
 
 def entries_of(checkpoint: Checkpoint) -> list[int]:
-    """Numbers of the log entries that replay held."""
     numbers: list[int] = checkpoint.tensors["replay/entries"][:, 0].tolist()
     return numbers
 
@@ -86,7 +85,6 @@ def test_what_was_learned_last_is_published_when_the_learner_ends(redis_url: str
 
 
 def run_whole(url: str, run_dir: Path) -> Checkpoint:
-    """To its end, without a stop."""
     with LearnerThread(url, run_dir, replaying()) as learner, Producer(url) as producer:
         session = producer.open(data="same")
         producer.drive([session], lambda: learner.ended)

@@ -19,7 +19,6 @@ FRAGMENTS = BATCH // CHARGE
 
 
 def tensors_of(run_dir: Path, name: str) -> dict[str, torch.Tensor]:
-    """Of a named checkpoint."""
     return CheckpointStore(run_dir / FOLDER, 1).read(name).tensors
 
 
@@ -29,12 +28,10 @@ def learned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def is_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Whether both hold the same, bit by bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def updated(producer: Producer, session: int, updates: int) -> None:
-    """Drive the run so many updates on."""
     through = producer.status().latest.update + updates
     producer.drive([session], lambda: producer.status().latest.update >= through)
 

@@ -15,7 +15,6 @@ from tests.support.run.learner_run import Producer, account, audited
 
 
 def answered(producer: Producer, action: str, argument: str) -> Answer:
-    """Two processes of a busy machine take their time."""
     producer.ask(action, argument)
     eventually(lambda: producer.ask(action, argument).answer is not None, "an answer", PATIENCE_S)
     return producer.answer(action, argument)

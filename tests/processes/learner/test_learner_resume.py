@@ -32,20 +32,17 @@ CHANGING = ("training_seconds", "log", "staleness", "publications")
 
 
 def endless() -> Settings:
-    """A run that only ends when it is asked to."""
     return settings(
         learner=ENDLESS, algorithm={"batch_steps": BATCH, "epochs": 2, "minibatches": 2, "stale_after": 3}
     )
 
 
 def newest(run_dir: Path) -> Checkpoint:
-    """The newest checkpoint on disk."""
     store = CheckpointStore(run_dir / "checkpoints", 3)
     return store.read(store.ids()[0])
 
 
 def checkpoint_now(producer: Producer, run_dir: Path) -> Checkpoint:
-    """Ask the running learner for a checkpoint and wait for it."""
     before = CheckpointStore(run_dir / "checkpoints", 3).ids()
     producer.control("checkpoint")
     until(lambda: CheckpointStore(run_dir / "checkpoints", 3).ids() != before, "a checkpoint")

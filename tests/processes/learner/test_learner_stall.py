@@ -14,7 +14,6 @@ from tests.support.run.learner_run import BATCH, LearnerThread, Producer, settin
 
 
 def impatient(**algorithm: Any) -> Settings:
-    """Gives up after two seconds."""
     return settings(
         algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1} | algorithm,
         learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stall_timeout_s": 2},

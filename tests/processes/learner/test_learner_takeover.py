@@ -75,7 +75,6 @@ def rule_of(turn: int, draw: random.Random) -> str:
 
 
 def own_folder(fleet: Fleet, name: str) -> Path:
-    """A learner's own."""
     return fleet.folder if name == FIRST else fleet.folder / "b"
 
 
@@ -105,7 +104,6 @@ def freeze_at(fleet: Fleet, name: str, rule: str, versions: Versions, view: View
 
 
 def take_over(fleet: Fleet, name: str, before: RunSnapshot, versions: Versions, view: View) -> None:
-    """Start a learner and wait until it has the lease, has published and committed."""
     fleet.start(name)
 
     def has_committed() -> bool:
@@ -117,12 +115,10 @@ def take_over(fleet: Fleet, name: str, before: RunSnapshot, versions: Versions, 
 
 
 def check_taken_over(before: RunSnapshot, now: RunSnapshot) -> None:
-    """The lease changed hands once."""
     assert now.epoch == before.epoch + 1
 
 
 def wake_alone(fleet: Fleet, name: str, others: list[str], view: View) -> None:
-    """Wake a learner that lost the lease while no other process can write."""
     for other in others:
         fleet.freeze(other)
     before = when_still(fleet, view)
@@ -154,5 +150,4 @@ def when_still(fleet: Fleet, view: View) -> dict[bytes, Any]:
 
 
 def state_of(pid: int) -> str:
-    """Of a process, as the kernel has it; T: stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

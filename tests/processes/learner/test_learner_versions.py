@@ -31,14 +31,12 @@ EVALUATED = {"timeout_s": 20, "episodes": 2, "interval_steps": 5 * BATCH}
 
 
 def given(steps: int = 20 * BATCH, **over: object) -> Settings:
-    """A short run whose versions are evaluated every five updates."""
     learner = {"checkpoint_interval_s": 3600, "total_steps": steps, "stop_at_target": False}
     return settings(evaluation=EVALUATED, learner=learner, **over)
 
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Callable[[], Registry]]:
-    """The registry of the run, as soon as the learner has made it."""
     opened: list[Registry] = []
 
     def open_it() -> Registry:
@@ -53,7 +51,6 @@ def registry(tmp_path: Path) -> Iterator[Callable[[], Registry]]:
 
 
 def attempt(run_dir: Path) -> Registry | None:
-    """The registry of a run; None while its tables are being made."""
     try:
         return Registry.open(registry_url(run_dir))
     except SchemaMismatch:
@@ -61,7 +58,6 @@ def attempt(run_dir: Path) -> Registry | None:
 
 
 def pinned(registry: Registry) -> dict[int, PolicyVersion]:
-    """What the registry keeps."""
     return {one.version: one for one in registry.pinned(POLICY)}
 
 
@@ -89,7 +85,6 @@ def play(producer: Producer, learner: LearnerThread, returns: Iterator[float]) -
 
 
 def run(url: str, run_dir: Path, made: Settings, returns: tuple[float, ...], *, resume: bool = False) -> None:
-    """A learner from its start to its end."""
     with LearnerThread(url, run_dir, made, resume=resume) as learner, Producer(url) as producer:
         play(producer, learner, iter(returns))
         learner.finish()
@@ -271,7 +266,6 @@ def test_a_rollback_is_a_new_version_with_old_content_and_training_goes_on(
 
 
 def renumbered(registry: Registry, original: int) -> PolicyVersion | None:
-    """The active version, once it is no longer `original`."""
     active = registry.active(POLICY)
     return None if active is None or active.version == original else active
 
@@ -339,7 +333,6 @@ def test_learning_goes_on_without_a_registry(redis_url: str, tmp_path: Path, bro
 
 
 def failures() -> float:
-    """How often a look at the registry has failed in this process."""
     return float(metrics.REGISTRY_FAILURES._value.get())
 
 

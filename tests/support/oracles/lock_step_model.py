@@ -12,8 +12,6 @@ from penstock.protocol.refusal import Reason
 
 @dataclass
 class Row:
-    """An open session."""
-
     actor: str
     role: Role
     sequence: int = 0
@@ -40,7 +38,6 @@ class Server:
     log: list[tuple[int, int]] = field(default_factory=list)
 
     def workers(self) -> list[int]:
-        """Open rollout sessions."""
         return [session for session, row in self.rows.items() if row.role is Role.ROLLOUT]
 
     def open_round(self) -> None:
@@ -54,7 +51,6 @@ class Server:
             row.begin_through = max(row.begin_through, row.sequence + 1)
 
     def open(self, actor: str, role: Role) -> int:
-        """A session; the actor's previous one is closed."""
         for session, row in list(self.rows.items()):
             if row.actor == actor:
                 self.close(session)
@@ -65,7 +61,6 @@ class Server:
         return self.session
 
     def close(self, session: int) -> None:
-        """It owes nothing any more."""
         self.rows.pop(session, None)
         self.roster.discard(session)
 
@@ -128,7 +123,6 @@ class Server:
         self.open_round()
 
     def snapshot(self) -> "Server":
-        """A copy to go back to."""
         return copy.deepcopy(self)
 
     @staticmethod

@@ -37,7 +37,6 @@ def bandit_value(policy: tuple[tuple[float, ...], ...]) -> float:
 
 
 def bandit_log(seed: int, count: int) -> list[Event]:
-    """So many events of the logging policy."""
     draw = random.Random(seed)
     events = []
     for _ in range(count):
@@ -76,7 +75,6 @@ def chain_value(policy: tuple[tuple[float, ...], ...]) -> float:
 
 
 def chain_log(seed: int, count: int) -> list[list[Event]]:
-    """So many episodes of the logging policy."""
     draw = random.Random(seed)
     episodes = []
     for _ in range(count):

@@ -56,7 +56,6 @@ class PoisonBooks:
         return {way.name for way in ways if way.outcome in ("check", "update")} - found
 
     def counts(self) -> dict[str, int]:
-        """Fragments by how they are booked."""
         counts: defaultdict[str, int] = defaultdict(int)
         for found in self.booked.values():
             counts[found] += 1

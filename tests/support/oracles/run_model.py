@@ -7,9 +7,6 @@ from penstock.broker.log.script import KEPT_COMMANDS, MAX_PENDING_COMMANDS
 from penstock.protocol.messages import Role, RunState
 from penstock.protocol.refusal import Reason
 
-# ---- Commands of operators as a few lines of Python: noted once by their id, answered once, decided
-# once.
-
 
 @dataclass
 class Noted:
@@ -24,8 +21,6 @@ class Noted:
 
 @dataclass
 class Commands:
-    """What Redis holds of them, and the state that is wanted of the run."""
-
     newest: int = 0
     noted: dict[int, Noted] = field(default_factory=dict)
     desired: RunState = RunState.RUNNING
@@ -44,11 +39,9 @@ class Commands:
         return self.newest, None
 
     def pending(self) -> list[int]:
-        """Numbers of those without an answer."""
         return [number for number, one in self.noted.items() if not one.answer]
 
     def answer(self, number: int, text: str) -> None:
-        """A command that was lost stays lost."""
         if number in self.noted:
             self.noted[number].answer = text
 
@@ -59,12 +52,8 @@ class Commands:
             known.through = newest_entry
 
     def control(self, action: str) -> RunState:
-        """Pause or resume."""
         self.desired = RunState.PAUSED if action == "pause" else RunState.RUNNING
         return self.desired
-
-
-# ---- The run as a few lines of Python: what Redis must do, written a second time as an oracle.
 
 
 KEPT_COMMITS = 8
@@ -72,8 +61,6 @@ KEPT_COMMITS = 8
 
 @dataclass
 class Row:
-    """An open session."""
-
     actor: str
     role: Role
     sequence: int = 0
@@ -90,7 +77,6 @@ class Row:
         return self.begin_through - self.sequence - self.given_back
 
     def raise_to(self, sequence: int) -> None:
-        """Everything up to a sequence is acknowledged; a rollout worker had credit for it."""
         self.sequence = sequence
         if self.role is Role.ROLLOUT:
             self.begin_through = max(self.begin_through, sequence)
@@ -127,7 +113,6 @@ class Weights:
         return self.counter
 
     def publish(self, pin: bool) -> int:
-        """A new version; the newest two and the pinned ones stay."""
         version = self.allocate()
         self.staged.discard(version)
         self.kept.add(version)
@@ -138,20 +123,16 @@ class Weights:
         return version
 
     def unpin(self, version: int) -> None:
-        """Release a version that is no longer played."""
         self.pins.discard(version)
         self.drop()
 
     def drop(self) -> None:
-        """Forget what is neither new nor pinned, and what was staged for the past."""
         self.kept &= {self.newest, self.before} | self.pins
         self.staged = {version for version in self.staged if version > self.newest}
 
 
 @dataclass
 class Server:
-    """What Redis holds."""
-
     budget: int
     charge: int
     most_entries: int
@@ -212,7 +193,6 @@ class Server:
         return given
 
     def open(self, actor: str, role: Role) -> int:
-        """A session; the actor's previous one is closed."""
         for session, row in list(self.rows.items()):
             if row.actor == actor:
                 del self.rows[session]
@@ -315,11 +295,9 @@ class Server:
             self.settled_total = self.total_at(self.settled)
 
     def note_totals(self) -> None:
-        """Remember the running totals of what is in the log."""
         self.totals |= {number: entry.total for number, entry in self.log.items() if entry is not None}
 
     def trim(self, position: int) -> None:
-        """Forget entries up to a position."""
         self.trim_floor = max(self.trim_floor, position)
         self.log = {number: entry for number, entry in self.log.items() if number > self.trim_floor}
 
@@ -341,7 +319,6 @@ class Memory:
     commits: list[str] = field(default_factory=list)
 
     def read(self, server: Server) -> None:
-        """Everything in the log."""
         for number, entry in server.log.items():
             if entry is None or number <= self.number:
                 continue
@@ -392,5 +369,4 @@ def take_over(server: Server, memory: Memory, position: int, epoch: int, jump: i
 
 
 def snapshot(server: Server) -> Server:
-    """A copy to go back to."""
     return copy.deepcopy(server)

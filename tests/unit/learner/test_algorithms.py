@@ -40,9 +40,6 @@ from tests.support.experience.remembering import Actor, batch_of, remembering
 from tests.support.experience.replay_worlds import corridor, one_shot, q_policy, soft_policy
 from tests.support.experience.token_experience import SmallTokenPolicy
 
-# ---- What the loop relies on, of every algorithm.
-
-
 REPLAY: dict[str, Any] = {
     "learning_starts": 64, "error_steps": 64, "publish_period": 20, "replay_ratio": 0.25,
 }  # fmt: skip
@@ -51,12 +48,10 @@ SAC: dict[str, Any] = REPLAY | {"capacity": 1000, "batch_size": 64, "critic_hidd
 
 
 def infinite_rewards(batch: Batch) -> Batch:
-    """No network can fit any of them."""
     return replace(batch, reward=torch.full_like(batch.reward, math.inf))
 
 
 def infinite_ends(batch: Batch) -> Batch:
-    """The last token of a response has the reward of the whole response."""
     reward = batch.reward.clone()
     reward[batch.terminated | batch.truncated] = math.inf
     return replace(batch, reward=reward)
@@ -80,14 +75,12 @@ class Case:
 
 
 def of_another_policy(number: int) -> Batch:
-    """Experience of another policy than the one that learns."""
     return collect(small_policy(6 + number))
 
 
 def on_policy_case(
     name: str, options: str = "", policy: dict[str, Any] | None = None, **section: Any
 ) -> Case:
-    """PPO, IMPALA or REINFORCE, from experience of another policy than the one that learns."""
     sections = {"ppo": PPOSection, "impala": ImpalaSection, "reinforce": ReinforceSection}
 
     def make(seed: int) -> Algorithm:
@@ -115,7 +108,6 @@ def dqn_case(options: str = "", policy: dict[str, Any] | None = None, **section:
 
 
 def sac_case() -> Case:
-    """SAC where every step is an episode."""
     settings = SACSection(**SAC)
     return Case(
         name="sac",
@@ -127,7 +119,6 @@ def sac_case() -> Case:
 
 
 def clone_case(options: str = "", **policy: Any) -> Case:
-    """Cloning of the policy that acted; a reward means nothing to it."""
     return Case(
         name=f"clone{options}",
         make=lambda seed: clone.Clone(small_policy(seed, **policy), CloneSection(), seed=seed),
@@ -138,7 +129,6 @@ def clone_case(options: str = "", **policy: Any) -> Case:
 
 
 def token_case(advantage: str, **section: Any) -> Case:
-    """PPO of tokens, with the critic that its advantages ask for."""
     given = {"advantage": advantage, "kl_target": 1.0, "kl_horizon": 20.0, "epochs": 2} | section
     critic = token_ppo.CRITIC_METRICS if advantage == "gae" else ()
 
@@ -180,7 +170,6 @@ each = partial(pytest.mark.parametrize, "case", ids=lambda case: case.name)
 
 
 def begun(case: Case, seed: int, batches: int = 2) -> Algorithm:
-    """An algorithm that has learned from the first batches."""
     algorithm = case.make(seed)
     for number in range(1, batches + 1):
         assert algorithm.update(case.batch(number), progress=0.0).applied
@@ -285,12 +274,7 @@ def test_a_restore_that_does_not_fit_changes_nothing(case: Case) -> None:
 
 
 def published(algorithm: Algorithm) -> dict[str, bytes]:
-    """The weights that actors would be sent, by policy name."""
     return {name: weights.encode(module) for name, module in algorithm.published_modules().items()}
-
-
-# ---- Behaviour cloning against PyTorch's own losses and optimiser, and against numbers worked out by
-# hand.
 
 
 CONTINUOUS = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
@@ -515,11 +499,7 @@ def test_rows_of_a_recurrent_policy_are_not_taken_one_by_one() -> None:
         inputs.select(torch.tensor([0]))
 
 
-# ---- Random actions: uniform from the start, nothing learned, all of it stored.
-
-
 def algorithm() -> RandomActions:
-    """Of four numbers and three actions, as the learner makes it."""
     policy = build(box(4), Discrete(3), PolicySection(hidden_sizes=(8,)), 0)
     made = make(policy, RandomSection(batch_steps=64), seed=0, hardware=Hardware())
     assert isinstance(made, RandomActions)

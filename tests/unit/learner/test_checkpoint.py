@@ -29,8 +29,6 @@ from penstock.learner.publish.publisher import PendingPublication, PublishInterv
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 from penstock.runtime.exit import Fatal
 
-# ---- How much of the log lies there that a checkpoint could let go.
-
 
 def test_bytes_are_known_at_the_ends_of_deliveries() -> None:
     consumed = _Consumed(trim=0, position=0, size=0)
@@ -51,9 +49,6 @@ def test_what_lies_before_the_trim_is_forgotten() -> None:
 def test_a_resumed_learner_takes_all_of_the_log_for_what_it_has_consumed() -> None:
     consumed = _Consumed(trim=10, position=30, size=500)
     assert [consumed.through(number) for number in (10, 20, 30)] == [0, 0, 500]
-
-
-# ---- Checkpoints that have names: a folder each, bounded, never replaced.
 
 
 TENSORS = {"policy/w": torch.arange(3.0)}
@@ -113,17 +108,12 @@ def test_beyond_the_bound_or_the_disk_there_is_no_room(
     assert named.names() == ["a", "b"]
 
 
-# ---- From which checkpoint a learner begins: that which Redis says was committed, or else the newest on
-# disk.
-
-
 COMMITTED, WRITTEN = "000001-1", "000001-2"
 RESUME = ResumeOptions(resume=True)
 
 
 @pytest.fixture
 def resume_store(tmp_path: Path) -> CheckpointStore:
-    """Two checkpoints, of which the learner died before it committed the newer one."""
     made = CheckpointStore(tmp_path / "checkpoints", keep=3)
     for position, name in ((4, COMMITTED), (8, WRITTEN)):
         made.write(name, {}, Progress(run="r", sections={}, position=position).to_json())
@@ -131,7 +121,6 @@ def resume_store(tmp_path: Path) -> CheckpointStore:
 
 
 def committed(resume_store: CheckpointStore) -> Commit:
-    """The commit of the older one."""
     digest = resume_store.read(COMMITTED).manifest_sha256
     return Commit(checkpoint_id=COMMITTED, manifest_sha256=digest, position=4, trim=0)
 
@@ -172,9 +161,6 @@ def test_the_newest_on_disk_counts_where_redis_holds_no_run(resume_store: Checkp
     assert (beginning.checkpoint.id, beginning.ledger.position) == (WRITTEN, 8)
 
 
-# ---- Checkpoints: whole or refused, whatever happened to their bytes.
-
-
 STORE_TENSORS = {
     "weights": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "moment": torch.tensor(0.25, dtype=torch.float64),
@@ -186,7 +172,6 @@ STORE_STATE = {"position": 7, "text": "ε"}
 
 @pytest.fixture
 def store_store(tmp_path: Path) -> CheckpointStore:
-    """An empty directory."""
     return CheckpointStore(tmp_path / "checkpoints", keep=3)
 
 
@@ -328,15 +313,10 @@ def test_the_newest_of_the_lineage_are_kept(store_store: CheckpointStore) -> Non
     assert store_store.ids() == ["e", "d", "c", "b"]
 
 
-# ---- When weights may be published again.
-
-
 LARGE = WEIGHT_CHUNK_BYTES + 1
 
 
 class Run:
-    """Time and what is being fetched, as a test sets them."""
-
     def __init__(self, **section: float) -> None:
         self.now_s, self.fetched = 0.0, 1
         self.interval = PublishInterval(
@@ -344,7 +324,6 @@ class Run:
         )
 
     def is_over(self, passed_s: float) -> bool:
-        """Whether it is that long after a publication."""
         self.now_s = passed_s
         return self.interval.is_over()
 
@@ -373,14 +352,10 @@ def test_the_least_interval_holds_whatever_is_fetched() -> None:
     assert run.is_over(3.0)
 
 
-# ---- Offers that replace one another before they are published.
-
-
 WEIGHTS = {"w": np.zeros(1, np.float32)}
 
 
 def offered(update: int, *, evaluate: bool = False) -> PendingPublication:
-    """Weights after an update."""
     return PendingPublication(settled=update * 10, weights=WEIGHTS, update=update, evaluate=evaluate)
 
 

@@ -30,8 +30,6 @@ from penstock.learner.evaluation import (
 from penstock.protocol.messages import Episode, Report
 from penstock.runtime import metrics
 
-# ---- A version beside the base: pairs of episodes, their difference, and what it says.
-
 
 def played(returns: list[float], starts: list[int] | None = None, length: int = 4) -> dict[Key, Episode]:
     """Episodes of these returns, each with a start of its own unless starts say otherwise."""
@@ -50,7 +48,6 @@ def played(returns: list[float], starts: list[int] | None = None, length: int = 
 
 
 def compared(version: dict[Key, Episode], base: dict[Key, Episode]) -> BaseComparison:
-    """Of pairs that there are."""
     found = compare(version, base)
     assert found is not None
     return found
@@ -146,35 +143,27 @@ def test_it_survives_a_checkpoint() -> None:
     assert replace(found, low=-1.0).verdict == "chance"
 
 
-# ---- When an evaluation is asked for, what counts as solved, and when it is time to end.
-
-
 GOOD = [100.0] * RECENT_EPISODES
 
 
 def evaluation(target: float | None = 90.0, *, stop: bool = True, interval: int | None = None) -> Evaluation:
-    """Of three episodes."""
     return Evaluation(EvaluationSection(episodes=3, interval_steps=interval), target, stop_at_target=stop)
 
 
 def measured(**section: Any) -> Evaluation:
-    """Of three episodes, without a target."""
     return Evaluation(EvaluationSection(episodes=3, **section), None, stop_at_target=False)
 
 
 def play(it: Evaluation, version: int, mean: float) -> None:
-    """A whole evaluation with that mean."""
     it.note_published(candidate(version, update=version))
     assert it.collect(report(version, [mean - 1, mean, mean + 1])) is not None
 
 
 def candidate(version: int, update: int = 1) -> Candidate:
-    """Weights that were sent to be evaluated."""
     return Candidate(version=version, update=update, env_steps=update * 100, at_s=1.0, blob=b"w")
 
 
 def report(version: int, returns: list[float], *, first: int = 0, deterministic: bool = True) -> Report:
-    """Results of consecutive episodes from `first` on."""
     episodes = tuple(
         Episode(slot_id=first + i, episode_id=0, episode_return=r, length=1, terminated=True, version=version)
         for i, r in enumerate(returns)
@@ -441,18 +430,13 @@ def test_a_patience_that_is_never_tried_is_refused() -> None:
         check_patience(EvaluationSection(patience=3))
 
 
-# ---- The window that the curve is drawn from.
-
-
 def episodes() -> Episodes:
-    """Told of reports by the test: nothing here reads a log."""
     absent: Any = None
     evaluation = Evaluation(EvaluationSection(), None, stop_at_target=False)
     return Episodes(absent, absent, evaluation, threading.Event(), lambda _result: None)
 
 
 def tell(it: Episodes, number: int, returns: list[float]) -> None:
-    """A report of training episodes, as long as ten times their return."""
     played = tuple(
         Episode(
             slot_id=0,

@@ -47,19 +47,14 @@ from tests.support.experience.replay_worlds import q_policy
 from tests.support.run.small_run import SLOTS, fragment
 from tests.support.run.small_run import STEPS as SMALL_RUN_STEPS
 
-# ---- Which fragments are trained on: what breaks a space or means nothing is refused by name.
-
-
 NOTHING = Dict(())
 
 
 def good() -> Fragment:
-    """One fragment with a truncated step."""
     return Collector(cartpoles(2, max_episode_steps=4)).fragment(small_policy(), 6)
 
 
 def of(policy: Policy) -> Ranges:
-    """Those of a policy's run."""
     return Ranges.of_run(policy.observation_space, policy.action_space, policy.state_space)
 
 
@@ -111,7 +106,6 @@ def test_a_choice_of_a_probability_above_1_is_refused(space: Space) -> None:
 
 
 def masked_fragment() -> Fragment:
-    """Of a policy that remembers, under masks."""
     fragment = Actor(remembering(recurrent="lstm"), masked=True).fragment(6)
     return fragment.header, {name: array.copy() for name, array in fragment.arrays().items()}
 
@@ -296,9 +290,6 @@ def test_what_a_last_observation_allows_is_told_or_what_was_allowed_before_stand
     assert np.array_equal(checked["final/mask/action"], expected)
 
 
-# ---- Every way to poison a fragment, each alone among honest ones, against one update of each algorithm.
-
-
 COUNT, SPOILED, STEPS = 6, 3, 8
 BOUNDS = {"reward": 1e6, "log_prob": 1e4}
 REPLAY: dict[str, Any] = {
@@ -308,8 +299,6 @@ REPLAY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """An algorithm, the policy that it trains, and the ways that its fragments can be poisoned in."""
-
     name: str
     policy: Callable[[], Policy]
     make: Callable[[Policy], Algorithm]
@@ -317,23 +306,19 @@ class Case:
 
 
 def gaussian() -> Policy:
-    """One number."""
     return small_policy(action=box(1))
 
 
 def q_values() -> Policy:
-    """Of two actions."""
     return q_policy(DQNSection(**REPLAY))
 
 
 def squashed() -> Policy:
-    """One number between bounds."""
     section = SACSection(**REPLAY).policy_section(PolicySection(hidden_sizes=(16,)))
     return building.build(box(4), box(1), section, 0)
 
 
 def memory() -> Policy:
-    """An LSTM under masks."""
     return remembering(recurrent="lstm")
 
 
@@ -344,12 +329,10 @@ MEMORY = (*OF_EVERY_RUN, *OF_BOXES, *OF_MASKS, *OF_STATE)
 
 
 def ppo(policy: Policy) -> Algorithm:
-    """One gradient step for each attempt at an update."""
     return PPO(policy, PPOSection(epochs=1, minibatches=1), seed=0)
 
 
 def clone(policy: Policy) -> Algorithm:
-    """As of PPO."""
     return Clone(policy, CloneSection(minibatches=1), seed=0)
 
 
@@ -370,7 +353,6 @@ CASES = (
 
 @cache
 def honest(case: Case) -> list[Fragment]:
-    """Fragments of two or three slots, of sessions of their own."""
     policy = case.policy()
     if policy.state_space.spaces:
         actors = [Actor(policy, masked=True, session=number, seed=number) for number in range(1, COUNT + 1)]
@@ -446,14 +428,10 @@ def test_there_are_many_ways() -> None:
     assert len(ways) >= 50
 
 
-# ---- How a batch is chosen: each entry is judged once, and again only where a verdict may have changed.
-
-
 CHARGE = SMALL_RUN_STEPS * SLOTS
 
 
 def entry(number: int, round_: int = 0) -> LogEntry:
-    """An entry of one small fragment."""
     header = fragment(1, number).header
     return LogEntry(number=number, header=header, steps_total=number * CHARGE, size=1, round=round_)
 
@@ -469,22 +447,18 @@ class Stand:
     asked: int = 0
 
     def __post_init__(self) -> None:
-        """Make the entries."""
         self.pending = Pending(self.judge, lambda: (self.turn, frozenset(self.refused)))
 
     def judge(self, one: LogEntry) -> bool:
-        """Note the question; whether the entry is kept."""
         self.judged.append(one.number)
         return one.number not in self.refused
 
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """Count the question; whether there are enough."""
         assert charge == fragments * CHARGE
         self.asked += 1
         return fragments >= self.batch
 
     def choose(self) -> list[int] | None:
-        """Return the numbers of a batch, or None where there is none yet."""
         full = self.pending.choose(self.makes_batch)
         return [one.number for one in self.pending.kept] if full else None
 
@@ -572,21 +546,16 @@ def test_whole_batches_before_the_last_entry_of_a_flush_are_chosen_as_ever() -> 
     assert [one.number for one in stand.pending.kept] == [3]
 
 
-# ---- How batches reach the device.
-
-
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def fragments() -> list[Fragment]:
-    """Two, of unequal length."""
     policy = small_policy()
     return [Collector(cartpoles(2), session).fragment(policy, 8 + session) for session in (1, 2)]
 
 
 def same(one: Batch, other: Batch) -> bool:
-    """Equal values, wherever they are."""
     return all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(tensors(one), tensors(other), strict=True))
 
 

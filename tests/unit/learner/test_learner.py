@@ -38,9 +38,6 @@ from tests.support.experience.experience import Collector, Fragment, cartpoles, 
 from tests.support.experience.remembering import Actor, batch_of, remembering
 from tests.support.run import small_run
 
-# ---- Fragments side by side.
-
-
 CPU = torch.device("cpu")
 
 
@@ -55,7 +52,6 @@ def fragments() -> list[Fragment]:
 
 
 def good() -> Fragment:
-    """One fragment with a truncated step."""
     return Collector(cartpoles(2, max_episode_steps=4)).fragment(small_policy(), 6)
 
 
@@ -132,17 +128,12 @@ def test_masks_and_state_lie_in_their_columns() -> None:
     assert not batch.begins[3:, 3:].any()
 
 
-# ---- What checkpoints remember of commands: none is done twice, none is forgotten.
-
-
 def command(number: int, answer: Answer | None = None) -> Command:
-    """A restore with an id of its own."""
     request_id = f"id-{number}"
     return Command(number=number, request_id=request_id, action="restore", argument="good", answer=answer)
 
 
 def done(number: int) -> Answer:
-    """What was done, before the checkpoint that contains it has an id."""
     return Answer(number=number, request_id=f"id-{number}", detail="done")
 
 
@@ -188,9 +179,6 @@ def test_answers_are_bounded() -> None:
     assert record.newest == 39
 
 
-# ---- What is kept of updates that were undone, and the words with which a run ends that made none.
-
-
 def _log_batch(last: int) -> LogBatch:
     return LogBatch(
         last=last,
@@ -220,9 +208,6 @@ def test_a_run_that_no_actor_came_to_does_not_say_that_its_actors_are_gone() -> 
     assert "all actors are gone" in cause(Status(log_head=1), {}, 300)
 
 
-# ---- The name under which a learner holds its lease.
-
-
 @pytest.mark.promise("learners-two-folders-two")
 def test_a_restarted_learner_has_the_same_name(tmp_path: Path) -> None:
     assert holder_of(tmp_path) == holder_of(tmp_path)
@@ -236,9 +221,6 @@ def test_learners_of_two_folders_at_one_path_have_two_names(tmp_path: Path) -> N
     folder.rename(tmp_path / "another place")
     folder.mkdir()
     assert holder_of(folder) != first
-
-
-# ---- The learner's books: every number once, and a lineage that can be followed.
 
 
 def test_trained_and_dropped_add_up_to_the_position() -> None:
@@ -310,9 +292,6 @@ def test_a_line_names_who_sent_what_was_trained_and_what_was_left_out(tmp_path: 
     assert line["digests"]["7"] == (b"11111111" + b"33333333").hex()
     assert line["version"] == 4
     assert ledger.entry("two", "one").sessions == {}
-
-
-# ---- What a learner refuses before it begins.
 
 
 def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits() -> None:
@@ -406,7 +385,6 @@ def test_where_a_learner_keeps_its_journals_is_told_to_no_actor(tmp_path: Path) 
 
 
 def replaying(**algorithm: object) -> Settings:
-    """CartPole with DQN, fragments of 8 × 32 steps."""
     return configuration.load(
         [{"run": "a", "environment": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn", **algorithm}}]
     )
@@ -473,18 +451,14 @@ STATE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 class Grid(gymnasium.Env[Any, Any]):
-    """Ten by ten fields of four channels."""
-
     observation_space = gymnasium.spaces.Box(0, 255, (10, 10, 4), np.uint8)
     action_space = gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Nothing moves."""
         super().reset(seed=seed)
         return np.zeros((10, 10, 4), np.uint8), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One step, and it is over."""
         return np.zeros((10, 10, 4), np.uint8), 0.0, True, False, {}
 
 

@@ -44,9 +44,6 @@ from tests.support.experience.experience import box, collect, small_policy
 from tests.unit.penstock.test_distributions import HEADS, parameters
 from tests.unit.penstock.test_policy import image
 
-# ---- GAE and V-trace against loops that sum over pairs of steps, and the identities between them.
-
-
 DISCOUNT, GAE_LAMBDA, RHO, C = 0.97, 0.9, 1.0, 0.8
 
 
@@ -65,7 +62,6 @@ class Case:
     log_ratios: Tensor
 
     def tensors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What both estimators take."""
         following = next_values(
             self.observed.to(dtype), self.terminated, self.final_slot, self.final_step, self.finals.to(dtype)
         )
@@ -143,7 +139,6 @@ def summed(case: Case, *, vtrace: bool) -> tuple[Any, Any]:
 
 
 def estimate(case: Case, *, vtrace_: bool, dtype: torch.dtype = torch.float64) -> Advantages:
-    """The estimators under test."""
     if not vtrace_:
         return gae(*case.tensors(dtype), discount=DISCOUNT, gae_lambda=GAE_LAMBDA)
     ratios = case.log_ratios.to(dtype)
@@ -167,7 +162,6 @@ def test_a_thousand_unrolls_equal_the_sum_over_later_steps(*, vtrace_: bool) -> 
 
 
 def check_sums(seed: int, *, vtrace_: bool) -> None:
-    """One batch of unrolls by both ways."""
     unrolls = case(seed)
     expected_advantage, expected_target = summed(unrolls, vtrace=vtrace_)
     result = estimate(unrolls, vtrace_=vtrace_)
@@ -228,9 +222,6 @@ def test_three_steps_by_hand() -> None:
         assert result.advantage.tolist() == expected
 
 
-# ---- The surrogates against brute force, and their identities.
-
-
 CLIP, CAP, COUNT = 0.2, 5.0, 400
 
 
@@ -241,23 +232,19 @@ def log_probs(seed: int, spread: float, base: Tensor | None = None) -> Tensor:
 
 
 def advantages() -> Tensor:
-    """Advantages [n]."""
     return log_probs(9, 1.0) + 1.0
 
 
 def surrogate_loss(current: Tensor, fixed: loss.Surrogate) -> Tensor:
-    """The loss that an epoch minimises."""
     return loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP)
 
 
 def slope(of: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
-    """∂of/∂where, [n]."""
     leaf = where.clone().requires_grad_()
     return torch.autograd.grad(of(leaf), leaf)[0]
 
 
 def gradient(current: Tensor, fixed: loss.Surrogate) -> Tensor:
-    """∂loss/∂log π_θ, [n]."""
     return slope(lambda leaf: surrogate_loss(leaf, fixed), current)
 
 
@@ -417,9 +404,6 @@ def test_shares_of_a_minibatch_add_up_to_it() -> None:
         torch.testing.assert_close(sum(part[kind] for part in shared), expected)
 
 
-# ---- Learning rate, clip range and entropy coefficient against their closed forms.
-
-
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [("constant", (1.0, 1.0, 1.0)), ("linear", (1.0, 0.75, 0.0)), ("cosine", (1.0, 0.8535534, 0.0))],
@@ -495,9 +479,6 @@ def test_a_penalty_follows_the_divergence(divergence: float, expected: float) ->
     assert adapted(0.05, 0.0, 6.0, 10_000, 1000.0) == 0.0
 
 
-# ---- Minibatches of a flush have the steps of any other.
-
-
 @pytest.mark.parametrize(
     ("steps", "expected"), [(1, 1), (25, 1), (26, 2), (50, 2), (75, 3), (99, 4), (100, 4)]
 )
@@ -518,9 +499,6 @@ def test_an_update_of_a_flush_makes_fewer_gradient_steps() -> None:
         assert update.gradient_steps == 3 * count
 
 
-# ---- Layers by hand and Adam over one vector, against autograd and torch.optim.
-
-
 CASES: dict[str, tuple[Space, dict[str, Any]]] = {
     "discrete": (Discrete(3), {}),
     "gaussian": (box(2), {"activation": "relu"}),
@@ -532,7 +510,6 @@ CASES: dict[str, tuple[Space, dict[str, Any]]] = {
 
 
 def double(name: str) -> Policy:
-    """A float64 policy."""
     action, section = CASES[name]
     return small_policy(2, action, **section).double()
 
@@ -544,7 +521,6 @@ def loss_of(policy: Policy, outputs: Outputs) -> Tensor:
 
 
 def gradient_of(policy: Policy, network: Network, rows: Tensor) -> Tensor:
-    """Of that function by all parameters."""
     return network.gradient(loss_of(policy, network.outputs(Inputs(rows))))
 
 

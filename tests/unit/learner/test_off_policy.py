@@ -26,10 +26,6 @@ from tests.support.experience.replay_worlds import (
 )
 from tests.support.experience.steps import read
 
-# ---- DQN as an algorithm: what it learns, what it promises the loop, what is undone, what a checkpoint
-# holds.
-
-
 DISCOUNT = 0.9
 SMALL: dict[str, Any] = {
     "discount": DISCOUNT,
@@ -44,13 +40,11 @@ SMALL: dict[str, Any] = {
 
 
 def make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> DQN:
-    """A small DQN for the corridor."""
     settings = DQNSection(**(SMALL | section))
     return DQN(q_policy(settings, **(policy or {})), settings, seed=seed)
 
 
 def learned(algorithm: DQN) -> np.ndarray[Any, Any]:
-    """Q of the three states that do not end."""
     states = {"observation": torch.eye(STATES)[:-1]}
     with torch.no_grad():
         values: np.ndarray[Any, Any] = algorithm.policy.outputs(
@@ -123,7 +117,6 @@ def test_an_update_learns_from_a_drawn_batch() -> None:
 
 
 def poisoned(batch: Batch) -> Batch:
-    """A reward that no network can fit."""
     reward = batch.reward.clone()
     reward[0] = 3e38
     return replace(batch, reward=reward * 10)
@@ -303,9 +296,6 @@ def test_other_actions_are_refused_with_what_takes_them() -> None:
         DQN(policy, section, seed=0)
 
 
-# ---- SAC as an algorithm: what it learns, what is undone, what a checkpoint holds.
-
-
 BEST = 0.4
 SAC_SMALL: dict[str, Any] = {
     "capacity": 1000,
@@ -319,7 +309,6 @@ SAC_SMALL: dict[str, Any] = {
 
 
 def sac_make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> SAC:
-    """A small SAC."""
     settings = SACSection(**(SAC_SMALL | section))
     return SAC(soft_policy(settings, **(policy or {})), settings, seed=seed)
 

@@ -32,20 +32,15 @@ from tests.support.experience.experience import (
     small_policy,
 )
 
-# ---- What IMPALA and REINFORCE share with PPO, and what is their own.
-
-
 NAMES = ("impala", "reinforce")
 
 
 def make(name: str, policy: dict[str, Any] | None = None, **section: Any) -> Algorithm:
-    """A small one."""
     made = {"impala": ImpalaSection, "reinforce": ReinforceSection}[name](**section)
     return ALGORITHMS[name](small_policy(0, **(policy or {})), made, seed=0)
 
 
 def experience() -> Batch:
-    """Of another policy than the one that learns."""
     return collect(small_policy(7))
 
 
@@ -90,16 +85,11 @@ def test_truncated_ratios_bound_what_a_step_weighs() -> None:
     assert weights.encode(impala.published_modules()["default"]) == before
 
 
-# ---- PPO as an algorithm: batches and budgets, updates, what is undone, what a checkpoint holds.
-
-
 def ppo_make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any) -> PPO:
-    """A small PPO."""
     return PPO(small_policy(0, **(policy or {})), PPOSection(**section), seed=seed)
 
 
 def poisoned(batch: Batch) -> Batch:
-    """A batch with one reward that overflows the loss."""
     reward = batch.reward.clone()
     reward[0, 0] = math.inf
     return replace(batch, reward=reward)
@@ -341,9 +331,6 @@ def test_it_is_an_algorithm() -> None:
     assert algorithm.scalars(0.5) == {}
 
 
-# ---- Every kind of observation and action, from an environment's step to an update.
-
-
 OBSERVATIONS: dict[str, AnySpace] = {
     "vector": spaces.Box(-2, 2, (3,), np.float32),
     "float64 matrix": spaces.Box(-2, 2, (2, 3), np.float64),
@@ -485,9 +472,6 @@ def test_parts_of_every_kind_on_both_sides(section: dict[str, object]) -> None:
     check_update(Acting(OBSERVATIONS["dict"], ACTIONS["hybrid tuple"], told))
 
 
-# ---- On fresh experience every ratio is 1: actor, π_prox and the gradient step compute the same policy.
-
-
 ROUNDING = 2e-5
 """Largest difference of two log-probabilities of a few nats in float32."""
 IMAGE = spaces.Box(0, 255, (10, 10, 3), np.uint8)
@@ -613,9 +597,6 @@ def test_a_resumed_update_drops_the_same_features() -> None:
     resumed.load(state)
     assert resumed.update(batch, progress=0.0).applied
     assert weights.encode(resumed.policy) == expected
-
-
-# ---- Rewards divided by the deviation of the discounted return.
 
 
 DISCOUNT = 0.9

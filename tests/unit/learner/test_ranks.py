@@ -17,9 +17,6 @@ from penstock.learner.ranks.roles import RankPlace, _agreed, divide, meet, place
 from tests.support.run.rank_updates import CASES, learn
 from tests.support.run.ranks import run
 
-# ---- Several ranks make the updates that one rank makes; real processes, gloo.
-
-
 RUNS = [
     *((2, name) for name in CASES if name != "poisoned"),
     *((3, name) for name in ("every-term", "batch-norm", "poisoned")),
@@ -33,7 +30,6 @@ UPDATES = {2: 6, 3: 5}
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Where two and three ranks have left what they learned."""
     folders = {size: tmp_path_factory.mktemp(f"ranks-{size}") for size, _ in RUNS}
     for size, folder in folders.items():
         names = [name for ranks, name in RUNS if ranks == size]
@@ -43,7 +39,6 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 @cache
 def alone(name: str, updates: int) -> dict[str, Tensor]:
-    """What one rank learns."""
     return learn(name, updates, RankGroup(), 0)
 
 
@@ -70,11 +65,7 @@ def test_ranks_agree_on_the_fragments_that_make_an_update_fail(several: dict[int
     assert load_file(several[3] / "poisoned-0.safetensors")["culprits"].tolist() == wanted
 
 
-# ---- Which fragments go to which rank.
-
-
 def parts(charges: list[int], ranks: int) -> list[list[int]]:
-    """The charges of each rank."""
     return [charges[part] for part in divide(charges, ranks)]
 
 
@@ -97,9 +88,6 @@ def test_every_fragment_goes_to_one_rank(charges: list[int], ranks: int) -> None
     largest = max(charges, default=0)
     if sum(charges):
         assert all(sum(part) <= sum(charges) / ranks + largest for part in divided)
-
-
-# ---- What a process is told of the ranks that it is one of.
 
 
 def test_without_torchrun_there_is_one_rank() -> None:

@@ -33,9 +33,6 @@ from penstock.protocol.spaces import Discrete
 from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import CHARGE, OBSERVATION, SCHEMA, SLOTS, STEPS, fragment, specification
 
-# ---- A small recording: fragments of the smallest run, in batches or without.
-
-
 LARGE = 2**40
 
 
@@ -56,7 +53,6 @@ def batch(position: int, sequences: Iterable[int], **over: object) -> dict[str, 
 def write(
     folder: Path, batches: Iterable[dict[str, Any]], *, max_bytes: int = LARGE, file_bytes: int = LARGE
 ) -> None:
-    """A whole recording of a learner."""
     RecordingWriter.begin(folder, specification(), "learner", max_bytes).close()
     writer = RecordingWriter(folder, [], max_bytes, file_bytes)
     for one in batches:
@@ -64,11 +60,7 @@ def write(
     writer.close()
 
 
-# ---- What the loop is given from a recording, and in what order.
-
-
 def feed(folder: Path, algorithm: Any, *, taken: int = 0, seed: int = 0) -> RecordedFeed:
-    """Not started."""
     return RecordedFeed(
         Recording(folder), algorithm, seed=seed, device=torch.device("cpu"), prefetch=2, taken=taken,
         stop=threading.Event(),
@@ -92,23 +84,19 @@ def everything(of: RecordedFeed) -> list[LogBatch]:
 
 
 def numbers(batch_: Batch | None) -> list[int]:
-    """Which fragments a batch is of, by their reward."""
     assert batch_ is not None
     return [int(reward) for reward in batch_.reward[0, ::2]]
 
 
 def policy() -> Any:
-    """Of the smallest run."""
     return build(OBSERVATION, Discrete(2), PolicySection(hidden_sizes=(4,)), 0)
 
 
 def ppo(**section: Any) -> PPO:
-    """Two fragments make a batch."""
     return PPO(policy(), PPOSection(batch_steps=2 * CHARGE, **section), seed=0)
 
 
 def clone(**section: Any) -> Clone:
-    """Two fragments make a batch."""
     return Clone(policy(), CloneSection(batch_steps=2 * CHARGE, **section), seed=0)
 
 
@@ -181,9 +169,6 @@ def test_a_resumed_learner_goes_on_behind_what_it_has_taken(played: Path, taken:
     assert rest[-1].recorded == len(whole)
 
 
-# ---- A recording gives back what went in, whatever a crash, a full disk or a flipped bit did to it.
-
-
 BATCHES = [(2, (1, 2)), (3, ()), (5, (3, 5)), (6, (4,))]
 
 
@@ -196,7 +181,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def sequences(recording: Recording) -> list[tuple[int, list[int]]]:
-    """Position and fragments of every batch, read and checked."""
     return [
         (one.entry.position, [header.sequence for header, _ in recording.load(one.fragments)])
         for one in recording.batches

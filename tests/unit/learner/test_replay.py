@@ -25,9 +25,6 @@ from tests.support.experience.remembering import Actor, entry_of, remembering
 from tests.support.experience.replay_worlds import Ends, batch, fragment
 from tests.support.experience.steps import read
 
-# ---- The ring of frames: what is kept stays under its number, whatever comes and goes.
-
-
 CPU = torch.device("cpu")
 
 
@@ -48,9 +45,6 @@ def test_frames_keep_their_numbers(steps: list[tuple[int, int]]) -> None:
         assert ring.at("b", numbers[:, None]).flatten().tolist() == (-ring.at("a", numbers)).tolist()
 
 
-# ---- The ring of transitions: what is in it, what is drawn from it, what a checkpoint brings back.
-
-
 PRIORITISED = 0.6
 
 
@@ -58,7 +52,6 @@ STACK = FrameStack(box(1), 1)
 
 
 def replay(capacity: int = 20, how: float | None = None, **changed: Any) -> Replay:
-    """A small one."""
     return Replay(
         capacity,
         changed.pop("capacity_bytes", 10**6),
@@ -71,13 +64,11 @@ def replay(capacity: int = 20, how: float | None = None, **changed: Any) -> Repl
 
 
 def rows(count: int, first: int) -> Steps:
-    """`count` transitions whose observations are first, first + 1, ..."""
     ((_, one),) = batch(fragment(count, 1, first=first)).fragments()
     return transitions(one, STACK, discount=0.9, steps=1)
 
 
 def held(memory: Replay) -> list[float]:
-    """Observations by age."""
     index = torch.arange(memory.size)
     places = (index + memory.state()[1]["first"]) % memory.capacity
     return [] if memory.size == 0 else memory.rows(places).observation["observation"].flatten().tolist()
@@ -135,7 +126,6 @@ def test_every_history_agrees_with_a_list(entries: list[tuple[int, int]]) -> Non
     assert held(memory) == [10 * number + row for number, count, _ in naive for row in range(count)]
 
 
-# ---------------------------------------------------------------- drawing
 @pytest.mark.parametrize("how", [None, PRIORITISED])
 @pytest.mark.parametrize("gone", [3, 4, 6])
 def test_an_entry_that_is_removed_leaves_the_others_as_they_were(gone: int, how: float | None) -> None:
@@ -160,7 +150,6 @@ def chi_square(counts: Counter[int], shares: list[float]) -> float:
 
 
 def drawn(memory: Replay, batches: int, count: int) -> Counter[int]:
-    """How often each place of the ring was drawn."""
     found: Counter[int] = Counter()
     for _ in range(batches):
         found.update(memory.sample(count, importance_exponent=0.4).index.tolist())
@@ -223,9 +212,7 @@ def test_an_error_that_is_not_finite_does_not_stay() -> None:
     assert weight.isfinite().all()
 
 
-# ---------------------------------------------------------------- checkpoints
 def recalled(memory: Replay, parts: dict[int, Steps]) -> int:
-    """Read all of `parts` again, in order."""
     for number, part in sorted(parts.items()):
         if memory.awaits(number):
             memory.reload(number, part)
@@ -233,7 +220,6 @@ def recalled(memory: Replay, parts: dict[int, Steps]) -> int:
 
 
 def same(one: Sample, other: Sample) -> bool:
-    """Bit by bit."""
     mine, theirs = one.transitions.observation["observation"], other.transitions.observation["observation"]
     return (
         torch.equal(mine, theirs)
@@ -312,9 +298,7 @@ def test_a_state_of_another_kind_of_replay_is_refused() -> None:
         replay(capacity=21).load(*first.state())
 
 
-# ---------------------------------------------------------------- frames
 def plain(memory: Replay) -> dict[str, list[float]]:
-    """All that it holds, oldest first."""
     places = (torch.arange(memory.size) + memory.state()[1]["first"]) % memory.capacity
     rows = memory.rows(places)
     return {
@@ -365,11 +349,7 @@ def test_frames_are_held_once() -> None:
     assert memory.frame_bytes <= at_most * frame_bytes
 
 
-# ---- The ratio of gradient steps to insertions: its bounds, and that it never comes to a standstill.
-
-
 def limiter(**changed: float) -> SampleToInsertRatio:
-    """Half a gradient step per insertion, from 100 steps on."""
     given = {"ratio": 0.5, "minimum": 100, "buffer_steps": 20} | changed
     return SampleToInsertRatio(**given)  # type: ignore[arg-type]
 
@@ -456,7 +436,6 @@ def test_what_is_not_refused_never_blocks(
 
 
 def advance(given: SampleToInsertRatio, steps: int) -> int:
-    """Insert so many steps, and return how many gradient steps that allows."""
     given.inserted(steps)
     drawn = 0
     while given.may_draw(given.counts.inserted):
@@ -487,15 +466,10 @@ def test_what_did_not_change_goes_on_as_it_was() -> None:
         assert given.due == due
 
 
-# ---- The sum tree against the list it stands for.
-
-
 PRIORITIES = st.floats(min_value=0.0, max_value=1e6, allow_nan=False)
 
 
 class Naive:
-    """A list and a loop."""
-
     def __init__(self, capacity: int) -> None:
         self.priorities = [0.0] * capacity
 
@@ -555,16 +529,11 @@ def test_the_total_stays_exact_over_many_changes() -> None:
     assert tree.total.item() == fresh.total.item()
 
 
-# ---- n-step transitions against a loop over steps that is written from their definition.
-
-
 DISCOUNT = 0.5
 
 
 @dataclass
 class Row:
-    """A transition of one-number observations."""
-
     observation: float
     reward: float
     discount: float
@@ -596,7 +565,6 @@ def walked(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], .
 
 
 def built(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], ...], n: int) -> list[Row]:
-    """By the code under test."""
     (one,) = batch(fragment(steps, slots, ends=ends, invalid=invalid)).fragments()
     made = read(transitions(one[1], STACK, discount=DISCOUNT, steps=n), STACK)
     columns = (made.observation["observation"], made.reward, made.discount, made.following["observation"])

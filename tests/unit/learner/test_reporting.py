@@ -26,11 +26,8 @@ from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDisc
 from penstock.runtime import metrics
 from tests.support.run.small_run import specification
 
-# ---- Episodes are written one a line, and the file is bounded.
-
 
 def episode(number: int) -> Episode:
-    """Of `number` steps."""
     return Episode(
         slot_id=0, episode_id=number, episode_return=number / 2, length=number, terminated=True, version=3
     )
@@ -67,16 +64,12 @@ def test_what_the_disk_does_not_take_is_said_once(tmp_path: Path, caplog: pytest
     assert [record.message for record in caplog.records] == ["episodes are not written"]
 
 
-# ---- The probe finds out who serves other weights than it names.
-
-
 FAR = np.array([4.8, np.inf, 3.4e38], np.float32)
 OBSERVATION = Box(-FAR, FAR)
 ACTION = Discrete(2)
 
 
 def policy(seed: int = 0) -> Policy:
-    """A small one."""
     return build(OBSERVATION, ACTION, PolicySection(hidden_sizes=(8,)), seed)
 
 
@@ -238,9 +231,6 @@ def test_who_is_held_for_good_is_so_in_the_next_process() -> None:
     assert second.sessions == {3, 4}
 
 
-# ---- Staleness counts, the training clock and the final policy's files.
-
-
 def test_quantiles_of_staleness_survive_a_checkpoint() -> None:
     staleness = Staleness()
     assert staleness.quantiles() == {"p50": 0, "p99": 0, "max": 0}
@@ -291,7 +281,6 @@ def test_the_reward_of_a_fragment_is_that_of_its_valid_steps() -> None:
 
 
 def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Somewhere in a run."""
     return {
         "evaluated": evaluated or {},
         "training_seconds": 1.0,

@@ -20,20 +20,15 @@ from penstock.policy.policy import Policy
 from tests.support.experience.experience import Collector, Fragment, cartpoles, collect, same, small_policy
 from tests.support.experience.remembering import Actor, batch_of, remembering
 
-# ---- PPO over whole columns of a recurrent policy.
-
-
 FRESH = PPOSection(epochs=1, minibatches=3, learning_rate=0.0)
 
 
 def collected(policy: Policy, *lengths: int, **options: Any) -> Batch:
-    """A batch of fragments of those lengths."""
     actor = Actor(policy, **options)
     return batch_of([actor.fragment(steps) for steps in lengths])
 
 
 def prepared(policy: Policy, batch: Batch, section: PPOSection = FRESH) -> Prepared:
-    """Before the first gradient step."""
     with torch.no_grad():
         return PPO(policy, section, seed=0).prepare(batch, batch.reward, RankGroup().rows_of(batch.valid))
 
@@ -158,9 +153,6 @@ def test_a_forbidden_action_stays_without_probability_while_others_learn(section
     assert not torch.equal(policy.actor_head.weight[:2], before[:2])
 
 
-# ---- An update that fails is brought home to its fragments, and is that of the others.
-
-
 COUNT = 6
 MAKERS: dict[str, Callable[[], Algorithm]] = {
     "ppo": lambda: PPO(small_policy(), PPOSection(), seed=0),
@@ -171,19 +163,16 @@ MAKERS: dict[str, Callable[[], Algorithm]] = {
 
 
 def fragments() -> list[Fragment]:
-    """Six, of two slots each."""
     return [Collector(cartpoles(2), session).fragment(small_policy(), 8) for session in range(1, COUNT + 1)]
 
 
 def containment_batch_of(parts: list[Fragment], without: Collection[int] = ()) -> Batch:
-    """As log entries 1, 2, …, but for some."""
     numbered = [(number, part) for number, part in enumerate(parts, 1) if number not in without]
     places = [(number, 100) for number, _ in numbered]
     return assemble([part for _, part in numbered], torch.device("cpu"), places)
 
 
 def spoiled(parts: list[Fragment], number: int, name: str, value: float) -> None:
-    """Write a value into one place of a fragment."""
     header, arrays = parts[number - 1]
     array = arrays[name].copy()
     array[1, 0] = value
@@ -302,10 +291,6 @@ def test_few_culprits_among_many_cost_few_trials() -> None:
     assert trials <= 2 * 2 * 11
 
 
-# ---- What an update runs on: nothing reads the device while gradient steps are made; precision;
-# compilation.
-
-
 READS = (
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten._to_copy.default,
@@ -325,7 +310,6 @@ class Reads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """One operation."""
         self.count += func in READS
         return func(*args, **(kwargs or {}))
 
@@ -337,7 +321,6 @@ def make(hardware: Hardware = PLAIN, **section: Any) -> PPO:
 
 
 def reads(**section: Any) -> int:
-    """Of one update."""
     ppo = make(entropy_coefficient=0.01, value_clip=0.2, **section)
     batch = collect(ppo.policy)
     with Reads() as counted:

@@ -41,9 +41,6 @@ from tests.support.experience.token_experience import (
     stale,
 )
 
-# ---- Rows of tokens as the losses read them.
-
-
 GIVEN = (
     Response((2, 3), (4, 5, 6), (-0.1, -0.2, -0.3), 1.0, True),
     Response((2, 3, 7), (8,), (-0.4,), -1.0, False),
@@ -52,7 +49,6 @@ GIVEN = (
 
 
 def read() -> Responses:
-    """Of two fragments of different length."""
     found = read_responses(batch_of(fragment(GIVEN[:2]), fragment(GIVEN[2:])))
     assert found is not None
     return found
@@ -137,9 +133,6 @@ def test_turns_end_where_the_next_sampled_token_of_a_row_is_not_the_next_token()
     assert found is not None
     assert found.turn_ends.tolist() == [True, False, False, False, False]
     assert not read().turn_ends.any()
-
-
-# ---- Rewards and advantages of tokens, against their definitions.
 
 
 COUNTS = (4, 1, 3)
@@ -288,10 +281,6 @@ def test_whitening_deletes_no_single_response_and_blows_nothing_up() -> None:
     assert whitened(alike, 4).abs().max() <= 1e-6 / DEVIATION_FLOOR
 
 
-# ---- PPO of tokens: against a plain implementation, and what must be nothing to it.
-
-
-# ---------------------------------------------------------------- the equations, one response after the other
 def plain_update(policy: SmallTokenPolicy, given: Sequence[Response], section: TokenPPOSection) -> None:
     """One update of one gradient step by autograd and torch's own Adam, written from the equations."""
     read = [_read(policy, one) for one in given]
@@ -382,7 +371,6 @@ def test_an_update_is_that_of_a_plain_implementation(behaviour: int) -> None:
     assert torch.allclose(flat(algorithm), expected, atol=2e-5)
 
 
-# ---------------------------------------------------------------- what is nothing to an update
 def test_fresh_experience_has_ratio_one() -> None:
     policy = SmallTokenPolicy()
     update = make(policy).update(batch_of(fragment(responses(policy))), progress=0.0)
@@ -419,19 +407,15 @@ def test_micro_batches_change_nothing(advantage: str, micro_batch_tokens: int) -
 
 
 class Counted(SmallTokenPolicy):
-    """Counts what it is asked."""
-
     def __init__(self) -> None:
         super().__init__()
         self.asked, self.compared = 0, 0
 
     def outputs(self, rows: TokenRows) -> TokenOutputs:
-        """Of the policy."""
         self.asked += 1
         return super().outputs(rows)
 
     def reference_log_prob(self, rows: TokenRows) -> Tensor:
-        """Of the policy that it was."""
         self.compared += 1
         return super().reference_log_prob(rows)
 
@@ -523,7 +507,6 @@ def test_columns_that_are_no_whole_response_are_left_out() -> None:
     assert (update.applied, update.reason) == (False, "empty")
 
 
-# ---------------------------------------------------------------- conversations
 def test_a_column_that_was_cut_is_worth_what_its_critic_sees_behind_it() -> None:
     policy = SmallTokenPolicy()
     cut = replace(responses(policy, count=1)[0], finished=False)
@@ -558,9 +541,6 @@ def test_a_column_that_was_cut_is_worth_what_its_critic_sees_behind_it() -> None
 def test_what_needs_a_critic_or_an_end_is_refused_without(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenPPOSection(**section)
-
-
-# ---- PPO of tokens as an algorithm like the others: what an update tells, keeps and leaves behind.
 
 
 def test_what_is_missing_in_a_state_is_named() -> None:
@@ -634,9 +614,6 @@ def test_two_runs_are_equal_bit_by_bit() -> None:
 def test_a_minibatch_holds_whole_responses() -> None:
     assert edges(5, 2) == [0, 2, 5]
     assert edges(2, 4) == [0, 1, 2]
-
-
-# ---- Where the advantages of tokens vanish: at the policy that the reward and its penalty ask for.
 
 
 Kind = Literal["gae", "group", "reinforce"]

@@ -38,7 +38,6 @@ class Kept:
         self._bad, self._gate = bad_steps, gate
 
     def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
-        """Keep."""
         if self._gate is not None:
             self._gate.wait()
         if step in self._bad:
@@ -46,17 +45,14 @@ class Kept:
         self.rows.append((step, at, dict(values)))
 
     def close(self) -> None:
-        """Told of."""
         self.closed.set()
 
 
 def failures(name: str) -> float:
-    """Lines that were not taken so far."""
     return float(metrics.TRACKER_FAILURES.labels(name)._value.get())
 
 
 def tracking_of(run_dir: Path, *trackers: str, first_step: int = 0) -> Tracking:
-    """The trackers of a run, offline."""
     section = {"trackers": trackers, "wandb_mode": "offline"}
     settings = load(
         [
@@ -72,7 +68,6 @@ def tracking_of(run_dir: Path, *trackers: str, first_step: int = 0) -> Tracking:
 
 
 def scalars(run_dir: Path, name: str) -> list[tuple[int, float]]:
-    """What TensorBoard would draw."""
     reader = tensorboard.EventAccumulator(str(run_dir / "tensorboard"))
     reader.Reload()
     return [(event.step, event.value) for event in reader.Scalars(name)]
