@@ -23,7 +23,6 @@ from penstock.protocol.messages import Publication
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from penstock.workloads.language.policy import LanguagePolicy
-from tests.processes.learner.test_learner_resume import checkpoint_now, newest
 from tests.support.language.language_learner import PATIENCE_S as SCRIPTED_LANGUAGE_LEARNER_PATIENCE_S
 from tests.support.language.language_learner import WRONG, Fault, ScriptedLanguageLearner
 from tests.support.run.actor_run import ActorThread, actors
@@ -37,7 +36,9 @@ from tests.support.run.learner_run import (
     Producer,
     account,
     audited,
+    checkpoint_now,
     learner_process,
+    newest,
     settings,
     until,
 )

@@ -3,10 +3,11 @@
 import os
 import signal
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.settings import ConfigurationError
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE
 from tests.support.fleet.fleet import read_phases
 from tests.support.run.learner_run import (
@@ -21,26 +22,18 @@ from tests.support.run.learner_run import (
 )
 from tests.support.storage.redis_server import RedisServer
 
-
-def endless(**learner: float) -> Settings:
-    section = {
-        "total_steps": 10**9,
-        "checkpoint_interval_s": 3600,
-        "stop_at_target": False,
-        "lease_ttl_s": 1.0,
-    }
-    return settings(learner=section | learner)
+ENDLESS: Final = settings(learner={"total_steps": 10**9, "lease_ttl_s": 1.0})
 
 
 @pytest.mark.promise("learner-slept-through-lease")
 def test_a_learner_that_slept_through_its_lease_is_fenced(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer:
-        sleeper = learner_process(redis_url, tmp_path, endless())
+        sleeper = learner_process(redis_url, tmp_path, ENDLESS)
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)
         os.kill(sleeper.pid, signal.SIGSTOP)
         version = producer.status().latest.version
-        with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
+        with LearnerThread(redis_url, tmp_path, ENDLESS, resume=True) as learner:
             until(lambda: producer.status().latest.version > version, "the second learner")
             os.kill(sleeper.pid, signal.SIGCONT)
             assert sleeper.wait(30) == 1
@@ -56,7 +49,7 @@ def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_w
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setenv(FAILPOINTS_VARIABLE, "rename.before=stop")
-        sleeper = learner_process(redis_url, tmp_path, endless())
+        sleeper = learner_process(redis_url, tmp_path, ENDLESS)
     try:
         with Producer(redis_url, tmp_path) as producer:
             session = producer.open()
@@ -64,7 +57,7 @@ def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_w
             producer.control("checkpoint")
             until(lambda: sleeper.is_stopped, "the frozen learner")
             (half_written,) = (tmp_path / "checkpoints").iterdir()
-            with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
+            with LearnerThread(redis_url, tmp_path, ENDLESS, resume=True) as learner:
                 until(lambda: not half_written.exists(), "the second learner to clear up")
                 os.kill(sleeper.pid, signal.SIGCONT)
                 assert sleeper.wait(30) == 1
@@ -82,10 +75,10 @@ def test_a_learner_whose_half_written_checkpoint_was_cleared_away_says_that_it_w
 def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: Path) -> None:
     with (
         Producer(redis_url) as producer,
-        LearnerThread(redis_url, tmp_path / "first", endless()) as first,
+        LearnerThread(redis_url, tmp_path / "first", ENDLESS) as first,
     ):
         producer.open()
-        with LearnerThread(redis_url, tmp_path / "second", endless(), resume=True) as second:
+        with LearnerThread(redis_url, tmp_path / "second", ENDLESS, resume=True) as second:
             epoch = producer.status().epoch
             first.drain()
             until(lambda: producer.status().epoch > epoch, "the second learner to take over")
@@ -94,11 +87,11 @@ def test_another_holder_waits_for_the_lease_to_expire(redis_url: str, tmp_path: 
 
 @pytest.mark.promise("second-learner-folder-learner")
 def test_a_second_learner_on_the_folder_is_refused(redis_url: str, tmp_path: Path) -> None:
-    with LearnerThread(redis_url, tmp_path, endless()) as first, Producer(redis_url) as producer:
+    with LearnerThread(redis_url, tmp_path, ENDLESS) as first, Producer(redis_url) as producer:
         session = producer.open()
         epoch = producer.status().epoch
         with (
-            LearnerThread(redis_url, tmp_path, endless(), resume=True) as second,
+            LearnerThread(redis_url, tmp_path, ENDLESS, resume=True) as second,
             pytest.raises(ConfigurationError, match="another learner has this run in hand"),
         ):
             second.finish()
@@ -109,7 +102,7 @@ def test_a_second_learner_on_the_folder_is_refused(redis_url: str, tmp_path: Pat
 
 def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: Path) -> None:
     with (
-        LearnerThread(redis_server.url, tmp_path, endless()) as learner,
+        LearnerThread(redis_server.url, tmp_path, ENDLESS) as learner,
         Producer(redis_server.url, tmp_path) as producer,
     ):
         session = producer.open()
@@ -128,7 +121,7 @@ def test_a_restarted_redis_is_opened_again(redis_server: RedisServer, tmp_path: 
 @pytest.mark.promise("entries-returned-redis-lost")
 def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) -> None:
     with (
-        LearnerThread(redis_server.url, tmp_path, endless()) as learner,
+        LearnerThread(redis_server.url, tmp_path, ENDLESS) as learner,
         Producer(redis_server.url, tmp_path) as producer,
     ):
         session = producer.open()
@@ -151,7 +144,7 @@ def test_what_was_read_and_then_forgotten_is_lost_by_name(
     phases, lost = tmp_path / "phases", 3
     with monkeypatch.context() as patch:
         patch.setenv(PHASE_VARIABLE, str(phases))
-        learner = learner_process(redis_server.url, tmp_path, endless())
+        learner = learner_process(redis_server.url, tmp_path, ENDLESS)
     try:
         with Producer(redis_server.url, tmp_path) as producer:
             session = producer.open()

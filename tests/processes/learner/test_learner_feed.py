@@ -1,8 +1,9 @@
-"""The learner takes the log in order, drops under a named reason, and its books balance."""
+"""The learner takes the log in order, drops under a named reason, and says why it stalls."""
 
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import redis
 
 import penstock.learner.learner
 from penstock.broker.log import keys
+from penstock.config.settings import Settings
 from penstock.learner.model import make_model
 from penstock.protocol.messages import Role
 from penstock.runtime import metrics
@@ -25,16 +27,19 @@ from tests.support.run.learner_run import (
     Producer,
     account,
     audited,
+    endless,
     settings,
     until,
 )
 
-QUICK = {"learner": {"total_steps": 8 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False}}
+ONE_STEP: dict[str, Any] = {"epochs": 1, "minibatches": 1}
+"""One gradient step to an update."""
 
 
 @pytest.mark.promise("acknowledged-fragment-trained-dropped")
 def test_a_run_trains_every_fragment_and_ends_with_balanced_books(redis_url: str, tmp_path: Path) -> None:
-    with LearnerThread(redis_url, tmp_path, settings(**QUICK)) as learner, Producer(redis_url) as producer:
+    given = settings(learner={"total_steps": 8 * BATCH})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         sessions = [producer.open("actor-0"), producer.open("actor-1")]
         producer.drive(sessions, lambda: learner.ended)
         result = learner.finish()
@@ -59,8 +64,8 @@ def test_batches_are_put_together_while_an_update_runs(
 
     monkeypatch.setattr(penstock.learner.learner, "failpoint", hold)
     given = settings(
-        algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "staleness": 8},
-        learner={"total_steps": 8 * BATCH, "stop_at_target": False, "prefetch_batches": 3},
+        algorithm=ONE_STEP | {"staleness": 8},
+        learner={"total_steps": 8 * BATCH, "prefetch_batches": 3},
     )
     with LearnerThread(redis_url, tmp_path, given) as running, Producer(redis_url) as producer:
         session, before = producer.open(), _assembled()
@@ -80,7 +85,7 @@ def _assembled() -> int:
 
 @pytest.mark.promise("stale-invalid-quarantined-finite")
 def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path) -> None:
-    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
+    given = settings(algorithm=ONE_STEP | {"stale_after": 3})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
         until(lambda: producer.send_with_credit(session, update=4), "credit")
@@ -90,22 +95,11 @@ def test_a_stale_fragment_is_dropped_and_counted(redis_url: str, tmp_path: Path)
     assert result["ledger"]["dropped"]["stale"] >= 1
 
 
-def test_stale_experience_alone_gives_its_budget_back(redis_url: str, tmp_path: Path) -> None:
-    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
-    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
-        session = producer.open()
-        producer.drive([session], lambda: producer.status().settled >= 4 * BATCH // CHARGE, update=1000)
-        result = learner.drain()
-    assert result["updates"] == 0
-    assert result["ledger"]["balanced"]
-    assert set(result["ledger"]["dropped"]) == {"stale"}
-
-
 @pytest.mark.promise("trained-steps-count-towards")
 def test_only_what_is_trained_brings_the_run_nearer_to_its_end(redis_url: str, tmp_path: Path) -> None:
     given = settings(
-        algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100},
-        learner=QUICK["learner"] | {"total_steps": 2 * BATCH},
+        algorithm=ONE_STEP | {"stale_after": 100},
+        learner={"total_steps": 2 * BATCH},
     )
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -116,23 +110,11 @@ def test_only_what_is_trained_brings_the_run_nearer_to_its_end(redis_url: str, t
     assert (result["ending"], result["updates"], result["env_steps"]) == ("steps", 2, 2 * BATCH)
 
 
-def test_drops_between_good_fragments_never_stop_the_run(redis_url: str, tmp_path: Path) -> None:
-    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 3})
-    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
-        good, bad = producer.open("good"), producer.open("bad")
-        sent = 0
-        while sent < 3:
-            sent += producer.send_with_credit(good) > 0
-            producer.send_with_credit(bad, update=1000)
-        producer.drive([bad], lambda: producer.status().latest.update >= 1, update=1000)
-        result = learner.drain()
-    assert result["ledger"]["balanced"]
-
-
 ENDED = np.zeros((STEPS, SLOTS), bool)
 ENDED[-1, 0] = True
 OUTSIDE = np.zeros((STEPS, SLOTS), np.int64)
 OUTSIDE[1, 1] = 2
+ABSURD = np.full((STEPS, SLOTS), 3e38, np.float32)
 
 
 @pytest.mark.promise("stale-invalid-quarantined-finite", "tensor-held-against-space")
@@ -144,11 +126,7 @@ OUTSIDE[1, 1] = 2
 def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
     redis_url: str, tmp_path: Path, broken: dict[str, np.ndarray]
 ) -> None:
-    learner_section = {"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False}
-    with (
-        LearnerThread(redis_url, tmp_path, settings(learner=learner_section)) as learner,
-        Producer(redis_url, tmp_path) as producer,
-    ):
+    with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url, tmp_path) as producer:
         hostile, honest = producer.open("hostile"), producer.open("honest")
         until(lambda: producer.send_with_credit(hostile, **broken), "credit")
         producer.drive([honest, hostile], lambda: '"quarantined"' in producer.status().learner_json)
@@ -164,14 +142,13 @@ def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
 
 @pytest.mark.promise("session-quarantined-good-next")
 def test_a_learner_that_starts_again_knows_its_quarantine(redis_url: str, tmp_path: Path) -> None:
-    given = settings(learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False})
     with Producer(redis_url, tmp_path) as producer:
-        with LearnerThread(redis_url, tmp_path, given) as learner:
+        with LearnerThread(redis_url, tmp_path, endless()) as learner:
             hostile, honest = producer.open("hostile"), producer.open("honest")
             until(lambda: producer.send_with_credit(hostile, 1, action=OUTSIDE), "credit")
             producer.drive([honest], lambda: '"invalid": 1' in producer.status().learner_json)
             before = learner.drain()["ledger"]["dropped"]
-        with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
+        with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
             producer.drive([honest, hostile], lambda: '"quarantined"' in producer.status().learner_json)
             after = learner.drain()["ledger"]
     assert before == {"invalid": 1}
@@ -183,11 +160,8 @@ def test_a_learner_that_starts_again_knows_its_quarantine(redis_url: str, tmp_pa
 
 @pytest.mark.promise("stale-invalid-quarantined-finite", "actor-reports-version-acts")
 def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Path) -> None:
-    learner_section = {"total_steps": 10**9, "lease_ttl_s": 0.6, "checkpoint_interval_s": 3600}
-    with (
-        LearnerThread(redis_url, tmp_path, settings(learner=learner_section)) as learner,
-        Producer(redis_url, tmp_path) as producer,
-    ):
+    given = settings(learner={"total_steps": 10**9, "lease_ttl_s": 0.6})
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         wrong, right = producer.open("wrong"), producer.open("right")
         producer.drive([wrong, right], lambda: producer.status().latest.update >= 1)
         producer.answer_probe(wrong, (1.0, 2.0, 3.0, 4.0))
@@ -206,11 +180,10 @@ def learner_json(producer: Producer) -> dict[str, int]:
 
 @pytest.mark.promise("stale-invalid-quarantined-finite", "update-fails-exception-number")
 def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: str, tmp_path: Path) -> None:
-    absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
-    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
+    given = settings(algorithm=ONE_STEP | {"stale_after": 100})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
-        until(lambda: producer.send_with_credit(session, 1, reward=absurd), "credit")
+        until(lambda: producer.send_with_credit(session, 1, reward=ABSURD), "credit")
         producer.drive([session], lambda: learner.ended)
         result = learner.finish()
     assert result["ledger"]["balanced"]
@@ -223,12 +196,11 @@ def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: 
 def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(
     redis_url: str, tmp_path: Path
 ) -> None:
-    absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
-    given = settings(algorithm={"batch_steps": BATCH, "epochs": 1, "minibatches": 1, "stale_after": 100})
+    given = settings(algorithm=ONE_STEP | {"stale_after": 100})
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, given) as learner:
             session = producer.open()
-            producer.drive([session], lambda: learner.ended, reward=absurd)
+            producer.drive([session], lambda: learner.ended, reward=ABSURD)
             with pytest.raises(RunFailed, match="3 updates in a row were not finite"):
                 learner.finish()
         with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
@@ -245,17 +217,15 @@ def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkp
 def test_one_session_whose_batches_all_fail_does_not_end_the_run_of_others(
     redis_url: str, tmp_path: Path, batch: int
 ) -> None:
-    absurd = np.full((STEPS, SLOTS), 3e38, np.float32)
     given = settings(
-        algorithm={"batch_steps": batch, "epochs": 1, "minibatches": 1, "stale_after": 100},
-        learner={"total_steps": 8 * BATCH, "stop_at_target": False},
+        algorithm=ONE_STEP | {"batch_steps": batch, "stale_after": 100}, learner={"total_steps": 8 * BATCH}
     )
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         poisoner, honest = producer.open("poisoner"), producer.open("honest")
         producer.drive(
             [poisoner],
             lambda: learner.ended or '"quarantined"' in producer.status().learner_json,
-            reward=absurd,
+            reward=ABSURD,
         )
         producer.drive([honest], lambda: learner.ended)
         result = learner.finish()
@@ -267,10 +237,7 @@ def test_one_session_whose_batches_all_fail_does_not_end_the_run_of_others(
 
 @pytest.mark.promise("log-fills-up-checkpointed")
 def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
-    given = settings(
-        broker={"max_log_bytes": 40_000},
-        learner={"total_steps": 60 * BATCH, "checkpoint_interval_s": 3600, "stop_at_target": False},
-    )
+    given = settings(broker={"max_log_bytes": 40_000}, learner={"total_steps": 60 * BATCH})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
         producer.drive([session], lambda: learner.ended)
@@ -281,27 +248,8 @@ def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tm
     assert result["updates"] == 60
 
 
-def test_an_operator_stops_the_learner(redis_url: str, tmp_path: Path) -> None:
-    with LearnerThread(redis_url, tmp_path, settings()) as learner, Producer(redis_url) as producer:
-        session = producer.open()
-        producer.drive([session], lambda: producer.status().latest.update >= 1)
-        producer.control("stop")
-        result = learner.finish()
-    assert result["ending"] == "stopped"
-    assert not result["finished"]
-    assert account(tmp_path)["ledger"]["balanced"]
-    assert list((tmp_path / "checkpoints").iterdir())
-
-
 def test_what_solves_the_task_becomes_the_final_policy(redis_url: str, tmp_path: Path) -> None:
-    given = settings(
-        learner={
-            "total_steps": 10**9,
-            "stop_at_target": True,
-            "target_return": 100.0,
-            "checkpoint_interval_s": 3600,
-        }
-    )
+    given = endless(stop_at_target=True, target_return=100.0)
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
         producer.report(session, [150.0] * 20)
@@ -341,3 +289,51 @@ def test_an_unanswered_evaluation_leaves_the_last_one_its_own_time(redis_url: st
 
 def test_the_schema_of_the_tests_is_cartpoles() -> None:
     assert make_model(settings()).specification.schema.schema_id == SCHEMA.schema_id
+
+
+def impatient(**algorithm: Any) -> Settings:
+    return settings(algorithm=ONE_STEP | algorithm, learner={"total_steps": 10**9, "stall_timeout_s": 2})
+
+
+def failed(learner: LearnerThread) -> str:
+    """The words with which the run has failed; its books balance all the same."""
+    with pytest.raises(RunFailed) as caught:
+        learner.finish()
+    told = account(learner.run_dir)
+    assert (told["ending"], told["finished"], told["ledger"]["balanced"]) == ("stalled", False, True)
+    assert "no update for 2 s (learner.stall_timeout_s): " in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.promise("healthz-role-turns-red")
+def test_a_run_whose_actors_are_gone_says_so(redis_url: str, tmp_path: Path) -> None:
+    with LearnerThread(redis_url, tmp_path, impatient()) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: producer.status().latest.update >= 2)
+        producer.close(session)
+        producer.open("evaluator", Role.EVALUATION)
+        assert "no rollout worker has an open session" in failed(learner)
+
+
+def test_a_run_whose_weights_reach_no_actor_says_so(redis_url: str, tmp_path: Path) -> None:
+    given = impatient(stale_after=3)
+    with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
+        session = producer.open()
+        producer.drive([session], lambda: learner.ended, update=1000)
+        text = failed(learner)
+    assert "all that arrived was dropped (" in text
+    assert " stale)" in text
+    assert "no actor acts with the newest weights: actor-0 acts with version 0, version 1" in text
+
+
+def test_a_paused_run_is_not_judged(redis_url: str, tmp_path: Path) -> None:
+    with LearnerThread(redis_url, tmp_path, impatient()) as learner, Producer(redis_url) as producer:
+        producer.open()
+        producer.control("pause")
+        until(lambda: producer.status().desired.name == "PAUSED", "the pause")
+        pause = threading.Event()
+        for _ in range(40):  # twice as long as it may stand still
+            assert not learner.ended
+            pause.wait(0.1)
+        producer.control("resume")
+        failed(learner)

@@ -13,7 +13,7 @@ import torch
 
 from penstock.config.settings import Settings, load
 from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore
-from tests.processes.learner.test_learner_resume import assert_same, checkpoint_now, newest
+from tests.processes.learner.test_learner_resume import assert_same
 from tests.support.run.learner_run import (
     CHARGE,
     RUN,
@@ -22,7 +22,9 @@ from tests.support.run.learner_run import (
     LearnerThread,
     Producer,
     audited,
+    checkpoint_now,
     learner_process,
+    newest,
     until,
 )
 from tests.support.storage.redis_server import RedisServer
@@ -71,7 +73,9 @@ def test_experience_is_settled_when_it_enters_replay(redis_url: str, tmp_path: P
         learner.drain()
 
 
-def test_what_was_learned_last_is_published_when_the_learner_ends(redis_url: str, tmp_path: Path) -> None:
+def test_what_was_learned_last_is_published_when_an_operator_stops_the_learner(
+    redis_url: str, tmp_path: Path
+) -> None:
     given = replaying(algorithm={"publish_period": 10**6}, learner={"total_steps": 20 * CHARGE})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -80,6 +84,8 @@ def test_what_was_learned_last_is_published_when_the_learner_ends(redis_url: str
         producer.control("stop")
         result = learner.finish()
         latest = producer.status().latest
+    assert (result["ending"], result["finished"], result["ledger"]["balanced"]) == ("stopped", False, True)
+    assert list((tmp_path / "checkpoints").iterdir())
     assert result["updates"] >= 15
     assert (latest.version, latest.update) == (2, result["updates"])
 
@@ -132,7 +138,7 @@ def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str,
     given = replaying(
         algorithm={"capacity_bytes": 6_000, "replay_ratio": 0.1},
         broker={"max_log_bytes": 60_000},
-        learner={"total_steps": 200 * CHARGE, "checkpoint_interval_s": 3600},
+        learner={"total_steps": 200 * CHARGE},
     )
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()

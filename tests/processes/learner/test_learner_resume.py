@@ -1,18 +1,23 @@
 """A learner that stops, in whatever way, goes on from what it committed."""
 
+import json
 import logging
+import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from penstock.config.settings import ConfigurationError, PPOSection, Settings
+from penstock.config.settings import ConfigurationError, OnPolicySection, PPOSection
+from penstock.learner.algorithms.algorithm import AlgorithmState, LogShare
+from penstock.learner.checkpoint.checkpointer import Checkpointer
 from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore
-from penstock.learner.ledger import Drop
+from penstock.learner.lease import LeaseKeeper
+from penstock.learner.ledger import Drop, Ledger, Progress
 from penstock.runtime.exit import Fatal, RunFailed
 from penstock.runtime.health import ENDPOINT_VARIABLE
-from tests.support.run.broker_process import BrokerProcess
+from tests.support.fleet.one_parameter_learner import OneParameter, make_model, resolve
+from tests.support.run.broker_process import BrokerProcess, open_run
 from tests.support.run.learner_run import (
     BATCH,
     CHARGE,
@@ -20,33 +25,18 @@ from tests.support.run.learner_run import (
     Producer,
     account,
     audited,
+    checkpoint_now,
+    endless,
     learner_process,
-    settings,
+    newest,
     until,
+    updated,
 )
+from tests.support.run.small_run import RUN
 from tests.support.storage.redis_server import RedisServer
 
-ENDLESS = {"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False}
 CHANGING = ("training_seconds", "log", "staleness", "publications")
 """A learner that starts publishes once more, so a run that was killed has published oftener."""
-
-
-def endless() -> Settings:
-    return settings(
-        learner=ENDLESS, algorithm={"batch_steps": BATCH, "epochs": 2, "minibatches": 2, "stale_after": 3}
-    )
-
-
-def newest(run_dir: Path) -> Checkpoint:
-    store = CheckpointStore(run_dir / "checkpoints", 3)
-    return store.read(store.ids()[0])
-
-
-def checkpoint_now(producer: Producer, run_dir: Path) -> Checkpoint:
-    before = CheckpointStore(run_dir / "checkpoints", 3).ids()
-    producer.control("checkpoint")
-    until(lambda: CheckpointStore(run_dir / "checkpoints", 3).ids() != before, "a checkpoint")
-    return newest(run_dir)
 
 
 def assert_same(one: Checkpoint, other: Checkpoint) -> None:
@@ -54,11 +44,11 @@ def assert_same(one: Checkpoint, other: Checkpoint) -> None:
     assert one.tensors.keys() == other.tensors.keys()
     for name, tensor in one.tensors.items():
         assert torch.equal(tensor, other.tensors[name]), name
-    assert _steady(one.state) == _steady(other.state)
-
-
-def _steady(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if name not in CHANGING}
+    first, second = (
+        {name: value for name, value in state.items() if name not in CHANGING}
+        for state in (one.state, other.state)
+    )
+    assert first == second
 
 
 @pytest.mark.promise("resumed-learner-continues-same")
@@ -138,9 +128,8 @@ def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoi
 
 
 @pytest.mark.promise("truncated-changed-checkpoint-skipped")
-@pytest.mark.parametrize("damage", ["truncated", "flipped"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    redis_url: str, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
@@ -150,7 +139,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
             producer.drive([session], lambda: producer.status().latest.update >= 5)
             learner.drain()
         version = producer.status().latest.version
-        _damage(tmp_path / "checkpoints" / newest(tmp_path).id / "tensors.safetensors", damage)
+        damage(tmp_path / "checkpoints" / newest(tmp_path).id / "tensors.safetensors")
         with (
             caplog.at_level(logging.INFO),
             LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner,
@@ -165,12 +154,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert audited(tmp_path, redis_url).keys() <= {"trained", "resident"}
 
 
-def _damage(path: Path, how: str) -> None:
+def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    if how == "truncated":
-        del data[-10:]
-    else:
-        data[len(data) // 2] ^= 1
+    data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
@@ -181,18 +167,14 @@ def test_beginning_behind_the_trim_floor_needs_permission_and_is_booked(
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
-            for update in (2, 4, 6):
-
-                def is_published(update: int = update) -> bool:
-                    return producer.status().latest.update >= update
-
-                producer.drive([session], is_published)
+            for _ in range(3):
+                updated(producer, session, 2)
                 checkpoint_now(producer, tmp_path)
             learner.drain()
         floor = producer.status().trim_floor
         assert floor > 0
         for path in (tmp_path / "checkpoints").glob("*/state.json"):
-            _damage(path, "flipped")
+            damage(path)
         with (
             LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner,
             pytest.raises(RunFailed, match="--allow-loss"),
@@ -231,42 +213,66 @@ def test_an_empty_redis_is_filled_from_the_newest_checkpoint(
     assert audited(tmp_path, redis_server.url)["trained"] >= 6 * BATCH // CHARGE
 
 
-def test_a_run_is_not_begun_twice(redis_url: str, tmp_path: Path) -> None:
-    with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
-        producer.open()
-        learner.drain()
-    with (
-        LearnerThread(redis_url, tmp_path / "other", endless()) as learner,
-        pytest.raises(Fatal, match="--resume"),
-    ):
-        learner.finish()
-
-
-def test_a_run_resumes_only_with_the_policy_it_was_begun_with(redis_url: str, tmp_path: Path) -> None:
-    with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
-        producer.open()
-        learner.drain()
-    other = endless().model_copy(
-        update={"policy": settings().policy.model_copy(update={"hidden_sizes": (9,)})}
-    )
-    with (
-        LearnerThread(redis_url, tmp_path, other, resume=True) as learner,
-        pytest.raises(ConfigurationError, match="policy=.*resume it with the same"),
-    ):
-        learner.finish()
-    assert account(tmp_path)["ledger"]["balanced"]
-
-
-def test_a_checkpoint_without_the_algorithms_state_is_a_matter_of_configuration(
+def test_a_run_is_begun_once_and_resumed_only_with_the_settings_it_was_begun_with(
     redis_url: str, tmp_path: Path
 ) -> None:
     with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
         producer.open()
         learner.drain()
-    section = endless().algorithm.model_copy(update={"scale_rewards": True})
-    other = endless().model_copy(update={"algorithm": section})
-    with (
-        LearnerThread(redis_url, tmp_path, other, resume=True) as learner,
-        pytest.raises(ConfigurationError, match="does not fit the settings"),
+    wide = endless().policy.model_copy(update={"hidden_sizes": (9,)})
+    scaled = endless().algorithm.model_copy(update={"scale_rewards": True})
+    for given, message in (
+        ({"policy": wide}, "policy=.*resume it with the same"),
+        ({"algorithm": scaled}, "does not fit the settings"),
     ):
+        again = LearnerThread(redis_url, tmp_path, endless().model_copy(update=given), resume=True)
+        with again as learner, pytest.raises(ConfigurationError, match=message):
+            learner.finish()
+        assert account(tmp_path)["ledger"]["balanced"]
+    other = LearnerThread(redis_url, tmp_path / "other", endless())
+    with other as learner, pytest.raises(Fatal, match="--resume"):
         learner.finish()
+
+
+def test_the_lineage_names_the_version_that_its_checkpoint_knows(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = resolve(RUN, [])
+    log = open_run(redis_url)
+    known = log.snapshot().version
+    lease = LeaseKeeper(
+        log,
+        15.0,
+        stop=threading.Event(),
+        quarantine=make_model(given, 4).quarantine,
+        on_reopened=lambda: None,
+        description=lambda: "{}",
+    )
+    store, lineage = CheckpointStore(tmp_path / "checkpoints", 3), tmp_path / "lineage.jsonl"
+    assert isinstance(given.algorithm, OnPolicySection)
+    algorithm = OneParameter(given.algorithm)
+    state = algorithm.state
+
+    def overtaken() -> AlgorithmState:
+        # The publisher has a thread of its own.
+        log.publish(b"weights-2", update=1, settled=0, scalars={})
+        return state()
+
+    monkeypatch.setattr(algorithm, "state", overtaken)
+    checkpointer = Checkpointer(
+        store,
+        log,
+        lease,
+        Ledger(),
+        algorithm,
+        lineage=(),
+        lineage_path=lineage,
+        interval_s=3600,
+        room=LogShare(size=2**20, entries=1000),
+    )
+    checkpointer.save(Progress(run=RUN, sections={}, log=lease.learner_log.snapshot()))
+    (line,) = map(json.loads, lineage.read_text().splitlines())
+    checkpoint = store.read(line["checkpoint"])
+    assert line["version"] == checkpoint.state["log"]["version"] == known
+    assert log.snapshot().version == known + 1
+    log.close()

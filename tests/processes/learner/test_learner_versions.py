@@ -24,14 +24,21 @@ from penstock.registry.weight_files import (
     write_kept,
 )
 from penstock.runtime import metrics
-from tests.support.run.learner_run import BATCH, RUN, LearnerThread, Producer, settings, until
+from tests.support.run.learner_run import BATCH, RUN, LearnerThread, Producer, settings, until, updated
 
 POLICY = "default"
+OTHER = NewVersion(
+    policy=POLICY, version=1, run="other", update=1, sha256="0" * 64, size_bytes=1, origin=Origin.BEST
+)
 EVALUATED = {"timeout_s": 20, "episodes": 2, "interval_steps": 5 * BATCH}
 
 
-def given(steps: int = 20 * BATCH, **over: object) -> Settings:
-    learner = {"checkpoint_interval_s": 3600, "total_steps": steps, "stop_at_target": False}
+ENDLESS = 10**6 * BATCH
+
+
+def given(steps: int = 20 * BATCH, *, keep_every: int | None = None, **over: object) -> Settings:
+    """A run whose versions are evaluated every five updates."""
+    learner = {"total_steps": steps, "keep_every_updates": keep_every}
     return settings(evaluation=EVALUATED, learner=learner, **over)
 
 
@@ -84,6 +91,16 @@ def play(producer: Producer, learner: LearnerThread, returns: Iterator[float]) -
     producer.drive([session], step)
 
 
+def improve(url: str, producer: Producer, session: int, *means: float) -> None:
+    """A version of each of these means, better and better, whose bytes are kept."""
+    judge = producer.open("judge", role=Role.EVALUATION)
+    for mean in means:
+        producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
+        version = producer.evaluate_version(judge)
+        producer.report(judge, [mean, mean], version=version, evaluation=True)
+        until(lambda wanted=version: wanted in kept(url), "the bytes of a best version")  # type: ignore[misc]
+
+
 def run(url: str, run_dir: Path, made: Settings, returns: tuple[float, ...], *, resume: bool = False) -> None:
     with LearnerThread(url, run_dir, made, resume=resume) as learner, Producer(url) as producer:
         play(producer, learner, iter(returns))
@@ -112,24 +129,14 @@ def test_the_best_and_the_last_are_registered_with_their_bytes(
 def test_what_an_operator_made_active_stays_so_when_the_run_ends_with_a_better_one(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    with (
-        LearnerThread(redis_url, tmp_path, given(10_000 * BATCH)) as learner,
-        Producer(redis_url) as producer,
-    ):
-        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
-        for mean in (1.0, 2.0, 3.0):
-            producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
-            version = producer.evaluate_version(judge)
-            producer.report(judge, [mean, mean], version=version, evaluation=True)
-            until(lambda wanted=version: wanted in kept(redis_url), "the bytes of a best version")  # type: ignore[misc]
+    with LearnerThread(redis_url, tmp_path, given(ENDLESS)) as learner, Producer(redis_url) as producer:
+        improve(redis_url, producer, producer.open(), 1.0, 2.0, 3.0)
         first, second, third = sorted(kept(redis_url))
         registry().promote(POLICY, second, "tried by hand", by="operator/test")
         learner.drain()
     assert registry().get(POLICY, third).status is Status.CANDIDATE
-    assert [one.version for one in (registry().active(POLICY), registry().standby(POLICY)) if one] == [
-        second,
-        first,
-    ]
+    serving = registry().active(POLICY), registry().standby(POLICY)
+    assert [one.version for one in serving if one] == [second, first]
 
 
 def test_nothing_becomes_active_by_itself_where_an_operator_is_to_promote(
@@ -144,12 +151,11 @@ def test_nothing_becomes_active_by_itself_where_an_operator_is_to_promote(
 def test_every_so_many_updates_a_version_is_registered_and_the_oldest_makes_room(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    made = given(60 * BATCH)
-    made = made.model_copy(update={"learner": made.learner.model_copy(update={"keep_every_updates": 2})})
+    made = given(60 * BATCH, keep_every=2)
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
         session = producer.open()
-        for updates in range(4, 44, 4):
-            producer.drive([session], lambda most=updates: producer.status().latest.update >= most)  # type: ignore[misc]
+        for _ in range(10):
+            updated(producer, session, 4)
             until(lambda: kept(redis_url), "a version that is kept")
         learner.drain()
     versions = pinned(registry())
@@ -161,11 +167,11 @@ def test_every_so_many_updates_a_version_is_registered_and_the_oldest_makes_room
 def test_what_a_run_begins_with_is_registered_before_it_has_learned(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    made = given(60 * BATCH)
-    made = made.model_copy(update={"learner": made.learner.model_copy(update={"keep_every_updates": 1000})})
+    made = given(60 * BATCH, keep_every=1000)
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
         producer.open()
         until(lambda: kept(redis_url), "a version that is kept")
+        assert read_specification(tmp_path).run == RUN
         (first,) = registry().list(POLICY)
         assert (first.update, first.origin) == (0, Origin.PERIODIC)
         assert len(read_kept(tmp_path, first.version, first.sha256)) == first.size_bytes
@@ -177,10 +183,7 @@ def test_a_run_draws_no_number_of_another_that_registers_in_its_registry(
 ) -> None:
     run(redis_url, tmp_path, given(), (1.0,))
     first = registry().reserve(POLICY, "other")
-    row = NewVersion(
-        policy=POLICY, version=first, run="other", update=1, sha256="0" * 64, size_bytes=1, origin=Origin.BEST
-    )
-    registry().register(row, by="test")
+    registry().register(replace(OTHER, version=first), by="test")
     before = {one.version for one in registry().list(POLICY)}
     run(redis_url, tmp_path, given(30 * BATCH), (5.0,), resume=True)
     later = {one.version for one in registry().list(POLICY)} - before
@@ -193,7 +196,7 @@ def test_there_is_no_registry_before_there_is_a_version_to_keep(
 ) -> None:
     monkeypatch.setattr(kept_versions, "POLL_S", 0.01)
     file = tmp_path / "registry.sqlite"
-    learner, producer = LearnerThread(redis_url, tmp_path, given(10**6 * BATCH)), Producer(redis_url)
+    learner, producer = LearnerThread(redis_url, tmp_path, given(ENDLESS)), Producer(redis_url)
     with learner, producer:
         producer.drive([producer.open()], lambda: producer.acked > 60)
         assert not file.exists()
@@ -206,7 +209,7 @@ def test_a_registry_that_somebody_made_is_followed(
 ) -> None:
     monkeypatch.setattr(kept_versions, "POLL_S", 0.01)
     before = failures()
-    learner, producer = LearnerThread(redis_url, tmp_path, given(10**6 * BATCH)), Producer(redis_url)
+    learner, producer = LearnerThread(redis_url, tmp_path, given(ENDLESS)), Producer(redis_url)
     with learner, producer:
         session = producer.open()
         producer.drive([session], lambda: producer.acked > 8)
@@ -219,14 +222,10 @@ def test_a_registry_that_somebody_made_is_followed(
 def test_what_an_operator_retires_is_answered_for_no_longer(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    made = given(10_000 * BATCH)
+    made = given(ENDLESS)
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
-        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
-        for mean in (1.0, 2.0):
-            producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
-            version = producer.evaluate_version(judge)
-            producer.report(judge, [mean, mean], version=version, evaluation=True)
-            until(lambda wanted=version: wanted in kept(redis_url), "the bytes of a best version")  # type: ignore[misc]
+        session = producer.open()
+        improve(redis_url, producer, session, 1.0, 2.0)
         latest = producer.status().latest.version
         producer.drive([session], lambda: producer.status().latest.version > latest + 3)
         active, other = sorted(kept(redis_url))
@@ -239,35 +238,27 @@ def test_what_an_operator_retires_is_answered_for_no_longer(
 def test_a_rollback_is_a_new_version_with_old_content_and_training_goes_on(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    made = given(10_000 * BATCH)
+    made = given(ENDLESS)
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
-        session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
-        for mean in (1.0, 2.0):
-            producer.drive([session], lambda: producer.evaluate_version(judge) > 0)
-            version = producer.evaluate_version(judge)
-            producer.report(judge, [mean, mean], version=version, evaluation=True)
-            until(lambda wanted=version: wanted in kept(redis_url), "the bytes of a best version")  # type: ignore[misc]
+        session = producer.open()
+        improve(redis_url, producer, session, 1.0, 2.0)
         first, second = sorted(kept(redis_url))
         registry().promote(POLICY, second, "better", by="test")
         before = producer.status().latest
         registry().rollback(POLICY, "worse", by="test")
-        copy = until(lambda: renumbered(registry(), first), "a number for the old content")
-        assert copy.parent == first
-        assert copy.version > before.version
-        assert (copy.sha256, copy.update) == (
-            registry().get(POLICY, first).sha256,
-            registry().get(POLICY, first).update,
+        copy = until(
+            lambda: next((one for one in registry().list(POLICY) if one.parent == first), None),
+            "a number for the old content",
         )
-        assert registry().get(POLICY, first).status is Status.RETIRED
+        original = registry().get(POLICY, first)
+        assert registry().active(POLICY) == copy
+        assert copy.version > before.version
+        assert (copy.sha256, copy.update) == (original.sha256, original.update)
+        assert original.status is Status.RETIRED
         until(lambda: kept(redis_url) == {second, copy.version} == kept_files(tmp_path), "its bytes")
         producer.drive([session], lambda: producer.status().latest.update > before.update + 2)
         assert producer.status().latest.version > copy.version
         learner.drain()
-
-
-def renumbered(registry: Registry, original: int) -> PolicyVersion | None:
-    active = registry.active(POLICY)
-    return None if active is None or active.version == original else active
 
 
 @pytest.mark.promise("rollback-new-version-old")
@@ -295,18 +286,23 @@ def test_bytes_that_redis_lost_come_back_from_the_files(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     run(redis_url, tmp_path, given(), (1.0,))
-    versions = pinned(registry()).keys()
+    versions, final = pinned(registry()).keys(), read_final(tmp_path)
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
-    run(redis_url, tmp_path, given(30 * BATCH), (), resume=True)
+    with LearnerThread(redis_url, tmp_path, given(30 * BATCH), resume=True) as learner:
+        with Producer(redis_url) as producer:
+            producer.open()
+            again = read_final(tmp_path)
+            assert (again.blob, again.version) == (final.blob, final.version), "until the run ends again"
+            play(producer, learner, iter(()))
+        learner.finish()
     assert versions <= kept(redis_url)
 
 
 def test_what_a_run_begins_with_is_not_lost_to_a_registry_that_fails(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
-    made = given(10**6 * BATCH)
-    made = made.model_copy(update={"learner": made.learner.model_copy(update={"keep_every_updates": 1})})
+    made = given(ENDLESS, keep_every=1)
     (tmp_path / "registry.sqlite").mkdir()
     with LearnerThread(redis_url, tmp_path, made) as learner, Producer(redis_url) as producer:
         producer.drive([producer.open()], lambda: producer.status().latest.update > 2 * MAX_WAITING)
@@ -321,7 +317,6 @@ def test_what_a_run_begins_with_is_not_lost_to_a_registry_that_fails(
 @pytest.mark.parametrize("broken", ["no folder", "not a database"])
 def test_learning_goes_on_without_a_registry(redis_url: str, tmp_path: Path, broken: str) -> None:
     file = tmp_path / "registry.sqlite"
-    tmp_path.mkdir(exist_ok=True)
     if broken == "no folder":
         file.mkdir()
     else:
@@ -341,35 +336,11 @@ def test_another_run_in_the_same_registry_is_left_alone(
 ) -> None:
     url = registry_url(tmp_path)
     with Registry.open(url, migrate=True) as shared:
-        row = NewVersion(
-            policy=POLICY,
-            version=10**6,
-            run="other",
-            update=1,
-            sha256="0" * 64,
-            size_bytes=1,
-            origin=Origin.BEST,
-        )
-        shared.register(row, by="test")
-        shared.register(replace(row, version=10**6 + 1), by="test")
+        shared.register(replace(OTHER, version=10**6), by="test")
+        shared.register(replace(OTHER, version=10**6 + 1), by="test")
         shared.retire(POLICY, 10**6 + 1, "old", by="test")
     for version in (10**6, 10**6 + 1, 3):
         write_kept(tmp_path, version, b"somebody else's")
     run(redis_url, tmp_path, given(), (1.0,))
     assert not {10**6, 10**6 + 1} & kept(redis_url)
     assert {10**6, 10**6 + 1, 3} <= kept_files(tmp_path)
-
-
-def test_the_specification_is_there_from_the_start(redis_url: str, tmp_path: Path) -> None:
-    with LearnerThread(redis_url, tmp_path, given()) as learner, Producer(redis_url) as producer:
-        producer.open()
-        assert read_specification(tmp_path).run == RUN
-        with pytest.raises(ValueError, match="has the run ended"):
-            read_final(tmp_path)
-        learner.drain()
-    final = read_final(tmp_path)
-    with LearnerThread(redis_url, tmp_path, given(), resume=True) as learner, Producer(redis_url) as producer:
-        producer.open()
-        again = read_final(tmp_path)
-        assert (again.blob, again.version, again.update) == (final.blob, final.version, final.update)
-        learner.drain()

@@ -23,6 +23,7 @@ from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.config.settings import Settings, load
 from penstock.launch.audit.audit_command import audit
 from penstock.learner.checkpoint.resume_options import ResumeOptions
+from penstock.learner.checkpoint.store import Checkpoint, CheckpointStore
 from penstock.learner.entry import main
 from penstock.protocol import fragment as wire
 from penstock.protocol.fragment import FragmentHeader, Kind, Slot, WeightSpan
@@ -58,6 +59,11 @@ def settings(**over: Any) -> Settings:
         "broker": {"redis_wait_s": 20},
     }
     return load([base, over])
+
+
+def endless(**learner: Any) -> Settings:
+    """A run that only ends when it is asked to, and drops what is three updates old."""
+    return settings(learner={"total_steps": 10**9} | learner, algorithm={"stale_after": 3})
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -350,3 +356,24 @@ def learner_process(url: str, run_dir: Path, given: Settings, *flags: str) -> Fo
         "sys.exit(run_service(body, 'learner'))\n"
     )
     return ForkedProcess(program, url, str(run_dir), *flags, output=run_dir / "learner.log")
+
+
+def newest(run_dir: Path) -> Checkpoint:
+    """The newest checkpoint on disk."""
+    store = CheckpointStore(run_dir / "checkpoints", 3)
+    return store.read(store.ids()[0])
+
+
+def checkpoint_now(producer: Producer, run_dir: Path) -> Checkpoint:
+    """Ask the running learner for a checkpoint and wait for it."""
+    store = CheckpointStore(run_dir / "checkpoints", 3)
+    before = store.ids()
+    producer.control("checkpoint")
+    until(lambda: store.ids() != before, "a checkpoint")
+    return newest(run_dir)
+
+
+def updated(producer: Producer, session: int, updates: int) -> None:
+    """Drive the run so many updates on."""
+    through = producer.status().latest.update + updates
+    producer.drive([session], lambda: producer.status().latest.update >= through)

@@ -1,20 +1,21 @@
 import errno
 import json
-import logging
 import os
+import random
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from penstock.broker.log.replies import Commit, Lease
+from penstock.broker.log.replies import Commit, Lease, LogState, Totals
 from penstock.config.settings import LearnerSection
 from penstock.learner.checkpoint import store
-from penstock.learner.checkpoint.checkpointer import _Consumed, choose
+from penstock.learner.checkpoint.checkpointer import Beginning, _Consumed, choose
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.learner.checkpoint.store import (
     FOLDER,
@@ -24,31 +25,27 @@ from penstock.learner.checkpoint.store import (
     NameRefused,
     NoRoom,
 )
-from penstock.learner.ledger import Progress
+from penstock.learner.ledger import Progress, sections
+from penstock.learner.model import make_model
 from penstock.learner.publish.publisher import PendingPublication, PublishInterval, _merged
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 from penstock.runtime.exit import Fatal
+from tests.support.run import learner_run
 
 
-def test_bytes_are_known_at_the_ends_of_deliveries() -> None:
+def test_bytes_are_known_at_the_ends_of_deliveries_and_forgotten_before_the_trim() -> None:
     consumed = _Consumed(trim=0, position=0, size=0)
     for last, size in ((4, 40), (8, 80), (9, 5)):
         consumed.add(last, size)
     assert [consumed.through(number) for number in (0, 3, 4, 7, 8, 9, 99)] == [0, 0, 40, 40, 120, 125, 125]
-
-
-def test_what_lies_before_the_trim_is_forgotten() -> None:
     consumed = _Consumed(trim=0, position=0, size=0)
     for last in range(1, 1001):
         consumed.add(last, 10)
     consumed.forget_before(900)
     assert consumed.through(950) - consumed.through(900) == 500
     assert len(consumed._ends) == 101
-
-
-def test_a_resumed_learner_takes_all_of_the_log_for_what_it_has_consumed() -> None:
-    consumed = _Consumed(trim=10, position=30, size=500)
-    assert [consumed.through(number) for number in (10, 20, 30)] == [0, 0, 500]
+    resumed = _Consumed(trim=10, position=30, size=500)
+    assert [resumed.through(number) for number in (10, 20, 30)] == [0, 0, 500]
 
 
 TENSORS = {"policy/w": torch.arange(3.0)}
@@ -113,50 +110,50 @@ RESUME = ResumeOptions(resume=True)
 
 
 @pytest.fixture
-def resume_store(tmp_path: Path) -> CheckpointStore:
+def written(tmp_path: Path) -> CheckpointStore:
     made = CheckpointStore(tmp_path / "checkpoints", keep=3)
     for position, name in ((4, COMMITTED), (8, WRITTEN)):
         made.write(name, {}, Progress(run="r", sections={}, position=position).to_json())
     return made
 
 
-def committed(resume_store: CheckpointStore) -> Commit:
-    digest = resume_store.read(COMMITTED).manifest_sha256
+def committed(written: CheckpointStore) -> Commit:
+    digest = written.read(COMMITTED).manifest_sha256
     return Commit(checkpoint_id=COMMITTED, manifest_sha256=digest, position=4, trim=0)
 
 
 def test_a_checkpoint_that_was_written_and_never_committed_does_not_count(
-    resume_store: CheckpointStore,
+    written: CheckpointStore,
 ) -> None:
-    lease = Lease(epoch=2, fresh=False, closed=False, committed=(committed(resume_store),), head=9)
-    beginning = choose(lease, resume_store, RESUME)
+    lease = Lease(epoch=2, fresh=False, closed=False, committed=(committed(written),), head=9)
+    beginning = choose(lease, written, RESUME)
     assert beginning.checkpoint is not None
     assert (beginning.checkpoint.id, beginning.ledger.position) == (COMMITTED, 4)
     assert [commit.checkpoint_id for commit in beginning.lineage] == [COMMITTED]
 
 
-def test_nothing_was_committed_so_a_run_begins_at_its_first_entry(resume_store: CheckpointStore) -> None:
-    beginning = choose(Lease(epoch=2, fresh=False, closed=False, head=9), resume_store, RESUME)
+def test_nothing_was_committed_so_a_run_begins_at_its_first_entry(written: CheckpointStore) -> None:
+    beginning = choose(Lease(epoch=2, fresh=False, closed=False, head=9), written, RESUME)
     assert (beginning.checkpoint, beginning.ledger.position) == (None, 0)
 
 
 def test_a_redis_that_knows_older_checkpoints_alone_is_told_from_one_that_lost_nothing(
-    resume_store: CheckpointStore,
+    written: CheckpointStore,
 ) -> None:
-    known = committed(resume_store)
-    shutil.rmtree(resume_store.directory / COMMITTED)
+    known = committed(written)
+    shutil.rmtree(written.directory / COMMITTED)
     lease = Lease(epoch=2, fresh=False, closed=False, committed=(known,), head=9, trim_floor=3)
     with pytest.raises(Fatal, match=f"gone back in time.*{COMMITTED}.*{WRITTEN}.*empty its folder"):
-        choose(lease, resume_store, RESUME)
-    begun = choose(lease, resume_store, ResumeOptions(resume=True, allow_loss=True))
+        choose(lease, written, RESUME)
+    begun = choose(lease, written, ResumeOptions(resume=True, allow_loss=True))
     assert (begun.checkpoint, begun.ledger.position) == (None, 3)
     untrimmed = Lease(epoch=2, fresh=False, closed=False, committed=(known,), head=9)
-    begun = choose(untrimmed, resume_store, RESUME)  # the log still holds all of it
+    begun = choose(untrimmed, written, RESUME)  # the log still holds all of it
     assert (begun.checkpoint, begun.ledger.position) == (None, 0)
 
 
-def test_the_newest_on_disk_counts_where_redis_holds_no_run(resume_store: CheckpointStore) -> None:
-    beginning = choose(Lease(epoch=2, fresh=True, closed=True), resume_store, RESUME)
+def test_the_newest_on_disk_counts_where_redis_holds_no_run(written: CheckpointStore) -> None:
+    beginning = choose(Lease(epoch=2, fresh=True, closed=True), written, RESUME)
     assert beginning.checkpoint is not None
     assert (beginning.checkpoint.id, beginning.ledger.position) == (WRITTEN, 8)
 
@@ -171,21 +168,11 @@ STORE_STATE = {"position": 7, "text": "ε"}
 
 
 @pytest.fixture
-def store_store(tmp_path: Path) -> CheckpointStore:
+def checkpoints(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "checkpoints", keep=3)
 
 
-def test_what_is_written_is_read_back(store_store: CheckpointStore) -> None:
-    digest = store_store.write("a", STORE_TENSORS, STORE_STATE)
-    checkpoint = store_store.read("a", digest)
-    assert checkpoint.state == STORE_STATE
-    assert checkpoint.tensors.keys() == STORE_TENSORS.keys()
-    for name, tensor in STORE_TENSORS.items():
-        assert checkpoint.tensors[name].dtype == tensor.dtype
-        assert torch.equal(checkpoint.tensors[name], tensor)
-
-
-def test_compressed_ones_are_smaller_and_either_kind_is_read(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back_and_compressed_it_is_smaller(tmp_path: Path) -> None:
     zeros = {**STORE_TENSORS, "moments": torch.zeros(50_000)}
     raw, small = (CheckpointStore(tmp_path / "checkpoints", 3, compress=one) for one in (False, True))
     raw.write("a", zeros, STORE_STATE)
@@ -193,6 +180,7 @@ def test_compressed_ones_are_smaller_and_either_kind_is_read(tmp_path: Path) -> 
     files = [tmp_path / "checkpoints" / "a" / "tensors.safetensors"]
     files.append(tmp_path / "checkpoints" / "b" / "tensors.safetensors.lz4")
     assert files[1].stat().st_size < files[0].stat().st_size / 20
+    assert raw.read("a").state == STORE_STATE
     for checkpoint in (small.read("a"), raw.read("b", digest)):
         assert checkpoint.tensors.keys() == zeros.keys()
         assert all(torch.equal(checkpoint.tensors[name], tensor) for name, tensor in zeros.items())
@@ -205,90 +193,48 @@ def test_compressed_ones_are_smaller_and_either_kind_is_read(tmp_path: Path) -> 
             raw.read("b")
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
-def test_a_missing_file_is_damage(store_store: CheckpointStore, name: str) -> None:
-    store_store.write("a", STORE_TENSORS, STORE_STATE)
-    (store_store.directory / "a" / name).unlink()
-    with pytest.raises(Damaged, match=name):
-        store_store.read("a")
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(data=st.data(), name=st.sampled_from(["tensors.safetensors", "state.json", "manifest.json"]))
-def test_one_flipped_bit_or_a_truncation_is_never_loaded(
-    store_store: CheckpointStore, data: st.DataObject, name: str
-) -> None:
-    if not store_store.ids():
-        store_store.write("a", STORE_TENSORS, STORE_STATE)
-    digest = store_store.read("a").manifest_sha256
-    path = store_store.directory / "a" / name
-    whole = path.read_bytes()
-    content = bytearray(whole)
-    at = data.draw(st.integers(0, len(content) - 1))
-    if data.draw(st.booleans()):
-        content[at] ^= 1 << data.draw(st.integers(0, 7))
-    else:
-        del content[at:]
-    path.write_bytes(content)
-    try:
-        with pytest.raises(Damaged):
-            store_store.read("a", digest)
-    finally:
-        path.write_bytes(whole)
-
-
-def test_the_newest_whole_one_is_taken_and_the_others_named(
-    store_store: CheckpointStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    good = store_store.write("a", STORE_TENSORS, STORE_STATE)
-    damaged = store_store.write("b", STORE_TENSORS, STORE_STATE)
-    (store_store.directory / "b" / "state.json").write_bytes(b"{}")
-    store_store.write("c", STORE_TENSORS, STORE_STATE)
-    with caplog.at_level(logging.ERROR):
-        found = store_store.newest([("d", "0" * 64), ("c", "0" * 64), ("b", damaged), ("a", good)])
-    assert found is not None
-    assert found.id == "a"
-    assert len(caplog.records) == 3
-
-
-def test_what_is_spared_outlives_the_newest(store_store: CheckpointStore) -> None:
-    assert store_store.best() == ""
+def test_the_newest_of_the_lineage_and_what_is_spared_are_kept(checkpoints: CheckpointStore) -> None:
+    assert checkpoints.best() == ""
     for name in "abcdef":
-        store_store.write(name, STORE_TENSORS, STORE_STATE)
-    store_store.name_best("b")
-    store_store.prune(list("abcdef"), {"b", ""})
-    assert store_store.ids() == ["f", "e", "d", "b"]
-    store_store.prune(list("abcdef"))
-    assert store_store.ids() == ["f", "e", "d"]
-    assert CheckpointStore(store_store.directory, 3).best() == "b"
+        checkpoints.write(name, STORE_TENSORS, STORE_STATE)
+    checkpoints.name_best("b")
+    checkpoints.prune(["b", "c", "d"])
+    assert checkpoints.ids() == ["f", "e", "d", "c", "b"]
+    checkpoints.prune(["d"])
+    assert checkpoints.ids() == ["f", "e", "d", "c", "b"]
+    checkpoints.prune(list("abcdef"), {"b", ""})
+    assert checkpoints.ids() == ["f", "e", "d", "b"]
+    checkpoints.prune(list("abcdef"))
+    assert checkpoints.ids() == ["f", "e", "d"]
+    assert CheckpointStore(checkpoints.directory, 3).best() == "b"
     for torn in (b"", b"[]", b"\xff"):
-        (store_store.directory / "best.json").write_bytes(torn)
-        assert store_store.best() == ""
-    store_store.name_best("b")
-    assert store_store.best() == "b"
+        (checkpoints.directory / "best.json").write_bytes(torn)
+        assert checkpoints.best() == ""
+    checkpoints.name_best("b")
+    assert checkpoints.best() == "b"
 
 
-def test_a_crash_while_writing_leaves_nothing_that_counts(store_store: CheckpointStore) -> None:
-    half = store_store.directory / ".tmp-a"
+def test_a_crash_while_writing_leaves_nothing_that_counts(checkpoints: CheckpointStore) -> None:
+    half = checkpoints.directory / ".tmp-a"
     half.mkdir()
     (half / "tensors.safetensors").write_bytes(b"half")
-    assert store_store.ids() == []
-    store_store.write("a", STORE_TENSORS, STORE_STATE)
-    (store_store.directory / ".tmp-b").mkdir()
-    store_store.name_ignored(["a"])
-    assert [path.name for path in store_store.directory.iterdir()] == ["a"]
+    assert checkpoints.ids() == []
+    checkpoints.write("a", STORE_TENSORS, STORE_STATE)
+    (checkpoints.directory / ".tmp-b").mkdir()
+    checkpoints.name_ignored(["a"])
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["a"]
 
 
 @pytest.mark.promise("files-directory-name-checkpoint")
 def test_every_byte_is_on_the_disk_before_the_name_is(
-    store_store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    checkpoints: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[str] = []
     sync, rename = os.fsync, Path.rename
 
     def fsync(descriptor: int) -> None:
         synced = Path(f"/proc/self/fd/{descriptor}").readlink()
-        happened.append(str(synced.relative_to(store_store.directory.parent)))
+        happened.append(str(synced.relative_to(checkpoints.directory.parent)))
         sync(descriptor)
 
     def renamed(path: Path, target: Path) -> Path:
@@ -297,73 +243,168 @@ def test_every_byte_is_on_the_disk_before_the_name_is(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", renamed)
-    store_store.write("a", STORE_TENSORS, STORE_STATE)
-    half = f"{store_store.directory.name}/.tmp-a"
+    checkpoints.write("a", STORE_TENSORS, STORE_STATE)
+    half = f"{checkpoints.directory.name}/.tmp-a"
     files = {f"{half}/{name}" for name in ("tensors.safetensors", "state.json", "manifest.json")}
     assert set(happened[:3]) == files
-    assert happened[3:] == [half, ".tmp-a becomes a", store_store.directory.name]
+    assert happened[3:] == [half, ".tmp-a becomes a", checkpoints.directory.name]
 
 
-def test_the_newest_of_the_lineage_are_kept(store_store: CheckpointStore) -> None:
-    for name in "abcde":
-        store_store.write(name, STORE_TENSORS, STORE_STATE)
-    store_store.prune(["b", "c", "d"])
-    assert store_store.ids() == ["e", "d", "c", "b"]
-    store_store.prune(["d"])
-    assert store_store.ids() == ["e", "d", "c", "b"]
+FILES = ("tensors.safetensors", "state.json", "manifest.json")
+COUNT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of the shipped algorithm that was committed COUNT times. commits: oldest first."""
+
+    store: CheckpointStore
+    commits: tuple[Commit, ...]
+
+    def begin(self, *, redis_lost: bool = False) -> Beginning:
+        committed = () if redis_lost else self.commits
+        return choose(
+            Lease(epoch=2, fresh=redis_lost, closed=redis_lost, committed=committed), self.store, RESUME
+        )
+
+    def path(self, name: str, back: int = 1) -> Path:
+        """A file of the newest checkpoint, or of one further back."""
+        return self.store.directory / self.commits[-back].checkpoint_id / name
+
+    def check_begins(self, back: int, *, redis_lost: bool = False) -> None:
+        """A learner that resumes now begins where an older checkpoint ended, with its bytes."""
+        beginning, expected = self.begin(redis_lost=redis_lost), self.commits[-back]
+        assert beginning.checkpoint is not None
+        assert beginning.checkpoint.id == expected.checkpoint_id
+        assert beginning.checkpoint.manifest_sha256 == expected.manifest_sha256
+        assert beginning.ledger.position == expected.position
+        assert beginning.ledger.totals() == expected.totals
+        assert beginning.lineage[-1].checkpoint_id == expected.checkpoint_id
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """See `Run`; tests put back what they damage."""
+    made = learner_run.settings(policy={"hidden_sizes": [32, 32], "normalise_observations": True})
+    algorithm = make_model(made).algorithm
+    kept = CheckpointStore(tmp_path_factory.mktemp("run") / "checkpoints", COUNT)
+    commits: list[Commit] = []
+    for serial in range(1, COUNT + 1):
+        totals = Totals(trained=4 * serial, env_steps=32 * serial)
+        log = LogState(run=made.run, epoch=1, commits=tuple(commits))
+        progress = Progress(
+            run=made.run, sections=sections(made), position=4 * serial, totals=totals, log=log
+        )
+        with torch.no_grad():
+            for parameter in algorithm.published_modules()["default"].parameters():
+                parameter.add_(0.125)
+        state, checkpoint_id = algorithm.state(), f"{1:012d}-{serial:08d}"
+        digest = kept.write(checkpoint_id, state.tensors, progress.to_json() | {"numbers": state.numbers})
+        commit = Commit(
+            checkpoint_id=checkpoint_id, manifest_sha256=digest, position=4 * serial, trim=0, totals=totals
+        )
+        commits.append(commit)
+    return Run(kept, tuple(commits))
+
+
+@contextmanager
+def damaged(path: Path, how: Callable[[bytes, random.Random], bytes], draw: random.Random) -> Iterator[None]:
+    before = path.read_bytes()
+    after = how(before, draw)
+    assert after != before
+    path.write_bytes(after)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+@contextmanager
+def replaced(path: Path, by: Path | None = None) -> Iterator[None]:
+    aside = path.with_name("aside")
+    path.rename(aside)
+    if by is not None:
+        shutil.copytree(by, path)
+    try:
+        yield
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        aside.rename(path)
+
+
+def flip(data: bytes, draw: random.Random) -> bytes:
+    at, bit = draw.randrange(len(data)), draw.randrange(8)
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+def cut(data: bytes, draw: random.Random) -> bytes:
+    return data[: draw.randrange(len(data))]
+
+
+@pytest.mark.parametrize("times", [50, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("redis_lost", [False, True], ids=["committed", "redis-lost"])
+def test_every_damage_is_found_and_the_checkpoint_before_is_taken(
+    run: Run, times: int, redis_lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    draw = random.Random(times)
+    run.check_begins(1, redis_lost=redis_lost)
+    for turn in range(times):
+        caplog.clear()
+        with damaged(run.path(FILES[turn % len(FILES)]), draw.choice((flip, cut)), draw):
+            run.check_begins(2, redis_lost=redis_lost)
+        assert any("falling back" in record.message for record in caplog.records)
+    run.check_begins(1, redis_lost=redis_lost)
+
+
+def test_each_damaged_checkpoint_costs_one_and_without_a_whole_one_nothing_is_begun(run: Run) -> None:
+    draw = random.Random(0)
+    with damaged(run.path(FILES[0]), flip, draw), damaged(run.path(FILES[1], back=2), cut, draw):
+        run.check_begins(3)
+        with damaged(run.path(FILES[0], back=3), flip, draw), pytest.raises(Fatal, match="--allow-loss"):
+            run.begin(redis_lost=True)
+
+
+def test_a_missing_file_and_another_checkpoint_of_the_same_name_are_found(run: Run, tmp_path: Path) -> None:
+    for name in FILES:
+        with replaced(run.path(name)):
+            run.check_begins(2)
+    newest = run.path("")
+    with replaced(newest, by=run.path("", back=2)):
+        run.check_begins(2)
+        run.check_begins(2, redis_lost=True)
+    CheckpointStore(tmp_path, COUNT).write(newest.name, {"weight": torch.ones(1)}, {"numbers": {}})
+    with replaced(newest, by=tmp_path / newest.name):
+        run.check_begins(2)
 
 
 LARGE = WEIGHT_CHUNK_BYTES + 1
+FETCHES, INTERVAL = {"publish_fetch_wait_s": 2.0}, {"publish_interval_ms": 3000.0}
 
 
-class Run:
-    def __init__(self, **section: float) -> None:
-        self.now_s, self.fetched = 0.0, 1
-        self.interval = PublishInterval(
-            LearnerSection.model_validate(section), lambda: self.fetched, lambda: self.now_s
-        )
-
-    def is_over(self, passed_s: float) -> bool:
-        self.now_s = passed_s
-        return self.interval.is_over()
-
-
-def test_the_first_publication_is_due_at_once_and_small_weights_are_always() -> None:
-    run = Run()
-    assert run.is_over(0.0)
-    run.interval.published(WEIGHT_CHUNK_BYTES)
-    assert run.is_over(0.0)
-
-
-def test_large_weights_wait_for_fetches_up_to_a_bound() -> None:
-    run = Run(publish_fetch_wait_s=2.0)
-    run.interval.published(LARGE)
-    assert not run.is_over(1.9)
-    assert run.is_over(2.0)
-    run.fetched = 0
-    assert run.is_over(0.0)
+@pytest.mark.parametrize(
+    ("section", "size", "fetched", "due"),
+    [
+        ({}, WEIGHT_CHUNK_BYTES, 1, {0.0: True}),
+        (FETCHES, LARGE, 1, {0.0: False, 1.9: False, 2.0: True}),
+        (FETCHES, LARGE, 0, {0.0: True}),
+        (FETCHES | INTERVAL, LARGE, 0, {2.5: False, 3.0: True}),
+    ],
+    ids=["small ones are always", "large ones wait for fetches", "nothing is fetched", "the least interval"],
+)
+def test_weights_are_published_again_when_they_are_due(
+    section: dict[str, float], size: int, fetched: int, due: dict[float, bool]
+) -> None:
+    clock = iter([0.0, 0.0, *due])
+    interval = PublishInterval(LearnerSection.model_validate(section), lambda: fetched, lambda: next(clock))
+    assert interval.is_over(), "the first is due at once"
+    interval.published(size)
+    assert [interval.is_over() for _ in due] == list(due.values())
 
 
-def test_the_least_interval_holds_whatever_is_fetched() -> None:
-    run = Run(publish_interval_ms=3000.0, publish_fetch_wait_s=2.0)
-    run.fetched = 0
-    run.interval.published(LARGE)
-    assert not run.is_over(2.5)
-    assert run.is_over(3.0)
-
-
-WEIGHTS = {"w": np.zeros(1, np.float32)}
-
-
-def offered(update: int, *, evaluate: bool = False) -> PendingPublication:
-    return PendingPublication(settled=update * 10, weights=WEIGHTS, update=update, evaluate=evaluate)
-
-
-def test_newer_weights_hold_the_updates_that_were_skipped() -> None:
-    merged = _merged(_merged(offered(1, evaluate=True), offered(2)), offered(3))
-    assert (merged.update, merged.settled, merged.evaluate) == (3, 30, True)
-
-
-def test_settling_further_does_not_replace_weights() -> None:
-    merged = _merged(offered(1), PendingPublication(settled=25))
-    assert (merged.update, merged.settled) == (1, 25)
+def test_an_offer_that_replaces_another_holds_what_was_skipped() -> None:
+    weights = {"w": np.zeros(1, np.float32)}
+    first, second = (PendingPublication(settled=10 * n, weights=weights, update=n) for n in (1, 2))
+    merged = _merged(replace(first, evaluate=True), second)
+    assert (merged.update, merged.settled, merged.evaluate) == (2, 20, True)
+    settled = _merged(merged, PendingPublication(settled=25))
+    assert (settled.update, settled.settled, settled.weights) == (2, 25, weights)

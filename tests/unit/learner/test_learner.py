@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -94,21 +93,14 @@ def test_steps_that_are_not_experience_count_for_nothing() -> None:
     assert not batch.truncated[2].any()
 
 
-def test_staleness_counts_the_oldest_weights_of_a_fragment() -> None:
+def test_staleness_counts_the_oldest_weights_and_slots_name_session_and_environment() -> None:
     header, arrays = good()
     spans = (WeightSpan(0, 0, 3, 7, 7), WeightSpan(0, 3, 3, 9, 8))
-    assert assemble([(replace(header, weights=spans), arrays)], CPU).update.tolist() == [7, 7]
-
-
-def test_no_fragments_are_refused() -> None:
+    batch = assemble([(replace(header, weights=spans, slots=(Slot(4, 0, 0), Slot(2, 0, 0))), arrays)], CPU)
+    assert batch.update.tolist() == [7, 7]
+    assert batch.slots == ((1, 4), (1, 2))
     with pytest.raises(ValueError, match="no fragments"):
         assemble([], CPU)
-
-
-def test_slots_name_session_and_environment() -> None:
-    header, arrays = good()
-    named = replace(header, slots=(Slot(4, 0, 0), Slot(2, 0, 0)))
-    assert assemble([(named, arrays)], CPU).slots == ((1, 4), (1, 2))
 
 
 def test_masks_and_state_lie_in_their_columns() -> None:
@@ -209,15 +201,11 @@ def test_a_run_that_no_actor_came_to_does_not_say_that_its_actors_are_gone() -> 
 
 
 @pytest.mark.promise("learners-two-folders-two")
-def test_a_restarted_learner_has_the_same_name(tmp_path: Path) -> None:
-    assert holder_of(tmp_path) == holder_of(tmp_path)
-
-
-@pytest.mark.promise("learners-two-folders-two")
 def test_learners_of_two_folders_at_one_path_have_two_names(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     first = holder_of(folder)
+    assert holder_of(folder) == first, "a learner that is started again keeps its name"
     folder.rename(tmp_path / "another place")
     folder.mkdir()
     assert holder_of(folder) != first
@@ -311,25 +299,52 @@ def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with
     )
     told = EnvironmentSection.model_validate_json(make_model(made).specification.environment_json)
     assert [one.discount for one in told.reward] == [0.875, 0.5, None]
-    made = configuration.load([{"run": "a", "environment": {"reward": [{"shape": "math:potential"}]}}])
-    with pytest.raises(
-        ConfigurationError, match=r"environment\.reward: shape='math:potential' cannot be loaded"
-    ):
-        make_model(made)
 
 
-def test_arguments_that_a_policy_has_not_are_refused() -> None:
-    made = configuration.load([{"run": "a", "policy": {"kwargs": {"model": "base"}}}])
-    with pytest.raises(ConfigurationError, match=r"policy\.kwargs=\{'model': 'base'\}: .*takes none"):
-        make_model(made)
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "arguments of no policy": (
+        {"policy": {"kwargs": {"model": "base"}}},
+        r"policy\.kwargs=\{'model': 'base'\}: .*takes none",
+    ),
+    "an algorithm of tokens": (
+        {"algorithm": {"name": "token_ppo"}},
+        r"algorithm\.name='token_ppo': does not .*acts step by step; use clone or",
+    ),
+    "no such shape of rewards": (
+        {"environment": {"reward": [{"shape": "math:potential"}]}},
+        r"environment\.reward: shape='math:potential' cannot be loaded",
+    ),
+    "burn-in of nothing": (
+        {"policy": {"burn_in": 4}},
+        r"policy\.burn_in=4: policy\.recurrent='none' has no state to refresh",
+    ),
+    "burn-in of everything": (
+        {"policy": {"burn_in": 32, "recurrent": "lstm"}},
+        r"policy\.burn_in=32: nothing is left to learn from of actor\.unroll_length=32",
+    ),
+    "masks of real numbers": (
+        {"environment": {"id": "Pendulum-v1", "mask_key": "action_mask"}},
+        r"environment\.mask_key='action_mask': the actions Box.* no choices of one of n",
+    ),
+    "a buffer below a fragment": (
+        {"algorithm": {"name": "dqn", "error_steps": 100}},
+        r"error_steps=100: with fragments of 256 steps.*give at least 256",
+    ),
+    "replay that is full too early": (
+        {"algorithm": {"name": "dqn", "capacity": 1100}},
+        r"capacity=1100: .*give at least 1256",
+    ),
+    "replay of less than a fragment": (
+        {"algorithm": {"name": "dqn", "capacity_bytes": 1000}},
+        r"capacity_bytes=1000: a fragment alone has \d+",
+    ),
+}
 
 
-def test_an_algorithm_of_tokens_learns_no_single_steps() -> None:
-    made = configuration.load([{"run": "a", "algorithm": {"name": "token_ppo"}}])
-    with pytest.raises(
-        ConfigurationError, match=r"algorithm\.name='token_ppo': does not .*acts step by step; use clone or"
-    ):
-        make_model(made)
+@pytest.mark.parametrize(("layer", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_learned_is_refused_at_the_start(layer: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make_model(configuration.load([{"run": "a"}, layer]))
 
 
 def test_a_specification_that_no_reply_holds_is_refused() -> None:
@@ -408,66 +423,11 @@ def test_what_the_log_may_hold_is_counted_beside_replay() -> None:
     assert 50 * MIB <= one.size - other.size <= 67 * MIB
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "message"),
-    [
-        ({"error_steps": 100}, r"error_steps=100: with fragments of 256 steps.*give at least 256"),
-        ({"capacity": 1100}, r"capacity=1100: .*give at least 1256"),
-        ({"capacity_bytes": 1000}, r"capacity_bytes=1000: a fragment alone has \d+"),
-    ],
-)
-def test_a_rate_that_would_block_for_good_is_refused_at_start(
-    algorithm: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make_model(replaying(**algorithm))
-
-
 def test_actors_are_told_the_policy_that_the_algorithm_needs() -> None:
     made = make_model(replaying())
     told = PolicySection.model_validate_json(made.specification.policy_json)
     assert (told.discrete, told.shared_trunk) == ("epsilon_greedy", True)
     assert made.specification.stale_after == made.specification.update_steps == 0
-
-
-STATE: dict[str, tuple[dict[str, Any], str]] = {
-    "burn-in of nothing": (
-        {"policy": {"burn_in": 4}},
-        r"policy\.burn_in=4: policy\.recurrent='none' has no state to refresh",
-    ),
-    "burn-in of everything": (
-        {"policy": {"burn_in": 32, "recurrent": "lstm"}},
-        r"policy\.burn_in=32: nothing is left to learn from of actor\.unroll_length=32",
-    ),
-    "masks of real numbers": (
-        {"environment": {"id": "Pendulum-v1", "mask_key": "action_mask"}},
-        r"environment\.mask_key='action_mask': the actions Box.* no choices of one of n",
-    ),
-    "stacked out of shape": (
-        {"environment": {"id": "Grid-v7"}, "policy": {"frame_stack": 4}},
-        r"environment\.id='Grid-v7': policy\.frame_stack=4: .*stack fewer frames",
-    ),
-}
-
-
-class Grid(gymnasium.Env[Any, Any]):
-    observation_space = gymnasium.spaces.Box(0, 255, (10, 10, 4), np.uint8)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros((10, 10, 4), np.uint8), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros((10, 10, 4), np.uint8), 0.0, True, False, {}
-
-
-@pytest.mark.parametrize(("layer", "message"), STATE.values(), ids=STATE)
-def test_state_and_masks_that_cannot_be_are_refused(layer: dict[str, Any], message: str) -> None:
-    if "Grid-v7" not in gymnasium.registry:
-        gymnasium.register("Grid-v7", lambda **_: Grid())
-    with pytest.raises(ConfigurationError, match=message):
-        make_model(configuration.load([{"run": "a"}, layer]))
 
 
 def test_a_fragment_carries_what_the_policy_remembers_and_the_masks() -> None:
@@ -488,6 +448,12 @@ def test_a_fragment_carries_what_the_policy_remembers_and_the_masks() -> None:
 
 
 ON_HARDWARE: dict[str, tuple[int, dict[str, Any], str]] = {
+    "tokens": (2, {"algorithm": {"name": "token_ppo"}}, "algorithm.name='token_ppo'"),
+    "compiled-tokens": (
+        1,
+        {"algorithm": {"name": "token_ppo"}, "learner": {"compile": True}},
+        "algorithm.name='token_ppo'",
+    ),
     "replay": (2, {"algorithm": {"name": "dqn"}}, r"algorithm.name='dqn': .*there are 2; use impala or"),
     "clone": (2, {"algorithm": {"name": "clone"}}, r"algorithm.name='clone': .*learner.ranks=1"),
     "recurrent": (2, {"policy": {"recurrent": "gru"}}, r"policy.recurrent='gru': .*learner.ranks=1"),
@@ -517,10 +483,12 @@ def test_what_a_learners_hardware_cannot_is_refused(ranks: int, layer: dict[str,
         check_hardware(configuration.load([{"run": "a"}, layer]), ranks)
 
 
-def test_what_several_ranks_share_is_not_refused() -> None:
+def test_what_several_ranks_share_and_mixed_precision_of_tokens_are_not_refused() -> None:
+    policy = {"hidden_norm": "batch", "dropout": 0.1, "frame_stack": 2}
     for name in ("ppo", "impala", "reinforce"):
-        policy = {"hidden_norm": "batch", "dropout": 0.1, "frame_stack": 2}
         check_hardware(configuration.load([{"run": "a", "algorithm": {"name": name}, "policy": policy}]), 2)
+    tokens = {"algorithm": {"name": "token_ppo"}, "learner": {"precision": "bfloat16"}}
+    check_hardware(configuration.load([{"run": "a"}, tokens]), 1)
 
 
 class OnPolicyClone(OnPolicySection):
@@ -538,11 +506,3 @@ def test_an_algorithm_that_takes_no_hardware_is_refused_it_whatever_its_section_
     settings = configuration.load([{"run": "a"}, {"learner": layer}])
     with pytest.raises(ConfigurationError, match="algorithm.name='clone'"):
         check_hardware(settings.model_copy(update={"algorithm": OnPolicyClone()}), ranks)
-
-
-def test_tokens_are_learned_in_mixed_precision_by_one_rank() -> None:
-    tokens: dict[str, Any] = {"run": "a", "algorithm": {"name": "token_ppo"}}
-    check_hardware(configuration.load([tokens, {"learner": {"precision": "bfloat16"}}]), 1)
-    for ranks, layer in ((1, {"learner": {"compile": True}}), (2, {})):
-        with pytest.raises(ConfigurationError, match="algorithm.name='token_ppo'"):
-            check_hardware(configuration.load([tokens, layer]), ranks)

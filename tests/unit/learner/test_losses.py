@@ -23,7 +23,6 @@ from penstock.learner.algorithms.gradient import (
 from penstock.learner.algorithms.losses import (
     Advantages,
     Objective,
-    Schedule,
     adapted,
     carries,
     decayed,
@@ -149,19 +148,7 @@ def estimate(case: Case, *, vtrace_: bool, dtype: torch.dtype = torch.float64) -
 
 @pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])
 @pytest.mark.parametrize("seed", range(5))
-def test_equals_the_sum_over_later_steps(seed: int, *, vtrace_: bool) -> None:
-    check_sums(seed, vtrace_=vtrace_)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])
-def test_a_thousand_unrolls_equal_the_sum_over_later_steps(*, vtrace_: bool) -> None:
-    for seed in range(5, 150):
-        check_sums(seed, vtrace_=vtrace_)
-
-
-def check_sums(seed: int, *, vtrace_: bool) -> None:
+def test_estimates_equal_the_sum_over_later_steps(seed: int, *, vtrace_: bool) -> None:
     unrolls = case(seed)
     expected_advantage, expected_target = summed(unrolls, vtrace=vtrace_)
     result = estimate(unrolls, vtrace_=vtrace_)
@@ -178,32 +165,20 @@ def test_float32_stays_close_to_float64(*, vtrace_: bool) -> None:
     torch.testing.assert_close(narrow.target.double(), wide.target, atol=1e-4, rtol=0)
 
 
-def test_on_policy_vtrace_has_the_targets_of_gae() -> None:
+def test_on_policy_vtrace_has_the_targets_of_gae_and_at_lambda_one_its_advantages() -> None:
     tensors = case(3).tensors()
-    ratios = torch.zeros_like(tensors[0])
-    traced = vtrace(*tensors, ratios, discount=DISCOUNT, gae_lambda=GAE_LAMBDA, rho_clip=1.0, c_clip=1.0)
-    estimated = gae(*tensors, discount=DISCOUNT, gae_lambda=GAE_LAMBDA)
-    torch.testing.assert_close(traced.target, estimated.target, rtol=1e-12, atol=1e-12)
-
-
-def test_on_policy_vtrace_advantage_equals_gae_at_lambda_one() -> None:
-    tensors = case(4).tensors()
-    ratios = torch.zeros_like(tensors[0])
-    traced = vtrace(*tensors, ratios, discount=DISCOUNT, gae_lambda=1.0, rho_clip=1.0, c_clip=1.0)
-    estimated = gae(*tensors, discount=DISCOUNT, gae_lambda=1.0)
+    for gae_lambda in (GAE_LAMBDA, 1.0):
+        estimated = gae(*tensors, discount=DISCOUNT, gae_lambda=gae_lambda)
+        traced = vtrace(
+            *tensors,
+            torch.zeros_like(tensors[0]),
+            discount=DISCOUNT,
+            gae_lambda=gae_lambda,
+            rho_clip=1.0,
+            c_clip=1.0,
+        )
+        torch.testing.assert_close(traced.target, estimated.target, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(traced.advantage, estimated.advantage, rtol=1e-12, atol=1e-12)
-
-
-def test_on_policy_vtrace_advantage_is_away_from_gae_by_what_is_said() -> None:
-    rewards, values, following, carried, valid = tensors = case(5).tensors()
-    ratios = torch.zeros_like(rewards)
-    traced = vtrace(*tensors, ratios, discount=DISCOUNT, gae_lambda=GAE_LAMBDA, rho_clip=1.0, c_clip=1.0)
-    estimated = gae(*tensors, discount=DISCOUNT, gae_lambda=GAE_LAMBDA)
-    delta = (rewards + DISCOUNT * following - values).masked_fill(~valid, 0.0)
-    expected = (delta + (estimated.advantage - delta) / GAE_LAMBDA).masked_fill(~valid, 0.0)
-    torch.testing.assert_close(traced.advantage, expected, rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(traced.advantage, estimated.advantage)
-    assert carried.any()
 
 
 def test_three_steps_by_hand() -> None:
@@ -222,7 +197,7 @@ def test_three_steps_by_hand() -> None:
         assert result.advantage.tolist() == expected
 
 
-CLIP, CAP, COUNT = 0.2, 5.0, 400
+CLIP, CAP, COUNT = 0.2, 1.5, 400
 
 
 def log_probs(seed: int, spread: float, base: Tensor | None = None) -> Tensor:
@@ -235,17 +210,13 @@ def advantages() -> Tensor:
     return log_probs(9, 1.0) + 1.0
 
 
-def surrogate_loss(current: Tensor, fixed: loss.Surrogate) -> Tensor:
-    return loss.policy_loss(current, fixed.anchor, fixed.weighted_advantage, CLIP)
-
-
 def slope(of: Callable[[Tensor], Tensor], where: Tensor) -> Tensor:
     leaf = where.clone().requires_grad_()
     return torch.autograd.grad(of(leaf), leaf)[0]
 
 
 def gradient(current: Tensor, fixed: loss.Surrogate) -> Tensor:
-    return slope(lambda leaf: surrogate_loss(leaf, fixed), current)
+    return slope(lambda leaf: loss.policy_loss(leaf, fixed.anchor, fixed.weighted_advantage, CLIP), current)
 
 
 def brute_force(behaviour: Tensor, proximal: Tensor, current: Tensor, advantage: Tensor) -> Tensor:
@@ -270,6 +241,7 @@ def test_decoupled_gradient_at_a_fixed_lag_is_its_brute_force_formula() -> None:
     torch.testing.assert_close(
         result, brute_force(behaviour, proximal, current, advantages()), rtol=1e-9, atol=0
     )
+    assert 0 < ((proximal - behaviour).exp() > CAP).sum() < COUNT
     other = gradient(current, loss.coupled(behaviour, advantages()))
     assert (result - other).abs().max() > 0.1 * result.abs().max()
 
@@ -279,19 +251,7 @@ def test_decoupled_is_coupled_when_the_proximal_policy_acted() -> None:
     current = log_probs(3, 0.2, behaviour)
     first = loss.decoupled(behaviour, behaviour, advantages(), CAP)
     second = loss.coupled(behaviour, advantages())
-    assert torch.equal(surrogate_loss(current, first), surrogate_loss(current, second))
     assert torch.equal(gradient(current, first), gradient(current, second))
-
-
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-@pytest.mark.parametrize("ratio", [0.5, 0.9, 1.1, 1.5])
-def test_both_branches_have_the_slope_of_finite_differences(sign: float, ratio: float) -> None:
-    anchor = torch.tensor([-1.0], dtype=torch.float64)
-    fixed = loss.Surrogate(anchor, torch.tensor([sign], dtype=torch.float64))
-    current = anchor + math.log(ratio)
-    step = 1e-6
-    found = (surrogate_loss(current + step, fixed) - surrogate_loss(current - step, fixed)) / (2 * step)
-    torch.testing.assert_close(gradient(current, fixed), found.reshape(1), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
@@ -311,39 +271,10 @@ def test_dual_clip_is_the_formula_of_its_paper(sign: float, ratio: float) -> Non
     torch.testing.assert_close(slope(of, current), found.reshape(1), rtol=1e-6, atol=1e-9)
 
 
-def test_dual_clip_changes_bad_actions_beyond_it_and_nothing_else() -> None:
-    anchor = log_probs(1, 0.0)
-    current = log_probs(2, 1.0, anchor)
-    advantage = advantages()
-    plain = slope(lambda leaf: loss.policy_loss(leaf, anchor, advantage, CLIP), current)
-    held = slope(lambda leaf: loss.policy_loss(leaf, anchor, advantage, CLIP, dual_clip=1.5), current)
-    beyond = (advantage < 0) & ((current - anchor).exp() > 1.5)
-    assert 0 < beyond.sum() < COUNT
-    assert torch.equal(plain != held, beyond)
-    assert not held[beyond].any()
-
-
-def test_the_policy_gradient_is_its_formula() -> None:
+def test_losses_have_the_values_of_their_formulas() -> None:
     current, weights = log_probs(1, 0.5), advantages()
     found = loss.policy_gradient(current, weights)
     torch.testing.assert_close(found, -(weights * current).mean(), rtol=1e-12, atol=0)
-
-
-def test_weights_of_impala_are_truncated_ratios() -> None:
-    behaviour = log_probs(1, 0.3)
-    proximal = log_probs(2, 0.5, behaviour)
-    fixed = loss.decoupled(behaviour, proximal, advantages(), 1.2)
-    ratio = torch.minimum(proximal.exp() / behaviour.exp(), torch.tensor(1.2, dtype=torch.float64))
-    torch.testing.assert_close(fixed.weighted_advantage, ratio * advantages(), rtol=1e-9, atol=0)
-    assert torch.equal(fixed.anchor, proximal)
-
-
-def test_behaviour_weight_is_truncated() -> None:
-    weight = loss.behaviour_weight(torch.tensor([-9.0, -1.0]), torch.tensor([-1.0, -1.5]), 2.0)
-    torch.testing.assert_close(weight, torch.tensor([2.0, math.exp(-0.5)]))
-
-
-def test_value_loss_takes_the_larger_error_when_clipped() -> None:
     value, target, old = torch.tensor([3.0]), torch.tensor([4.0]), torch.tensor([1.0])
     assert loss.value_loss(value, target, old, None).item() == pytest.approx(0.5)
     assert loss.value_loss(value, target, old, 0.5).item() == pytest.approx(0.5 * 2.5**2)
@@ -393,25 +324,19 @@ def test_shares_of_a_minibatch_add_up_to_it() -> None:
     value, target, old = (log_probs(seed, 1.0) for seed in (1, 2, 3))
     parts = [slice(0, 3), slice(3, 3), slice(3, None)]
     whole = (loss.policy_loss(value, old, target, CLIP), loss.value_loss(value, target, old, CLIP))
-    shared = [
-        (
-            loss.policy_loss(value[part], old[part], target[part], CLIP, total=len(value)),
-            loss.value_loss(value[part], target[part], old[part], CLIP, len(value)),
-        )
-        for part in parts
+    policy = [
+        loss.policy_loss(value[part], old[part], target[part], CLIP, total=len(value)) for part in parts
     ]
-    for kind, expected in enumerate(whole):
-        torch.testing.assert_close(sum(part[kind] for part in shared), expected)
+    critic = [loss.value_loss(value[part], target[part], old[part], CLIP, len(value)) for part in parts]
+    torch.testing.assert_close((sum(policy), sum(critic)), whole)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [("constant", (1.0, 1.0, 1.0)), ("linear", (1.0, 0.75, 0.0)), ("cosine", (1.0, 0.8535534, 0.0))],
-)
-def test_starts_at_one_and_ends_where_it_should(schedule: Schedule, expected: tuple[float, ...]) -> None:
-    found = [factor(schedule, progress) for progress in (0.0, 0.25, 1.0)]
-    assert found == pytest.approx(expected)
-    assert factor(schedule, 1.7) == pytest.approx(expected[-1])
+@pytest.mark.parametrize("progress", [-0.5, 0.0, 0.25, 0.7, 1.0, 1.7])
+def test_schedules_are_their_closed_forms_and_outside_a_run_their_nearest_end(progress: float) -> None:
+    within = min(max(progress, 0.0), 1.0)
+    assert factor("constant", progress) == 1.0
+    assert factor("linear", progress) == 1.0 - within
+    assert factor("cosine", progress) == 0.5 * (1.0 + math.cos(math.pi * within))
 
 
 def test_warmup_rises_in_equal_steps() -> None:
@@ -419,37 +344,21 @@ def test_warmup_rises_in_equal_steps() -> None:
     assert warmup(0, 0) == 1.0
 
 
-@pytest.mark.parametrize("progress", [i / 50 for i in range(51)])
-def test_linear_and_cosine_are_their_closed_forms(progress: float) -> None:
-    assert factor("linear", progress) == 1.0 - progress
-    assert factor("cosine", progress) == 0.5 * (1.0 + math.cos(math.pi * progress))
-    assert min(factor("linear", progress), factor("cosine", progress)) >= 0.0
-
-
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_progress_outside_a_run_is_its_nearest_end(schedule: Schedule) -> None:
-    assert factor(schedule, -0.5) == factor(schedule, 0.0)
-    assert factor(schedule, 1.5) == factor(schedule, 1.0)
-
-
-def test_a_decay_is_geometric_down_to_its_floor_and_never_below() -> None:
-    coefficients = [decayed(0.1, 0.9, 0.02, updates) for updates in range(200)]
-    assert coefficients == [max(0.02, 0.1 * 0.9**updates) for updates in range(200)]
-    assert coefficients[0] == 0.1
-    assert coefficients[15] > 0.02 == coefficients[16]
-    assert min(coefficients) == 0.02
-    assert decayed(0.1, 0.5, 0.0, 10_000) == 0.0
-
-
-@pytest.mark.parametrize("initial", [0.01, 0.0, -0.1])
-def test_a_decay_that_begins_below_its_floor_is_not_raised_to_it(initial: float) -> None:
-    expected = [initial] * 3 if initial > 0.0 else [initial, initial / 2, initial / 4]
-    assert [decayed(initial, 0.5, 0.05, updates) for updates in range(3)] == expected
-
-
-@pytest.mark.parametrize("initial", [0.1, 0.0, -0.1])
-def test_without_decay_the_initial_value_stays(initial: float) -> None:
-    assert [decayed(initial, 1.0, 0.05, updates) for updates in (0, 7)] == [initial, initial]
+@pytest.mark.parametrize(
+    ("initial", "decay", "floor", "expected"),
+    [
+        (0.1, 0.9, 0.02, [max(0.02, 0.1 * 0.9**updates) for updates in range(200)]),
+        (0.1, 0.5, 0.0, [0.1 * 0.5**updates for updates in range(9)]),
+        (0.01, 0.5, 0.05, [0.01] * 3),
+        (0.0, 0.5, 0.05, [0.0] * 3),
+        (-0.1, 0.5, 0.05, [-0.1, -0.05, -0.025]),
+        (0.1, 1.0, 0.05, [0.1] * 8),
+    ],
+)
+def test_a_decay_is_geometric_down_to_a_floor_and_never_raised_to_it(
+    initial: float, decay: float, floor: float, expected: list[float]
+) -> None:
+    assert [decayed(initial, decay, floor, updates) for updates in range(len(expected))] == expected
 
 
 @pytest.mark.parametrize(
@@ -461,13 +370,7 @@ def test_without_decay_the_initial_value_stays(initial: float) -> None:
 )  # fmt: skip
 def test_the_rate_is_steered_outside_half_and_twice_the_target(divergence: float, expected: float) -> None:
     assert steered(1e-3, divergence, 0.01, (1e-6, 1e-2)) == expected
-
-
-def test_a_steered_rate_stays_within_its_bounds() -> None:
-    low = high = 1e-3
-    for _ in range(40):
-        low, high = steered(low, 1.0, 0.01, (1e-5, 1e-2)), steered(high, 0.0, 0.01, (1e-5, 1e-2))
-    assert (low, high) == (1e-5, 1e-2)
+    assert steered(1e-3, divergence, 0.01, (9.9e-4, 1.1e-3)) == min(max(expected, 9.9e-4), 1.1e-3)
 
 
 @pytest.mark.parametrize(
@@ -609,26 +512,13 @@ def test_slopes_in_closed_form_are_those_of_autograd(name: str, by_entropy: floa
     torch.testing.assert_close(found, [log_prob.detach(), *expected], rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_outputs_by_hand_are_the_policys(name: str) -> None:
-    policy = double(name)
-    network = DenseNetwork(policy, FlatAdam(policy, 1e-5))
-    inputs = Inputs(torch.randn(50, 4, dtype=torch.float64))
-    found, expected = network.outputs(inputs), policy.outputs(inputs)
-    torch.testing.assert_close(found.parameters, expected.parameters, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(found.value, expected.value, rtol=1e-12, atol=1e-15)
-
-
-def test_only_dense_networks_are_done_by_hand() -> None:
+def test_only_dense_networks_are_done_by_hand_and_only_heads_that_have_slopes_in_closed_form() -> None:
     dense, curved = small_policy(), small_policy(activation="silu")
     seeing = build(image(8, 8, 3), Discrete(2), PolicySection(), 0)
     assert isinstance(network_of(dense, FlatAdam(dense, 1e-5)), DenseNetwork)
     for policy in (curved, seeing):
         assert not isinstance(network_of(policy, FlatAdam(policy, 1e-5)), DenseNetwork)
     assert has_slopes(dense)
-
-
-def test_a_head_of_other_numbers_has_not_the_slopes_of_its_base() -> None:
     assert not has_slopes(double("squashed"))
     assert not has_slopes(small_policy(0, Discrete(3), discrete="epsilon_greedy"))
 
@@ -654,19 +544,3 @@ def test_steps_are_those_of_torchs_adam_with_clipped_gradients(
         torch.testing.assert_close(adam.flat_gradient, scaled, rtol=1e-9, atol=1e-12)
     for one, other in zip(flat.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-
-
-def test_a_restored_optimiser_goes_on_as_if_nothing_had_happened() -> None:
-    policy = double("discrete")
-    adam = FlatAdam(policy, 1e-5)
-    network, rows = network_of(policy, adam), torch.randn(32, 4, dtype=torch.float64)
-
-    def step() -> Tensor:
-        adam.step(gradient_of(policy, network, rows), 1e-2, 0.5)
-        return adam.parameters.clone()
-
-    step()
-    go_back = adam.backup()
-    first = step()
-    go_back()
-    assert torch.equal(step(), first)

@@ -69,13 +69,10 @@ def parts(charges: list[int], ranks: int) -> list[list[int]]:
     return [charges[part] for part in divide(charges, ranks)]
 
 
-def test_equal_fragments_are_divided_evenly() -> None:
+def test_equal_fragments_are_divided_evenly_and_fewer_than_ranks_leave_some_without() -> None:
     assert parts([8, 8, 8, 8], 2) == [[8, 8], [8, 8]]
     assert parts([8, 8, 8], 3) == [[8], [8], [8]]
     assert parts([1, 1, 1, 3], 2) == [[1, 1, 1], [3]]
-
-
-def test_fewer_fragments_than_ranks_leave_some_without() -> None:
     assert sorted(map(len, parts([8], 3))) == [0, 0, 1]
     assert parts([], 2) == [[], []]
 
@@ -90,11 +87,8 @@ def test_every_fragment_goes_to_one_rank(charges: list[int], ranks: int) -> None
         assert all(sum(part) <= sum(charges) / ranks + largest for part in divided)
 
 
-def test_without_torchrun_there_is_one_rank() -> None:
-    assert place_of({}) == place_of({"RANK": "0", "WORLD_SIZE": "1"}) == RankPlace()
-
-
 def test_torchrun_says_which_rank_this_is_and_how_many_share_the_machine() -> None:
+    assert place_of({}) == place_of({"RANK": "0", "WORLD_SIZE": "1"}) == RankPlace()
     place = place_of({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
     assert place == RankPlace(rank=2, size=4, on_host=0, size_on_host=2)
     assert place.spans_machines

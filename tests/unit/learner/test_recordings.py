@@ -20,7 +20,6 @@ from penstock.learner.feed.recording import (
     FRAME_BYTES,
     INDEX,
     Frame,
-    FrameEntry,
     Kind,
     RecordingWriter,
     Torn,
@@ -135,35 +134,27 @@ def test_fragments_without_batches_are_taken_as_the_algorithm_likes(played: Path
 
 
 def test_an_imitator_reads_every_fragment_in_every_pass_and_never_what_it_validates_on(played: Path) -> None:
-    algorithm = clone(passes=3, validation=0.2)
-    assert isinstance(algorithm, Imitator)
-    of = feed(played, algorithm)
-    of.hold_out()
-    held = set(numbers(algorithm._held_out))
+    def read(seed: int) -> tuple[list[int], set[int]]:
+        algorithm = clone(passes=3, validation=0.2)
+        assert isinstance(algorithm, Imitator)
+        of = feed(played, algorithm, seed=seed)
+        of.hold_out()
+        order = [number for one in everything(of) for number in numbers(one.batch)]
+        return order, set(numbers(algorithm._held_out))
+
+    order, held = read(0)
     assert len(held) == 4
-    order = [number for one in everything(of) for number in numbers(one.batch)]
     assert Counter(order) == dict.fromkeys(set(range(1, 22)) - held, 3)
-    passes = [order[start : start + 17] for start in (0, 17, 34)]
-    assert len({tuple(one) for one in passes}) == 3
-    again = feed(played, clone(passes=3, validation=0.2))
-    again.hold_out()
-    assert [number for one in everything(again) for number in numbers(one.batch)] == order
-    other = feed(played, clone(passes=3, validation=0.2), seed=1)
-    other.hold_out()
-    assert [number for one in everything(other) for number in numbers(one.batch)] != order
-
-
-def test_without_validation_nothing_is_held_out(played: Path) -> None:
-    algorithm = clone(passes=1, validation=0.0)
-    of = feed(played, algorithm)
-    of.hold_out()
-    assert algorithm._held_out is None
-    assert sorted(n for one in everything(of) for n in numbers(one.batch)) == list(range(1, 22))
+    assert len({tuple(order[start : start + 17]) for start in (0, 17, 34)}) == 3
+    assert read(0)[0] == order != read(1)[0]
 
 
 @pytest.mark.parametrize("taken", [1, 4])
 def test_a_resumed_learner_goes_on_behind_what_it_has_taken(played: Path, taken: int) -> None:
-    whole = [numbers(one.batch) for one in everything(feed(played, clone(passes=2, validation=0.0)))]
+    of = feed(played, clone(passes=2, validation=0.0))
+    of.hold_out()
+    whole = [numbers(one.batch) for one in everything(of)]
+    assert sorted(number for part in whole for number in part) == sorted([*range(1, 22)] * 2)
     rest = everything(feed(played, clone(passes=2, validation=0.0), taken=taken))
     assert [numbers(one.batch) for one in rest] == whole[taken:]
     assert rest[-1].recorded == len(whole)
@@ -254,8 +245,9 @@ def test_a_resumed_learner_cuts_what_it_will_consume_again(folder: Path) -> None
 
 
 def test_a_full_recording_ends_with_a_whole_batch(tmp_path: Path) -> None:
-    size = sum(entry.size for entry in _entries(tmp_path / "measure"))
-    folder = tmp_path / "recording"
+    write(tmp_path / "measure", [batch(2, (1, 2))])
+    measured, folder = Recording(tmp_path / "measure"), tmp_path / "recording"
+    size = sum(one.size for one in (*measured.fragments, *(one.entry for one in measured.batches)))
     write(folder, [batch(2, (1, 2)), batch(4, (3, 4)), batch(5, (5,))], max_bytes=size + FRAME_BYTES)
     assert sequences(Recording(folder)) == [(2, [1, 2])]
     writer = RecordingWriter.go_on(folder, 5, LARGE)
@@ -265,18 +257,11 @@ def test_a_full_recording_ends_with_a_whole_batch(tmp_path: Path) -> None:
     assert sequences(Recording(folder)) == [(2, [1, 2])]
 
 
-def _entries(folder: Path) -> list[FrameEntry]:
-    write(folder, [batch(2, (1, 2))])
-    recording = Recording(folder)
-    return [*recording.fragments, *(one.entry for one in recording.batches)]
-
-
-def test_a_folder_is_recorded_into_once(folder: Path) -> None:
+def test_a_folder_that_holds_a_recording_already_or_none_is_refused_in_words(
+    folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="holds a recording already"):
         RecordingWriter.begin(folder, specification(), "learner", LARGE)
-
-
-def test_what_is_no_recording_is_refused_in_words(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"holds no recording\.json"):
         Recording(tmp_path)
     description = folder / "recording.json"

@@ -1,7 +1,8 @@
 import json
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,8 @@ def test_each_episode_has_a_line(tmp_path: Path) -> None:
     EpisodeLog(tmp_path).add(1, [episode(4), episode(5)])
     EpisodeLog(tmp_path).add(3, [episode(6)])
     lines = [json.loads(line) for line in (tmp_path / EPISODES).read_text().splitlines()]
-    assert [(one["episode"], one["return"], one["length"]) for one in lines] == [
-        (1, 2, 4),
-        (2, 2.5, 5),
-        (3, 3, 6),
-    ]
+    shown = [(one["episode"], one["return"], one["length"]) for one in lines]
+    assert shown == [(1, 2, 4), (2, 2.5, 5), (3, 3, 6)]
     assert {(one["version"], one["terminated"]) for one in lines} == {(3, True)}
 
 
@@ -73,6 +71,14 @@ def policy(seed: int = 0) -> Policy:
     return build(OBSERVATION, ACTION, PolicySection(hidden_sizes=(8,)), seed)
 
 
+def held(
+    quarantine: Quarantine, log_prob: Sequence[float] | NDArray[Any], version: int = 7, sha256: str = "digest"
+) -> bool:
+    answer = tuple(map(float, log_prob))
+    quarantine.check([ProbeAnswer(session=3, actor_id="a", version=version, sha256=sha256, log_prob=answer)])
+    return quarantine.holds(3)
+
+
 @pytest.mark.parametrize(
     "space",
     [
@@ -100,24 +106,16 @@ def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> No
     probe = make_probe(OBSERVATION, served, 0)
     quarantine = Quarantine(probe, policy(0), 1e-3)
     quarantine.expect(7, "digest", weights.snapshot(served))
-    right = tuple(map(float, served.log_prob(probe.observation, probe.action)))
-    wrong = tuple(map(float, other.log_prob(probe.observation, probe.action)))
-
-    def answered(log_prob: tuple[float, ...], sha256: str = "digest", version: int = 7) -> bool:
-        quarantine.check(
-            [ProbeAnswer(session=3, actor_id="a", version=version, sha256=sha256, log_prob=log_prob)]
-        )
-        return quarantine.holds(3)
-
-    assert not answered(right)
-    assert answered(wrong)
-    assert answered(wrong, version=99)
-    assert not answered(right)
-    assert answered(right, sha256="other")
-    assert not answered(right)
-    assert answered((float("nan"),) * ROWS)
-    assert not answered(right)
-    assert answered(right[:-1])
+    right, wrong = (made.log_prob(probe.observation, probe.action) for made in (served, other))
+    assert not held(quarantine, right)
+    assert held(quarantine, wrong)
+    assert held(quarantine, wrong, version=99)
+    assert not held(quarantine, right)
+    assert held(quarantine, right, sha256="other")
+    assert not held(quarantine, right)
+    assert held(quarantine, (math.nan,) * ROWS)
+    assert not held(quarantine, right)
+    assert held(quarantine, right[:-1])
     assert not quarantine.holds(4)
 
 
@@ -133,19 +131,11 @@ def test_an_update_smaller_than_the_tolerance_that_did_not_arrive_is_found() -> 
         quarantine.expect(version, "digest", weights.snapshot(made))
         right[version] = made.log_prob(probe.observation, probe.action).astype(np.float64)
     assert 1e-5 < np.abs(right[1] - right[2]).max() < 1e-4
-
-    def held(session: int, version: int, log_prob: NDArray[np.float64]) -> bool:
-        answer = ProbeAnswer(
-            session=session, actor_id="a", version=version, sha256="digest", log_prob=tuple(log_prob.tolist())
-        )
-        quarantine.check([answer])
-        return quarantine.holds(session)
-
-    assert not held(5, 1, right[1])
-    assert held(5, 2, right[1])
-    assert held(5, 2, right[1])
-    assert not held(5, 3, right[3])
-    assert not held(5, 2, right[2] + np.abs(right[1] - right[2]).max() / 2)
+    assert not held(quarantine, right[1], 1)
+    assert held(quarantine, right[1], 2)
+    assert held(quarantine, right[1], 2)
+    assert not held(quarantine, right[3], 3)
+    assert not held(quarantine, right[2] + np.abs(right[1] - right[2]).max() / 2, 2)
 
 
 def test_a_large_answer_may_be_off_by_its_rounding() -> None:
@@ -159,17 +149,9 @@ def test_a_large_answer_may_be_off_by_its_rounding() -> None:
     quarantine.expect(7, "digest", weights.snapshot(served))
     right = served.acting_log_prob(probe.observation, probe.action)
     assert np.spacing(right).min() < -1e-3
-
-    def answered(log_prob: NDArray[np.float32]) -> bool:
-        answer = ProbeAnswer(
-            session=3, actor_id="a", version=7, sha256="digest", log_prob=tuple(map(float, log_prob))
-        )
-        quarantine.check([answer])
-        return quarantine.holds(3)
-
-    assert not answered(right)
-    assert not answered(np.nextafter(right, np.float32(0)))
-    assert answered(right * np.float32(1.01))
+    assert not held(quarantine, right)
+    assert not held(quarantine, np.nextafter(right, np.float32(0)))
+    assert held(quarantine, right * np.float32(1.01))
 
 
 @pytest.mark.parametrize(
@@ -183,11 +165,7 @@ def test_a_policy_that_remembers_is_asked_in_the_middle_of_an_episode(section: d
     quarantine.expect(7, "digest", weights.snapshot(served))
 
     def answered() -> bool:
-        log_prob = tuple(map(float, served.acting_log_prob(probe.observation, probe.action)))
-        quarantine.check(
-            [ProbeAnswer(session=3, actor_id="a", version=7, sha256="digest", log_prob=log_prob)]
-        )
-        return quarantine.holds(3)
+        return held(quarantine, served.acting_log_prob(probe.observation, probe.action))
 
     assert not answered()
     core = served.memory.actor_core
@@ -202,26 +180,15 @@ def test_a_policy_that_remembers_is_asked_in_the_middle_of_an_episode(section: d
     assert answered()
 
 
-def test_a_session_that_sent_what_cannot_be_learned_from_is_held_for_good() -> None:
-    served = policy(0)
-    probe = make_probe(OBSERVATION, served, 0)
-    quarantine = Quarantine(probe, policy(0), 1e-3)
-    quarantine.expect(7, "digest", weights.snapshot(served))
-    before = quarantine.sessions
-    quarantine.convict(3, "log entry 9 is invalid")
-    assert quarantine.sessions != before
-    right = tuple(map(float, served.log_prob(probe.observation, probe.action)))
-    answer = ProbeAnswer(session=3, actor_id="a", version=7, sha256="digest", log_prob=right)
-    quarantine.check([answer])
-    assert quarantine.holds(3)
-    assert not quarantine.holds(4)
-
-
-def test_who_is_held_for_good_is_so_in_the_next_process() -> None:
+def test_who_sent_what_cannot_be_learned_from_is_held_for_good_and_in_the_next_process() -> None:
     served = policy(0)
     probe = make_probe(OBSERVATION, served, 0)
     first, second = (Quarantine(probe, policy(0), 1e-3) for _ in range(2))
+    first.expect(7, "digest", weights.snapshot(served))
+    before = first.sessions
     first.convict(3, "log entry 9 is invalid")
+    assert first.sessions != before
+    assert held(first, served.log_prob(probe.observation, probe.action)), "whatever it answers"
     for _ in range(2):
         first.suspect(4, "log entry 10 makes updates fail")
     second.restore(json.loads(json.dumps(first.state())))
@@ -281,22 +248,10 @@ def test_the_reward_of_a_fragment_is_that_of_its_valid_steps() -> None:
 
 
 def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> dict[str, Any]:
-    return {
-        "evaluated": evaluated or {},
-        "training_seconds": 1.0,
-        "env_steps": env_steps,
-        "updates": 1,
-        "version": 1,
-        "publications": 1,
-        "episodes": 0,
-        "mean_return": None,
-        "episode_length": None,
-        "publish_s": 0.0,
-        "checkpoint_s": 0.0,
-        "log_bytes": 0,
-        "outstanding": 0,
-        "budget": 1,
-    }
+    none = dict.fromkeys(("mean_return", "episode_length"))
+    nothing = dict.fromkeys(("episodes", "publish_s", "checkpoint_s", "log_bytes", "outstanding"), 0)
+    one = dict.fromkeys(("training_seconds", "updates", "version", "publications", "budget"), 1)
+    return {"evaluated": evaluated or {}, "env_steps": env_steps, **none, **nothing, **one}
 
 
 def test_the_final_policy_needs_no_broker_to_be_read(tmp_path: Path) -> None:
