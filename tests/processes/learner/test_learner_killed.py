@@ -164,6 +164,7 @@ FREEZING: Final = {
 """Where a learner freezes, and at which hit at most; the first ones before all others."""
 
 
+@pytest.mark.promise("learner-slept-through-lease")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_learner_that_wakes_behind_its_successor_writes_nothing(times: int, tmp_path: Path) -> None:

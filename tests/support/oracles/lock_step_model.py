@@ -8,17 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.protocol.messages import Role
 from penstock.protocol.refusal import Reason
-
-
-@dataclass
-class Row:
-    actor: str
-    role: Role
-    sequence: int = 0
-    begin_through: int = 0
-    rewound: bool = False
-    returned: bool = False
-    lenient_through: int = 0
+from tests.support.oracles.run_model import Row
 
 
 @dataclass

@@ -313,12 +313,14 @@ class LearnerThread:
         return self.finish()
 
     def finish(self) -> dict[str, Any]:
-        """Wait for its end; its account."""
+        """Wait for its end; its account, whose books balance."""
         self._thread.join(PATIENCE_S)
         if self.error is not None:
             raise self.error
         assert self.code == 0, "the learner did not end in time"
-        return account(self.run_dir)
+        told = account(self.run_dir)
+        assert told["ledger"]["balanced"], told["ledger"]
+        return told
 
     def _run(self, given: Settings, arguments: dict[str, Any]) -> None:
         try:

@@ -152,12 +152,6 @@ def test_a_redis_that_knows_older_checkpoints_alone_is_told_from_one_that_lost_n
     assert (begun.checkpoint, begun.ledger.position) == (None, 0)
 
 
-def test_the_newest_on_disk_counts_where_redis_holds_no_run(written: CheckpointStore) -> None:
-    beginning = choose(Lease(epoch=2, fresh=True, closed=True), written, RESUME)
-    assert beginning.checkpoint is not None
-    assert (beginning.checkpoint.id, beginning.ledger.position) == (WRITTEN, 8)
-
-
 STORE_TENSORS = {
     "weights": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "moment": torch.tensor(0.25, dtype=torch.float64),

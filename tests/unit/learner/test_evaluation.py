@@ -2,7 +2,7 @@ import json
 import math
 import threading
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -46,10 +46,16 @@ def episode(slot: int, number: int, value: float, length: int, version: int = 1)
     )
 
 
+T = TypeVar("T")
+
+
+def known(value: T | None) -> T:
+    assert value is not None
+    return value
+
+
 def compared(version: dict[Key, Episode], base: dict[Key, Episode]) -> BaseComparison:
-    found = compare(version, base)
-    assert found is not None
-    return found
+    return known(compare(version, base))
 
 
 def test_the_difference_is_that_of_pairs_and_has_their_interval() -> None:
@@ -109,9 +115,7 @@ def test_only_pairs_count() -> None:
 def test_the_interval_is_that_of_students_t(starts: int, expected: float) -> None:
     values = np.random.default_rng(2).normal(size=starts)
     found = compared(played(values.tolist()), played([0.0] * starts))
-    assert found.high is not None
-    assert found.standard_error is not None
-    quantile = (found.high - found.difference) / found.standard_error
+    quantile = (known(found.high) - found.difference) / known(found.standard_error)
     assert quantile == pytest.approx(expected, rel=2e-3)
 
 
@@ -136,6 +140,13 @@ GOOD = [100.0] * RECENT_EPISODES
 
 def evaluation(target: float | None = 90.0, *, stop: bool = True, interval: int | None = None) -> Evaluation:
     return Evaluation(EvaluationSection(episodes=3, interval_steps=interval), target, stop_at_target=stop)
+
+
+def restored(it: Evaluation, into: Evaluation) -> Evaluation:
+    """The state of an evaluation, by way of a checkpoint, in another one."""
+    state, blob = it.state()
+    into.restore(json.loads(json.dumps(state)), blob)
+    return into
 
 
 def measured(**section: Any) -> Evaluation:
@@ -190,8 +201,7 @@ def test_the_curve_asks_and_only_the_result_solves() -> None:
     assert it.wanted(GOOD, update=2, env_steps=20)
     it.note_published(candidate(6, update=2))
     assert it.collect(report(6, [80.0, 90.0])) is None
-    result = it.collect(report(6, [100.0], first=2))
-    assert result is not None
+    result = known(it.collect(report(6, [100.0], first=2)))
     assert result.mean == pytest.approx(90.0)
     assert it.solved is result
 
@@ -199,16 +209,12 @@ def test_the_curve_asks_and_only_the_result_solves() -> None:
 def test_repeated_episodes_and_those_of_a_replaced_candidate_do_not_count() -> None:
     it = evaluation()
     assert it.note_published(candidate(4)) is None
-    replaced = it.note_published(candidate(5))
-    assert replaced is not None
-    assert replaced.version == 4
+    assert known(it.note_published(candidate(5))).version == 4
     it.collect(report(5, [1.0, 1.0]))
     assert it.collect(report(5, [100.0, 100.0])) is None
     assert it.collect(report(4, [100.0] * 3)) is None
     assert it.collect(report(5, [100.0] * 3, deterministic=False)) is None
-    result = it.collect(report(5, [100.0], first=2))
-    assert result is not None
-    assert result.mean == pytest.approx(100.0)
+    assert known(it.collect(report(5, [100.0], first=2))).mean == pytest.approx(100.0)
 
 
 def test_an_interval_asks_without_a_target() -> None:
@@ -225,9 +231,7 @@ def test_an_answer_without_an_outcome_is_abandoned() -> None:
     it = evaluation()
     assert it.request(3)
     it.note_published(candidate(5, update=3))
-    abandoned = it.abandon()
-    assert abandoned is not None
-    assert abandoned.version == 5
+    assert known(it.abandon()).version == 5
     assert it.abandon() is None
     assert not it.pending
     assert not it.request(3)
@@ -239,8 +243,7 @@ def test_both_ways_to_play_make_one_result() -> None:
     it.note_published(candidate(5))
     assert it.collect(report(5, [1.0, 2.0, 3.0], deterministic=False)) is None
     assert it.collect(report(5, [10.0, 20.0])) is None
-    result = it.collect(report(5, [30.0], first=2))
-    assert result is not None
+    result = known(it.collect(report(5, [30.0], first=2)))
     # Of 10, 20, 30 and of 1, 2, 3, over all of them and not over one less.
     assert result.scores == {
         "deterministic": Score.of([10.0, 20.0, 30.0]),
@@ -265,9 +268,7 @@ def test_what_counts_may_be_the_sampled_one(*, both: bool) -> None:
     it.note_published(candidate(5))
     it.collect(report(5, [9.0]))
     it.collect(report(5, [1.0], deterministic=False))
-    assert it.best is not None
-    assert it.best.mean == 1.0
-    assert it.solved is None
+    assert (known(it.best).mean, it.solved) == (1.0, None)
 
 
 COURSE = [10.0, 12.0, 12.4, 12.5, 12.6, 14.0, 13.0, float("nan"), 14.5]
@@ -289,12 +290,9 @@ def test_patience_and_the_best_weights_survive_a_checkpoint() -> None:
     for version, mean in ((1, 5.0), (2, 7.0), (3, 6.0), (4, 6.5)):
         play(it, version, mean)
     it.note_published(candidate(6, update=6))
-    state, blob = it.state()
-    again = measured(patience=3, interval_steps=100)
-    again.restore(json.loads(json.dumps(state)), blob)
+    again = restored(it, measured(patience=3, interval_steps=100))
     assert again.best == it.best
-    assert again.best is not None
-    assert again.best.candidate.blob == b"w"
+    assert known(again.best).candidate.blob == b"w"
     assert (again.without_improvement, again.is_out_of_patience) == (2, False)
     assert not again.wanted([], update=4, env_steps=10**6)
     assert not again.wanted([], update=6, env_steps=499)
@@ -309,52 +307,42 @@ def test_the_last_result_survives_a_checkpoint() -> None:
     for version, mean in ((1, 7.0), (2, 8.0), (3, 5.5)):
         it.note_published(candidate(version, update=version))
         it.collect(report(version, [mean] * 3))
-        state, blob = it.state()
-        again = evaluation(6.0, stop=False)
-        again.restore(json.loads(json.dumps(state)), blob)
-        assert again.last is not None
-        assert (again.last.candidate.version, again.last.mean) == (version, mean)
+        again = restored(it, evaluation(6.0, stop=False))
+        last = known(again.last)
+        assert (last.candidate.version, last.mean) == (version, mean)
         assert again.solved == again.best == it.best
         assert again.figures() == it.figures()
         assert again.state() == it.state()
 
 
 def test_a_result_says_how_it_compares_with_what_training_began_with() -> None:
-    it = Evaluation(EvaluationSection(episodes=6, base=True, both=True), None, stop_at_target=False)
+    section = EvaluationSection(episodes=6, base=True, both=True)
+    it = Evaluation(section, None, stop_at_target=False)
     assert it.collect(report(0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])) is None
     it.collect(report(0, [50.0] * 6, deterministic=False))  # not the way that counts
-    state, blob = it.state()
-    again = Evaluation(EvaluationSection(episodes=6, base=True, both=True), None, stop_at_target=False)
-    again.restore(json.loads(json.dumps(state)), blob)
-    for one in (it, again):
+    for one in (it, restored(it, Evaluation(section, None, stop_at_target=False))):
         one.note_published(candidate(5))
         one.collect(report(5, [9.0] * 6, deterministic=False))
-        result = one.collect(report(5, [3.0, 4.0, 5.0, 6.0, 7.0, 9.0]))
-        assert result is not None
-        assert result.base is not None
-        assert (result.base.mean, result.base.difference) == pytest.approx((3.5, 13 / 6))
-        assert result.base.verdict == "better"
-        told, weights = one.state()
-        restored = Evaluation(EvaluationSection(base=True), None, stop_at_target=False)
-        restored.restore(json.loads(json.dumps(told)), weights)
-        assert restored.best == result
+        result = known(one.collect(report(5, [3.0, 4.0, 5.0, 6.0, 7.0, 9.0])))
+        base = known(result.base)
+        assert (base.mean, base.difference) == pytest.approx((3.5, 13 / 6))
+        assert base.verdict == "better"
+        assert restored(one, measured(base=True)).best == result
 
 
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_nothing_is_compared_with_a_base_that_is_not_known_or_not_asked_for(
     *, before: bool, after: bool
 ) -> None:
-    it, again = measured(base=before), measured(base=after)
+    it = measured(base=before)
     it.collect(report(0, [1.0, 2.0, 3.0]))
     if not before:
         play(it, 5, 2.0)
-        assert it.last is not None
-        assert it.last.base is None
-    again.restore(*it.state())
+        assert known(it.last).base is None
+    again = restored(it, measured(base=after))
     assert (again.best, again.figures()) == (it.best, it.figures())
     play(again, 6, 3.0)
-    assert again.last is not None
-    assert again.last.base is None
+    assert known(again.last).base is None
 
 
 def test_a_patience_that_is_never_tried_is_refused() -> None:

@@ -107,18 +107,21 @@ def masked_fragment() -> Fragment:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "rows", "value", "message"),
     [
-        ("mask/action", False, "mask/action: allows nothing at step 0 of slot 0"),
-        ("action", 9, "mask/action: forbids the action that was taken at step"),
-        ("state/actor/c", np.inf, "state/actor/c: holds NaN or infinity"),
+        ("mask/action", ..., False, "mask/action: allows nothing at step 0 of slot 0"),
+        ("mask/action", -1, False, "mask/action: allows nothing after step"),
+        ("action", ..., 9, "mask/action: forbids the action that was taken at step"),
+        ("state/actor/c", ..., np.inf, "state/actor/c: holds NaN or infinity"),
     ],
 )
-def test_what_no_update_could_use_of_masks_and_state_is_refused(name: str, value: Any, message: str) -> None:
+def test_what_no_update_could_use_of_masks_and_state_is_refused(
+    name: str, rows: Any, value: Any, message: str
+) -> None:
     header, arrays = masked_fragment()
     check_meaning(header, arrays)
     arrays["mask/action"][:] = [True, True, name != "action"]
-    arrays[name][:] = value
+    arrays[name][rows] = value
     with pytest.raises(ValueError, match=message):
         check_meaning(header, arrays)
 
@@ -211,7 +214,7 @@ def test_a_terminal_state_of_no_space_is_replaced_and_counted() -> None:
     assert metrics.TERMINAL_OBSERVATIONS_REPLACED._value.get() == before + 1
 
 
-def test_a_last_row_behind_a_terminated_step_is_replaced_too() -> None:
+def test_a_last_row_behind_a_terminated_step_is_replaced_and_behind_a_truncated_one_refused() -> None:
     ranges = Ranges.of_run(Discrete(16), Discrete(2), NOTHING)
     header, arrays = terminal(4)
     arrays["terminated"][:, 0] = [False, True]
@@ -221,13 +224,10 @@ def test_a_last_row_behind_a_terminated_step_is_replaced_too() -> None:
     arrays["terminated"][:], arrays["truncated"][1] = False, True
     with pytest.raises(ValueError, match="observation: holds 16"):
         check_meaning(header, arrays, ranges)
-
-
-def test_a_truncated_state_of_no_space_is_refused() -> None:
     header, arrays = terminal(16)
     arrays["truncated"][:], arrays["terminated"][:] = arrays["terminated"], False
     with pytest.raises(ValueError, match="final/observation: holds 16"):
-        check_meaning(header, arrays, Ranges.of_run(Discrete(16), Discrete(2), NOTHING))
+        check_meaning(header, arrays, ranges)
 
 
 @pytest.mark.promise("tensor-held-against-space")
@@ -244,15 +244,6 @@ def test_masks_of_several_choices_are_held_against_each() -> None:
     mask[1, 0, 2:] = False
     with pytest.raises(ValueError, match="allows nothing at step 1 of slot 0"):
         check_meaning(header, arrays, ranges)
-
-
-def test_a_mask_that_allows_nothing_behind_the_last_step_is_refused() -> None:
-    header, arrays = masked_fragment()
-    arrays["mask/action"][-1] = False
-    open_ended = ~(arrays["terminated"][-1] | arrays["truncated"][-1])
-    assert open_ended.any()
-    with pytest.raises(ValueError, match="allows nothing after step"):
-        check_meaning(header, arrays)
 
 
 @pytest.mark.parametrize("section", [{"recurrent": "lstm"}, {"recurrent": "gru"}, {"frame_stack": 3}])

@@ -1,6 +1,7 @@
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from penstock.learner.algorithms.gradient import (
     network_of,
 )
 from penstock.learner.algorithms.losses import (
-    Advantages,
     Objective,
     adapted,
     carries,
@@ -38,7 +38,7 @@ from penstock.learner.algorithms.rows import Rows
 from penstock.policy.actor_critic import Outputs
 from penstock.policy.networks import Inputs, masked
 from penstock.policy.policy import Policy, build
-from penstock.protocol.spaces import Discrete, Space
+from penstock.protocol.spaces import Dict, Discrete, MultiDiscrete, Space
 from tests.support.experience.experience import box, collect, small_policy
 from tests.unit.penstock.test_distributions import HEADS, parameters
 from tests.unit.penstock.test_policy import image
@@ -46,30 +46,8 @@ from tests.unit.penstock.test_policy import image
 DISCOUNT, GAE_LAMBDA, RHO, C = 0.97, 0.9, 1.0, 0.8
 
 
-@dataclass
-class Case:
-    """Random unrolls with ended episodes, final values and steps that are no experience."""
-
-    rewards: Tensor
-    observed: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor
-    final_slot: Tensor
-    final_step: Tensor
-    finals: Tensor
-    log_ratios: Tensor
-
-    def tensors(self, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        following = next_values(
-            self.observed.to(dtype), self.terminated, self.final_slot, self.final_step, self.finals.to(dtype)
-        )
-        carried = carries(self.terminated, self.truncated, self.valid)
-        return self.rewards.to(dtype), self.observed[:-1].to(dtype), following, carried, self.valid
-
-
-def case(seed: int, steps: int = 23, columns: int = 7) -> Case:
-    """Some steps terminate, some truncate, the step after an end is sometimes an autoreset step."""
+def case(seed: int, steps: int = 23, columns: int = 7) -> Any:
+    """Random unrolls: some steps terminate, some truncate, and one after an end may be no experience."""
     random = np.random.default_rng(seed)
     ends = random.random((steps, columns)) < 0.15
     terminated = ends & (random.random(ends.shape) < 0.5)
@@ -78,20 +56,21 @@ def case(seed: int, steps: int = 23, columns: int = 7) -> Case:
     valid[steps - 4 :, 0] = False
     terminated, truncated = terminated & valid, ends & ~terminated & valid
     step, slot = (terminated | truncated).nonzero()
-    return Case(
-        rewards=torch.from_numpy(random.standard_normal((steps, columns))),
-        observed=torch.from_numpy(random.standard_normal((steps + 1, columns))),
-        terminated=torch.from_numpy(terminated),
-        truncated=torch.from_numpy(truncated),
-        valid=torch.from_numpy(valid),
-        final_slot=torch.from_numpy(slot),
-        final_step=torch.from_numpy(step),
-        finals=torch.from_numpy(random.standard_normal(len(step))),
-        log_ratios=torch.from_numpy(0.5 * random.standard_normal((steps, columns))),
-    )
+    arrays: dict[str, Any] = {"terminated": terminated, "truncated": truncated, "valid": valid}
+    arrays |= {"final_slot": slot, "final_step": step, "finals": random.standard_normal(len(step))}
+    for name, shape in (("rewards", ends.shape), ("observed", (steps + 1, columns)), ("ratios", ends.shape)):
+        arrays[name] = random.standard_normal(shape)
+    return SimpleNamespace(**{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
-def follows(case: Case, t: int, b: int) -> float:
+def tensors(case: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What both estimators take."""
+    following = next_values(case.observed, case.terminated, case.final_slot, case.final_step, case.finals)
+    carried = carries(case.terminated, case.truncated, case.valid)
+    return case.rewards, case.observed[:-1], following, carried, case.valid
+
+
+def follows(case: Any, t: int, b: int) -> float:
     """V of what follows a step, looked up one by one."""
     if case.terminated[t, b]:
         return 0.0
@@ -101,19 +80,19 @@ def follows(case: Case, t: int, b: int) -> float:
     return float(case.observed[t + 1, b])
 
 
-def runs_on(case: Case, t: int, b: int) -> bool:
+def runs_on(case: Any, t: int, b: int) -> bool:
     """Whether step t + 1 continues the episode of step t in this batch."""
     if t + 1 >= len(case.rewards) or case.terminated[t, b] or case.truncated[t, b]:
         return False
     return bool(case.valid[t + 1, b])
 
 
-def summed(case: Case, *, vtrace: bool) -> tuple[Any, Any]:
+def summed(case: Any, *, vtrace: bool) -> tuple[Any, Any]:
     """Advantage and target of every step as a sum over all later steps of its episode: O(T²)."""
     steps, columns = case.rewards.shape
     advantage, target = np.zeros((steps, columns)), np.zeros((steps, columns))
     correction = np.zeros((steps + 1, columns))
-    ratio = np.exp(case.log_ratios.numpy()) if vtrace else np.ones((steps, columns))
+    ratio = np.exp(0.5 * case.ratios.numpy()) if vtrace else np.ones((steps, columns))
     for b in range(columns):
         for t in range(steps):
             if not case.valid[t, b]:
@@ -137,46 +116,26 @@ def summed(case: Case, *, vtrace: bool) -> tuple[Any, Any]:
     return advantage, target
 
 
-def estimate(case: Case, *, vtrace_: bool, dtype: torch.dtype = torch.float64) -> Advantages:
-    if not vtrace_:
-        return gae(*case.tensors(dtype), discount=DISCOUNT, gae_lambda=GAE_LAMBDA)
-    ratios = case.log_ratios.to(dtype)
-    return vtrace(
-        *case.tensors(dtype), ratios, discount=DISCOUNT, gae_lambda=GAE_LAMBDA, rho_clip=RHO, c_clip=C
-    )
-
-
 @pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])
 @pytest.mark.parametrize("seed", range(5))
 def test_estimates_equal_the_sum_over_later_steps(seed: int, *, vtrace_: bool) -> None:
     unrolls = case(seed)
     expected_advantage, expected_target = summed(unrolls, vtrace=vtrace_)
-    result = estimate(unrolls, vtrace_=vtrace_)
+    numbers: dict[str, Any] = {"discount": DISCOUNT, "gae_lambda": GAE_LAMBDA}
+    if vtrace_:
+        result = vtrace(*tensors(unrolls), 0.5 * unrolls.ratios, **numbers, rho_clip=RHO, c_clip=C)
+    else:
+        result = gae(*tensors(unrolls), **numbers)
     np.testing.assert_allclose(result.advantage.numpy(), expected_advantage, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(result.target.numpy(), expected_target, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("vtrace_", [False, True], ids=["gae", "vtrace"])
-def test_float32_stays_close_to_float64(*, vtrace_: bool) -> None:
-    unrolls = case(11, steps=128, columns=32)
-    narrow = estimate(unrolls, vtrace_=vtrace_, dtype=torch.float32)
-    wide = estimate(unrolls, vtrace_=vtrace_)
-    torch.testing.assert_close(narrow.advantage.double(), wide.advantage, atol=1e-4, rtol=0)
-    torch.testing.assert_close(narrow.target.double(), wide.target, atol=1e-4, rtol=0)
-
-
 def test_on_policy_vtrace_has_the_targets_of_gae_and_at_lambda_one_its_advantages() -> None:
-    tensors = case(3).tensors()
+    given = tensors(case(3))
     for gae_lambda in (GAE_LAMBDA, 1.0):
-        estimated = gae(*tensors, discount=DISCOUNT, gae_lambda=gae_lambda)
-        traced = vtrace(
-            *tensors,
-            torch.zeros_like(tensors[0]),
-            discount=DISCOUNT,
-            gae_lambda=gae_lambda,
-            rho_clip=1.0,
-            c_clip=1.0,
-        )
+        numbers: dict[str, Any] = {"discount": DISCOUNT, "gae_lambda": gae_lambda}
+        estimated = gae(*given, **numbers)
+        traced = vtrace(*given, torch.zeros_like(given[0]), **numbers, rho_clip=1.0, c_clip=1.0)
         torch.testing.assert_close(traced.target, estimated.target, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(traced.advantage, estimated.advantage, rtol=1e-12, atol=1e-12)
 
@@ -408,6 +367,7 @@ CASES: dict[str, tuple[Space, dict[str, Any]]] = {
     "squashed": (box(2), {"continuous": "squashed"}),
     "shared": (Discrete(3), {"shared_trunk": True}),
     "no-hidden": (Discrete(3), {"hidden_sizes": ()}),
+    "choices-and-reals": (Dict((("a", Discrete(3)), ("b", MultiDiscrete((2, 3))), ("c", box(2)))), {}),
     "shared-no-hidden": (Discrete(3), {"hidden_sizes": (), "shared_trunk": True}),
 }
 
@@ -452,15 +412,15 @@ def rows_of(policy: Policy, count: int, *, is_masked: bool) -> Rows:
     random = torch.Generator().manual_seed(count)
     vector = torch.randn(count, 4, generator=random, dtype=torch.float64)
     forbidden = torch.zeros((count, policy.actor_head.out_features), dtype=torch.bool)
-    forbidden[::3, 0] = not policy.action_heads[0].state_dict()  # a mask is of choices
+    forbidden[::3, 0] = not policy.action_heads[0].state_dict()  # a mask is of choices, which come first
     inputs = Inputs(vector, forbidden=forbidden if is_masked else None)
-    (head,) = policy.action_heads
     with torch.no_grad():
         parameters = policy.outputs(inputs).parameters
-    drawn = torch.from_numpy(np.asarray(head.draw(parameters.numpy(), np.random.default_rng(1))[0]))
+    chosen = policy.choose(parameters.numpy(), np.random.default_rng(1), deterministic=False).action
+    drawn = {path: torch.from_numpy(np.asarray(action)) for path, action in chosen.items()}
     columns = torch.randn(6, count, generator=random, dtype=torch.float64)
-    columns[0] = policy.joint_log_prob(parameters, {head.path: drawn}).detach() + 0.3 * columns[0]
-    return Rows(columns, inputs, {head.path: drawn}, 2 * count)
+    columns[0] = policy.joint_log_prob(parameters, drawn).detach() + 0.3 * columns[0]
+    return Rows(columns, inputs, drawn, 2 * count)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)

@@ -227,6 +227,8 @@ def test_a_line_torn_by_a_crash_stands_alone(tmp_path: Path) -> None:
 
 
 def test_a_line_says_what_was_evaluated_and_what_rewards_the_learner_was_given(tmp_path: Path) -> None:
+    valid = np.array([[1, 0], [1, 1]], bool)
+    assert reward_of({"reward": np.array([[1, 50], [2, 4]], np.float32), "valid": valid}) == 7.0
     recorder = Recorder(tmp_path, Staleness(), 0)
     log_batch = LogBatch(
         last=1, trained=(1,), dropped={}, steps=8, updates=(0,), versions=(1,), batch=None, round=None,
@@ -240,11 +242,6 @@ def test_a_line_says_what_was_evaluated_and_what_rewards_the_learner_was_given(t
     shown = metrics.exposition("learner").decode()
     assert "penstock_mean_reward -0.25" in shown
     assert 'penstock_imitation_nll_nats{split="train"} 0.5' in shown
-
-
-def test_the_reward_of_a_fragment_is_that_of_its_valid_steps() -> None:
-    valid = np.array([[1, 0], [1, 1]], bool)
-    assert reward_of({"reward": np.array([[1, 50], [2, 4]], np.float32), "valid": valid}) == 7.0
 
 
 def moment(env_steps: int, evaluated: Mapping[str, float] | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.config.settings import CloneSection, ImpalaSection, PPOSection, ReinforceSection
 from penstock.learner.algorithms.algorithm import Update, contained, culprits
-from penstock.learner.algorithms.gradient import PLAIN, DenseNetwork, FlatAdam, Hardware, Network, network_of
+from penstock.learner.algorithms.gradient import PLAIN, DenseNetwork, Hardware, Network
 from penstock.learner.algorithms.ppo import PPO, Prepared
 from penstock.learner.algorithms.registry import ALGORITHMS
 from penstock.learner.algorithms.rows import RankGroup, Sequences
@@ -31,21 +31,6 @@ def collected(policy: Policy, *lengths: int, **options: Any) -> Batch:
 def prepared(policy: Policy, batch: Batch) -> Prepared:
     with torch.no_grad():
         return PPO(policy, FRESH, seed=0).prepare(batch, batch.reward, RankGroup().rows_of(batch.valid))
-
-
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-@pytest.mark.parametrize("burn_in", [0, 3])
-def test_the_ratio_is_one_on_fresh_data(kind: str, burn_in: int) -> None:
-    policy = remembering(recurrent=kind, burn_in=burn_in)
-    batch = collected(policy, 8, 5, 8, masked=True)
-    update = PPO(policy, FRESH, seed=0).update(batch, progress=0.0)
-    assert update.applied
-    assert update.metrics["max_ratio"] == pytest.approx(1.0, abs=1e-4)
-    assert update.metrics["kl_behaviour"] == pytest.approx(0.0, abs=1e-7)
-    assert update.metrics["kl_proximal"] == pytest.approx(0.0, abs=1e-7)
-    assert update.metrics["clip_fraction"] == 0
-    assert update.metrics["effective_sample_size"] == pytest.approx(1.0, abs=1e-6)
-    assert update.gradient_steps == 3
 
 
 def test_state_that_is_not_carried_would_be_seen() -> None:
@@ -100,23 +85,6 @@ def test_steps_that_are_not_experience_do_not_matter_to_a_recurrent_policy() -> 
         assert PPO(policy, PPOSection(minibatches=2), seed=0).update(changed, progress=0.0).applied
         blobs.append(weights.encode(policy))
     assert blobs[0] == blobs[1]
-
-
-def test_gradients_reach_through_time() -> None:
-    policy = remembering(recurrent="gru", shared_trunk=True)
-    batch = collected(policy, 8, longest=40)
-    core = policy.memory.actor_core
-    assert core is not None
-    rows = prepared(policy, batch).rows
-    part = next(iter(rows.cut([(len(rows), len(rows))])))
-    adam = FlatAdam(policy, 1e-5)
-    network = network_of(policy, adam)
-    outputs = network.outputs(part.inputs)
-    gradient = network.gradient(outputs.value.sum())
-    assert type(network) is Network
-    recurrent = adam.gradient_views[[id(own) for own in adam.own].index(id(core.rnn.weight_hh_l0))]
-    assert torch.isfinite(gradient).all()
-    assert recurrent.abs().max() > 0
 
 
 def test_frame_stacks_are_rows_like_any_others() -> None:

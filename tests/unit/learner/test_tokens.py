@@ -27,6 +27,7 @@ from penstock.learner.algorithms.responses import (
 from penstock.learner.algorithms.rows import edges
 from penstock.policy import weights
 from penstock.policy.tokens import TokenOutputs, TokenRows
+from penstock.protocol.fragment import Fragment
 from tests.support.experience.experience import same
 from tests.support.experience.token_experience import (
     SMOOTH,
@@ -48,10 +49,19 @@ GIVEN = (
 )
 
 
-def read() -> Responses:
-    found = read_responses(batch_of(fragment(GIVEN[:2]), fragment(GIVEN[2:])))
+def responses_of(*fragments: Fragment, gap: bool = False) -> Responses:
+    """Of fragments of whole rows; with a gap, the third token of the first row is not sampled."""
+    batch = batch_of(*fragments)
+    valid = batch.valid.clone()
+    if gap:
+        valid[2, 0] = False
+    found = read_responses(replace(batch, valid=valid))
     assert found is not None
     return found
+
+
+def read() -> Responses:
+    return responses_of(fragment(GIVEN[:2]), fragment(GIVEN[2:]))
 
 
 def test_what_was_sampled_lies_row_by_row() -> None:
@@ -91,10 +101,7 @@ def test_a_micro_batch_asks_for_the_sampled_tokens_of_its_rows() -> None:
 def test_a_grid_has_gaps_and_turns_end_where_the_next_sampled_token_is_not_the_next_token() -> None:
     batch = batch_of(fragment(GIVEN))
     assert read_responses(replace(batch, valid=torch.zeros_like(batch.valid))) is None
-    valid = batch.valid.clone()
-    valid[2, 0] = False
-    found = read_responses(replace(batch, valid=valid))
-    assert found is not None
+    found = responses_of(fragment(GIVEN), gap=True)
     assert found.turn_ends.tolist() == [True, False, False, False, False]
     assert not read().turn_ends.any()
     grid, numbers = Grid(found), torch.arange(1.0, 6.0)
@@ -130,58 +137,45 @@ def tokens(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("discount", "gae_lambda", "value_lambda"), [(1.0, 0.95, 1.0), (0.9, 0.5, 0.5), (1.0, 0.0, 1.0)]
+    ("discount", "turn", "gae_lambda", "value_lambda", "goes_on"),
+    [
+        (1.0, 1.0, 0.95, 1.0, False),
+        (0.9, 1.0, 0.5, 0.5, False),
+        (1.0, 1.0, 0.0, 1.0, False),
+        (0.9, 0.5, 1.0, 1.0, False),
+        (0.9, 1.0, 1.0, 0.7, True),
+    ],
+    ids=["value return", "both decay", "no trace", "turns", "rows that go on"],
 )
 def test_gae_and_returns_are_the_sums_that_define_them(
-    discount: float, gae_lambda: float, value_lambda: float
+    discount: float, turn: float, gae_lambda: float, value_lambda: float, *, goes_on: bool
 ) -> None:
-    reward, value, sampled = tokens()
-    estimated = token_gae(
-        reward, value, sampled, discount=discount, gae_lambda=gae_lambda, value_lambda=value_lambda
-    )
-    returned = returns(reward, sampled, discount=discount)
-    for row, count in enumerate(COUNTS):
-        r, v = reward[:count, row].tolist(), [*value[:count, row].tolist(), 0.0]
-        delta = [r[t] + discount * v[t + 1] - v[t] for t in range(count)]
-        for t in range(count):
-            wanted = sum((discount * gae_lambda) ** (k - t) * delta[k] for k in range(t, count))
-            target = v[t] + sum((discount * value_lambda) ** (k - t) * delta[k] for k in range(t, count))
-            assert estimated.advantage[t, row].item() == pytest.approx(wanted, abs=1e-12)
-            assert estimated.target[t, row].item() == pytest.approx(target, abs=1e-12)
-            whole = sum(discount ** (k - t) * r[k] for k in range(t, count))
-            assert returned[t, row].item() == pytest.approx(whole, abs=1e-12)
-        assert not estimated.advantage[count:, row].any()
-        assert not estimated.target[count:, row].any()
-
-
-def test_between_turns_what_follows_counts_less() -> None:
     reward, value, sampled = tokens()
     turn_end = torch.zeros_like(sampled)
     turn_end[1, 0] = turn_end[0, 2] = True
-    discount = turn_discounts(turn_end, discount=0.9, turn_discount=0.5).double()
-    estimated = token_gae(reward, value, sampled, discount=discount, gae_lambda=1.0, value_lambda=1.0)
+    decay = turn_discounts(turn_end, discount=discount, turn_discount=turn).double()
+    beyond = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64) * goes_on
+    lambdas = {"gae_lambda": gae_lambda, "value_lambda": value_lambda}
+    estimated = token_gae(reward, value, sampled, discount=decay, **lambdas, beyond=beyond)
+    returned = returns(reward, sampled, discount=discount)
     for row, count in enumerate(COUNTS):
+        r, v = reward[:count, row].tolist(), [*value[:count, row].tolist(), beyond[row].item()]
+        gamma = [discount * (turn if turn_end[t, row] else 1.0) for t in range(count)]
+        delta = [r[t] + gamma[t] * v[t + 1] - v[t] for t in range(count)]
         for t in range(count):
-            worth = sum(
-                0.9 ** (k - t) * 0.5 ** int(turn_end[t:k, row].sum()) * reward[k, row].item()
-                for k in range(t, count)
-            )
-            assert estimated.target[t, row].item() == pytest.approx(worth, abs=1e-6)
-            assert estimated.advantage[t, row].item() == pytest.approx(worth - value[t, row].item(), abs=1e-6)
-
-
-def test_a_row_that_goes_on_is_worth_what_follows_it() -> None:
-    reward, value, sampled = tokens()
-    beyond = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
-    ended, going_on = (
-        token_gae(reward, value, sampled, discount=0.9, gae_lambda=1.0, value_lambda=1.0, beyond=one)
-        for one in (None, beyond)
-    )
-    for row, count in enumerate(COUNTS):
-        for t in range(count):
-            more = (going_on.target - ended.target)[t, row].item()
-            assert more == pytest.approx(0.9 ** (count - t) * beyond[row].item(), abs=1e-12)
-    assert not going_on.target[~sampled].any()
+            left = [math.prod(gamma[t:k]) for k in range(t, count)]
+            for found, trace, first in (
+                (estimated.advantage, gae_lambda, 0.0),
+                (estimated.target, value_lambda, v[t]),
+            ):
+                wanted = first + sum(
+                    w * trace**k * d for k, (w, d) in enumerate(zip(left, delta[t:], strict=True))
+                )
+                assert found[t, row].item() == pytest.approx(wanted, abs=1e-6)
+            whole = sum(discount**k * later for k, later in enumerate(r[t:]))
+            assert returned[t, row].item() == pytest.approx(whole, abs=1e-12)
+        assert not estimated.advantage[count:, row].any()
+        assert not estimated.target[count:, row].any()
 
 
 def test_the_penalties_of_a_token() -> None:
@@ -412,11 +406,7 @@ def test_without_a_penalty_nothing_asks_the_reference() -> None:
 
 def test_what_is_between_sampled_tokens_is_read_and_not_trained() -> None:
     one = Response((2, 3), (4, 5, 6, 7), (-1.0, -1.0, -1.0, -1.0), 0.5, True)
-    batch = batch_of(fragment([one]))
-    valid = batch.valid.clone()
-    valid[2, 0] = False
-    responses = read_responses(replace(batch, valid=valid))
-    assert responses is not None
+    responses = responses_of(fragment([one]), gap=True)
     section = TokenPPOSection(
         kl_coefficient=0.0, normalise_advantages=False, value_lambda=0.9, gae_lambda=0.9
     )
@@ -446,8 +436,7 @@ def test_columns_that_are_no_whole_response_are_left_out() -> None:
 def test_a_column_that_was_cut_is_worth_what_its_critic_sees_behind_it() -> None:
     policy = SmallTokenPolicy()
     cut = replace(responses(policy, count=1)[0], finished=False)
-    found = read_responses(batch_of(fragment([cut])))
-    assert found is not None
+    found = responses_of(fragment([cut]))
     whole = torch.tensor([[*cut.prompt, *cut.tokens]])
     place = torch.tensor([whole.shape[1] - 1])
     rows = TokenRows(whole, torch.ones_like(whole, dtype=torch.bool), place, torch.tensor([0]))
@@ -536,8 +525,7 @@ def advantages(policy: np.ndarray, beta: float, value: float, advantage: Kind, *
         Response((2,), (token,), (math.log(policy[token]),), float(REWARDS[token]), True)
         for token in range(VOCABULARY)
     ]
-    responses = read_responses(batch_of(fragment(given)))
-    assert responses is not None
+    responses = responses_of(fragment(given))
     section = TokenPPOSection(
         advantage=advantage, normalise_advantages=whiten, kl_coefficient=beta, log_ratio_bound=30.0
     )
