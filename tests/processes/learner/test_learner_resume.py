@@ -205,20 +205,21 @@ def test_an_empty_redis_is_filled_from_the_newest_checkpoint(
 def test_a_run_is_begun_once_and_resumed_only_with_the_settings_it_was_begun_with(
     redis_url: str, tmp_path: Path
 ) -> None:
-    with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url) as producer:
+    begun = endless(lease_ttl_s=1.0)
+    with LearnerThread(redis_url, tmp_path, begun) as learner, Producer(redis_url) as producer:
         producer.open()
         learner.drain()
-    wide = endless().policy.model_copy(update={"hidden_sizes": (9,)})
-    scaled = endless().algorithm.model_copy(update={"scale_rewards": True})
+    wide = begun.policy.model_copy(update={"hidden_sizes": (9,)})
+    scaled = begun.algorithm.model_copy(update={"scale_rewards": True})
     for given, message in (
         ({"policy": wide}, "policy=.*resume it with the same"),
         ({"algorithm": scaled}, "does not fit the settings"),
     ):
-        again = LearnerThread(redis_url, tmp_path, endless().model_copy(update=given), resume=True)
+        again = LearnerThread(redis_url, tmp_path, begun.model_copy(update=given), resume=True)
         with again as learner, pytest.raises(ConfigurationError, match=message):
             learner.finish()
         assert account(tmp_path)["ledger"]["balanced"]
-    other = LearnerThread(redis_url, tmp_path / "other", endless())
+    other = LearnerThread(redis_url, tmp_path / "other", begun)
     with other as learner, pytest.raises(Fatal, match="--resume"):
         learner.finish()
 

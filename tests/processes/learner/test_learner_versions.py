@@ -234,6 +234,12 @@ def test_what_an_operator_retires_is_answered_for_no_longer(
         learner.drain()
 
 
+def renumbered(registry: Registry, original: int) -> PolicyVersion | None:
+    """The active version, once it is no longer `original`."""
+    active = registry.active(POLICY)
+    return None if active is None or active.version == original else active
+
+
 @pytest.mark.promise("rollback-new-version-old")
 def test_a_rollback_is_a_new_version_with_old_content_and_training_goes_on(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
@@ -246,12 +252,9 @@ def test_a_rollback_is_a_new_version_with_old_content_and_training_goes_on(
         registry().promote(POLICY, second, "better", by="test")
         before = producer.status().latest
         registry().rollback(POLICY, "worse", by="test")
-        copy = until(
-            lambda: next((one for one in registry().list(POLICY) if one.parent == first), None),
-            "a number for the old content",
-        )
+        copy = until(lambda: renumbered(registry(), first), "a number for the old content")
         original = registry().get(POLICY, first)
-        assert registry().active(POLICY) == copy
+        assert copy.parent == first
         assert copy.version > before.version
         assert (copy.sha256, copy.update) == (original.sha256, original.update)
         assert original.status is Status.RETIRED
