@@ -22,7 +22,7 @@ from penstock.runtime.exit import Fatal
 from penstock.v1 import control_pb2 as pb
 from tests.support.experience.fragment_messages import sent
 from tests.support.network.proxy import Proxy
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.run.small_run import CHARGE, RUN, fragment, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer

@@ -28,8 +28,8 @@ from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from penstock.workloads.control.environment import spaces
 from tests.deploy.dockerfiles import NAMES, stages
 from tests.support.run import small_run
-from tests.support.run.broker_process import eventually
 from tests.support.run.forked_process import MODULE, ForkedProcess
+from tests.support.run.harness import eventually
 from tests.support.run.serving_run import ServedRun
 
 # ---- A process that acts with a small network loads no torch: that is most of its start and of its

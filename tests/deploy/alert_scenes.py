@@ -15,8 +15,8 @@ from typing import Any, Final
 from penstock.runtime.health import Endpoint
 from penstock.v1.experience_pb2 import CloseSessionRequest
 from tests.deploy.prometheus_server import WatchingPrometheus, watching
+from tests.support.run.harness import Training, wait_until_gone
 from tests.support.run.simulated_actor import DEADLINE_S, SimulatedActor
-from tests.support.run.training import Training, wait_until_gone
 
 FASTER: Final = 60
 PATIENCE_S: Final = 240.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.deploy.prometheus_server import RULES, WatchingPrometheus, watching
-from tests.support.run.training import Training, wait_until_gone
+from tests.support.run.harness import Training, wait_until_gone
 
 SECONDS: Final = 45
 STEP_S: Final = 5

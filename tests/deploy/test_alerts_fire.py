@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.alert_scenes import ENDLESS, Scene, launcher_stopped, seen, slowed, stopped, training
 from tests.deploy.prometheus_server import needs_prometheus
-from tests.support.run.training import Training
+from tests.support.run.harness import Training
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 

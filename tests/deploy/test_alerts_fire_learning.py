@@ -28,7 +28,7 @@ from tests.deploy.alert_scenes import (
 )
 from tests.deploy.prometheus_server import needs_prometheus, watching
 from tests.support.network.proxy import Proxy
-from tests.support.run.training import Training
+from tests.support.run.harness import Training
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -30,11 +30,10 @@ from tests.deploy.alert_scenes import (
     watched,
 )
 from tests.deploy.prometheus_server import needs_prometheus
-from tests.support.run.broker_process import eventually, launch
+from tests.support.run.harness import Training, eventually, is_alive, launch
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import fragment
 from tests.support.run.store_run import open_run
-from tests.support.run.training import Training, is_alive
 from tests.support.storage.small_disk import SizeLimit
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]

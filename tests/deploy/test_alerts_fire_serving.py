@@ -19,9 +19,9 @@ from penstock.launch.run.supervisor import penstock
 from penstock.registry.records import Status
 from tests.deploy.alert_scenes import ENDLESS, going_on, seen, stopped, training, watched
 from tests.deploy.prometheus_server import needs_prometheus
-from tests.support.run.broker_process import BrokerProcess, eventually
-from tests.support.run.serving_run import ServedRun, serving
-from tests.support.run.training import Training
+from tests.support.run import harness
+from tests.support.run.harness import BrokerProcess, Training, eventually
+from tests.support.run.serving_run import ServedRun
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -63,7 +63,7 @@ def test_a_canary_that_is_worse(tmp_path: Path) -> None:
     numbers = itertools.count()
     settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
     with (
-        serving(tmp_path, run.folder, **settings) as server,
+        harness.server(tmp_path, run.folder, **settings) as server,
         watched(tmp_path, server=server.endpoint) as scene,
         PolicyClient(server.address, deadline_s=60.0) as client,
     ):
@@ -88,7 +88,7 @@ def test_answers_that_another_version_gives(tmp_path: Path) -> None:
     nn.init.constant_(broken.actor_head.bias, float("nan"))
     run.promote(run.next_version(broken))
     with (
-        serving(tmp_path, run.folder) as server,
+        harness.server(tmp_path, run.folder) as server,
         watched(tmp_path, server=server.endpoint) as scene,
         PolicyClient(server.address, deadline_s=60.0) as client,
         going_on(lambda: client.act(np.zeros(4, np.float32))),
@@ -104,7 +104,7 @@ def test_answers_that_take_long(tmp_path: Path) -> None:
     run.promote(run.next_version())
     many = np.zeros((1024, 4), np.float32)
     with (
-        serving(tmp_path, run.folder, max_delay_ms=1e6) as server,
+        harness.server(tmp_path, run.folder, max_delay_ms=1e6) as server,
         watched(tmp_path, server=server.endpoint) as scene,
         PolicyClient(server.address, deadline_s=60.0) as client,
         going_on(lambda: client.act(many[0])),
@@ -148,7 +148,7 @@ def test_a_canary_that_is_not_judged_and_one_that_is_undecided(tmp_path: Path) -
     settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6, "canary.horizon": 20}
     numbers = itertools.count()
     with (
-        serving(tmp_path, run.folder, **settings) as server,
+        harness.server(tmp_path, run.folder, **settings) as server,
         watched(tmp_path, server=server.endpoint) as scene,
         PolicyClient(server.address, deadline_s=60.0) as client,
     ):

@@ -19,7 +19,7 @@ import pytest
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from tests.deploy.dockerfiles import NAMES, Built, path_of, stages
 from tests.deploy.manifests import ROOT
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.storage.redis_server import RedisServer
 
 PATIENCE_S: Final = 120.0

@@ -17,7 +17,7 @@ import numpy as np
 from penstock import PolicyClient
 from penstock.client import UnknownVersion
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import Training, wait_until_gone
+from tests.support.run.harness import Training, wait_until_gone
 
 SMALL: Final = (
     "CartPole-v1", "--actors=2", "--serve=127.0.0.1:0", "--total-steps=100000000",

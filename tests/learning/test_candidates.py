@@ -15,8 +15,8 @@ from penstock.client import PolicyClient
 from penstock.workloads.chat.people import CHANGED, USUAL
 from penstock.workloads.chat.tasks import CANDIDATES, liked, questions
 from tests.support.chat.satisfaction import best_policy, total_variation
-from tests.support.run.serving_run import serving
-from tests.support.run.training import Training
+from tests.support.run import harness
+from tests.support.run.harness import Training
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "penstock" / "recipes" / "chat-candidates.toml"
 WITHIN_S: Final = 280.0
@@ -31,7 +31,10 @@ def served_policy(folder: Path, beta: float, seed: int, *words: str) -> NDArray[
     assert code == 0, errors
     assert training.summary()["ledger"]["balanced"]
     seen = np.array([one.features.reshape(-1) for one in questions()], np.float32)
-    with serving(folder / "server", training.run_dir) as server, PolicyClient(server.address) as client:
+    with (
+        harness.server(folder / "server", training.run_dir) as server,
+        PolicyClient(server.address) as client,
+    ):
         [chances] = client.act_batch(seen, distribution=True).distribution.values()
     return np.asarray(chances, np.float64)
 

@@ -22,7 +22,7 @@ from tests.learning.small_words import learned, settings_of
 from tests.support.chat.liked_answers import LIKED
 from tests.support.chat.opinions import make_people_base
 from tests.support.language.text_stand import ServedTextRun, serving_text
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 HORIZON: Final = CanarySection().horizon
 """Clients of a canary, within which it has a verdict."""

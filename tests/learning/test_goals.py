@@ -16,7 +16,7 @@ import pytest
 
 from penstock.launch.run.supervisor import penstock
 from penstock.workloads.goals.host import GoalReward
-from tests.support.run.training import Training
+from tests.support.run.harness import Training
 from tests.support.serving.goals_run import optimum
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "penstock" / "recipes" / "goals.toml"

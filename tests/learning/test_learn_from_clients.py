@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import Training
+from tests.support.run.harness import Training
 
 CLIENTS: Final = 3
 PLAYERS: Final = 6

@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from tests.support.prompts.judged_prompts import fixed, judge, train
-from tests.support.run.training import Training
+from tests.support.run.harness import Training
 
 SMALL: Final = (
     "policy.hidden_sizes=[64, 64]", "policy.hidden_norm=none", "policy.dropout=0", "policy.activation=tanh",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.run.training import Training, wait_until_gone
+from tests.support.run.harness import Training, wait_until_gone
 
 pytest.importorskip("Box2D", reason="LunarLander needs the box2d extra: make learn installs it")
 

@@ -29,8 +29,7 @@ from penstock.workloads.rlhf.sentiment import true_reward
 from tests.learning.small_words import learned, settings_of
 from tests.support.language.known_sentiment import KnownSentiment, optimum
 from tests.support.language.tiny_models import make_base
-from tests.support.run.broker_process import eventually
-from tests.support.run.training import Training
+from tests.support.run.harness import Training, eventually
 
 RECIPE: Final = Path(__file__).parents[2] / "penstock" / "recipes" / "rlhf-tiny.toml"
 SAID: Final = tomllib.loads(RECIPE.read_text())

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from tests.support.run.serving_run import serving
-from tests.support.run.training import Training
+from tests.support.run import harness
+from tests.support.run.harness import Training
 from tests.support.serving import node_client
 
 EXAMPLE: Final = Path(__file__).resolve().parents[2] / "examples" / "python" / "cartpole_client.py"
@@ -26,7 +26,7 @@ def test_clients_in_python_and_node_solve_cartpole_by_what_a_run_has_learned(tmp
     code, _, errors = training.end(PATIENCE_S)
     assert code == 0, errors
     assert training.summary()["solved"]
-    with serving(tmp_path, training.run_dir) as server:
+    with harness.server(tmp_path, training.run_dir) as server:
         played = subprocess.run(
             [sys.executable, str(EXAMPLE), server.address, str(EPISODES)],
             capture_output=True, text=True, check=True, timeout=PATIENCE_S,

@@ -35,8 +35,8 @@ from penstock.workloads.thoughts.start import load_transformer
 from penstock.workloads.thoughts.study import check_run
 from penstock.workloads.thoughts.tasks import Example, draw_tests, open_task
 from penstock.workloads.thoughts.validation import probe
-from tests.support.run.serving_run import serving
-from tests.support.run.training import Training
+from tests.support.run import harness
+from tests.support.run.harness import Training
 
 RECIPE: Final = Path(__file__).resolve().parents[2] / "penstock" / "recipes" / "thoughts-tiny.toml"
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples" / "python"
@@ -177,7 +177,7 @@ def right(client: TextClient, **options: Any) -> tuple[float, list[str]]:
 def test_a_run_is_served_behind_its_thoughts_through_a_kill(learned: tuple[Path, dict[str, Any]]) -> None:
     run_dir, _ = learned
     with (
-        serving(run_dir.parent, run_dir, "first") as server,
+        harness.server(run_dir.parent, run_dir, "first") as server,
         TextClient(server.address, deadline_s=20.0) as client,
     ):
         assert client.describe().thought_tokens == 5
@@ -207,7 +207,7 @@ def test_a_run_is_served_behind_its_thoughts_through_a_kill(learned: tuple[Path,
         os.kill(server.process.pid, signal.SIGKILL)
         with pytest.raises(PolicyError):
             asked(client, questions(1)[0])
-    with serving(run_dir.parent, run_dir, "second") as server, TextClient(server.address) as client:
+    with harness.server(run_dir.parent, run_dir, "second") as server, TextClient(server.address) as client:
         assert right(client)[1] == answers
 
 
@@ -230,7 +230,7 @@ def test_a_canary_that_does_not_think_is_withdrawn(learned: tuple[Path, dict[str
     }
     paid: dict[int, list[float]] = {active: [], canary: []}
     with (
-        serving(run_dir.parent, run_dir, "canary", **settings) as server,
+        harness.server(run_dir.parent, run_dir, "canary", **settings) as server,
         TextClient(server.address) as client,
     ):
         for number, one in enumerate(questions(MOST_CLIENTS)):
@@ -419,7 +419,10 @@ def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -
     assert (final[embeddings][4:6] != start[embeddings][4:6]).any(1).all()
     found = check_run(tmp_path / "run", questions=64)
     assert found.verdict in ("theatre", "cannot tell")
-    with pytest.raises(AssertionError, match="mixes nothing"), serving(tmp_path, tmp_path / "run", "mixed"):
+    with (
+        pytest.raises(AssertionError, match="mixes nothing"),
+        harness.server(tmp_path, tmp_path / "run", "mixed"),
+    ):
         pass
 
 

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import Training
+from tests.support.run.harness import Training
 
 LINES: Final = 20_000
 ACTIONS: Final = 5

@@ -26,7 +26,7 @@ from penstock.workloads.language.policy import LanguagePolicy
 from tests.support.language.language_learner import PATIENCE_S as SCRIPTED_LANGUAGE_LEARNER_PATIENCE_S
 from tests.support.language.language_learner import WRONG, Fault, ScriptedLanguageLearner
 from tests.support.run.actor_run import ActorThread, actors
-from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.harness import BrokerProcess, Training, eventually, is_alive, wait_until_gone
 from tests.support.run.learner_run import (
     BATCH,
     CHARGE,
@@ -43,7 +43,6 @@ from tests.support.run.learner_run import (
     until,
 )
 from tests.support.run.learner_run import PATIENCE_S as LEARNER_RUN_PATIENCE_S
-from tests.support.run.training import Training, is_alive, wait_until_gone
 from tests.support.storage.redis_server import RedisServer
 
 # ---- Staleness 0: rounds instead of a budget, and equal runs are equal bit by bit.

@@ -16,9 +16,9 @@ from torch import nn
 from penstock.client import PolicyClient
 from penstock.launch.run.supervisor import penstock
 from penstock.registry.records import Status
-from tests.support.run.broker_process import eventually
-from tests.support.run.serving_run import ServedRun, begun, follow, serving
-from tests.support.run.training import LONG, OFTEN, PATIENCE_S, Training, is_alive, trainings
+from tests.support.run import harness
+from tests.support.run.harness import LONG, OFTEN, PATIENCE_S, Training, eventually, is_alive, trainings
+from tests.support.run.serving_run import ServedRun, begun, follow
 
 # ---- `penstock train` solves CartPole-v1 by separate processes before a real Redis.
 
@@ -269,7 +269,7 @@ def client(run: ServedRun) -> Iterator[PolicyClient]:
     """Of a server over it; answers are never slow, and clients are compared soon."""
     settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
     with (
-        serving(run.folder.parent, run.folder, **settings) as server,
+        harness.server(run.folder.parent, run.folder, **settings) as server,
         PolicyClient(server.address, deadline_s=60.0) as connected,
     ):
         yield connected

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.config.settings import dump, load
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.storage.guarded_redis import USERS, GuardedRedis, tls_binary
 
 RUN: Final = "secure-run"

@@ -33,7 +33,7 @@ from tests.support.abuse.wire import (
     RawChannel,
     frame,
 )
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 PATIENCE_S: Final = 60
 STREAMS: Final = 64

@@ -25,7 +25,7 @@ from penstock.rpc.channel import open_channel
 from penstock.rpc.identity import Party, Unidentified
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, weights_pb2
 from tests.support.abuse.identities import NAMES, OTHER_RUN, PATIENCE_S, Secure, outcome, secured
-from tests.support.run.broker_process import eventually, launch
+from tests.support.run.harness import eventually, launch
 from tests.support.run.simulated_actor import SimulatedActor, refusal_of
 from tests.support.run.small_run import RUN, fragment
 

@@ -26,7 +26,7 @@ from penstock.protocol.refusal import Reason
 from tests.support.abuse.stage import Stage, nothing_stored, session_of, staged, unharmed
 from tests.support.abuse.wire import stored
 from tests.support.run.actor_run import PROGRAM, Plan, ScriptedLearner
-from tests.support.run.broker_process import launch
+from tests.support.run.harness import launch
 from tests.support.run.simulated_actor import refusal_of
 from tests.support.run.small_run import RUN, SCHEMA, SLOTS, STEPS, fragment
 from tests.support.storage.redis_server import RedisServer

@@ -14,7 +14,8 @@ from penstock.launch.cli.app import app
 from penstock.launch.run.supervisor import penstock
 from penstock.launch.ui.catalogue import Catalogue
 from penstock.registry.registry import Registry
-from tests.support.run.serving_run import begun, serving
+from tests.support.run import harness
+from tests.support.run.serving_run import begun
 from tests.support.run.solved_run import SOLVED_RUN
 from tests.support.storage.small_disk import can_mount
 
@@ -97,7 +98,7 @@ def test_a_server_answers_from_it(mounted: Path, tmp_path: Path) -> None:
     before = content(run.folder)
     mount_read_only(run.folder, mounted)
     with (
-        serving(tmp_path / "server", mounted) as server,
+        harness.server(tmp_path / "server", mounted) as server,
         PolicyClient(server.address, deadline_s=60.0) as client,
     ):
         assert client.act(ROW).version > 0

@@ -24,7 +24,7 @@ from tests.support.abuse.identities import (
     locked_redis,
     printed,
 )
-from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.harness import BrokerProcess, eventually
 from tests.support.run.small_run import RUN
 from tests.support.storage.guarded_redis import GuardedRedis
 from tests.support.storage.redis_server import RedisServer, find_binaries

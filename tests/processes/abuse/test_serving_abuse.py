@@ -24,8 +24,9 @@ from penstock.v1.tensor_pb2 import Tensor
 from tests.support.abuse.corpus import STREAM, asking, case, observing, rpcs
 from tests.support.abuse.stage import Memory, memory_within, open_files
 from tests.support.abuse.wire import Answer, RawChannel, answer_of
-from tests.support.run.broker_process import BrokerProcess, eventually
-from tests.support.run.serving_run import ServedRun, serving
+from tests.support.run import harness
+from tests.support.run.harness import BrokerProcess, eventually
+from tests.support.run.serving_run import ServedRun
 
 SEED: Final = 20_261
 WINDOW: Final = 32
@@ -53,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "episode_timeout_s": TIMEOUT_S,
         "max_calls_per_s": 1e6,
     }
-    with serving(folder, run.folder, **settings) as process:
+    with harness.server(folder, run.folder, **settings) as process:
         yield process
 
 
@@ -241,7 +242,7 @@ def test_a_connection_that_asks_too_often_is_refused_alone(tmp_path: Path) -> No
     run.promote(run.next_version())
     data = asking().SerializeToString()
     with (
-        serving(
+        harness.server(
             tmp_path, run.folder, "server", "--set=broker.max_calls_per_s=1", max_calls_per_s=5
         ) as server,
         RawChannel(server.address) as loud,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.run.broker_process import BrokerProcess, eventually, launch
+from tests.support.run.harness import BrokerProcess, eventually, launch
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from tests.support.run.actor_run import (
     actors,
     launch_actor,
 )
-from tests.support.run.broker_process import BrokerProcess, eventually, launch
+from tests.support.run.harness import BrokerProcess, eventually, launch
 from tests.support.storage.redis_server import RedisServer
 
 Begin = Callable[..., ScriptedLearner]

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.settings import ConfigurationError
 from tests.support.run.actor_run import ActorThread, Plan, ScriptedLearner, actors
-from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.harness import BrokerProcess, eventually
 
 MODULE = "tests.support.experience.own_networks"
 

@@ -19,7 +19,7 @@ from penstock.rpc.auth import Credentials
 from penstock.runtime.health import Health
 from penstock.runtime.lifecycle import Lifecycle
 from tests.support.run.actor_run import PATIENCE_S, Plan, ScriptedLearner
-from tests.support.run.broker_process import BrokerProcess
+from tests.support.run.harness import BrokerProcess
 
 FRAGMENTS = 300
 LONG_S = 0.5

@@ -24,7 +24,7 @@ from penstock.protocol.refusal import Reason
 from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2
 from penstock.v1 import experience_pb2 as experience
 from tests.support.experience.fragment_messages import to_proto
-from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
+from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor, code_of, refusal_of
 from tests.support.run.small_run import SLOTS, STEPS, fragment
 from tests.support.storage.redis_server import RedisServer, find_binaries

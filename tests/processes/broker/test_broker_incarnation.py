@@ -7,7 +7,7 @@ import redis
 
 from penstock.broker.log import keys
 from penstock.broker.log.script import LAYOUT
-from tests.support.run.broker_process import eventually, launch, open_run
+from tests.support.run.harness import eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import fragment
 from tests.support.storage.redis_server import RedisServer

@@ -10,7 +10,7 @@ import redis
 
 from penstock.protocol.refusal import Reason
 from penstock.v1 import control_pb2, control_pb2_grpc
-from tests.support.run.broker_process import eventually, launch, open_run
+from tests.support.run.harness import eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor, code_of, refusal_of
 from tests.support.run.small_run import fragment
 from tests.support.storage.redis_server import Binary, RedisServer

@@ -15,7 +15,7 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.protocol.refusal import Reason
 from penstock.v1 import experience_pb2 as experience
 from tests.support.experience.fragment_messages import to_proto
-from tests.support.run.broker_process import eventually, launch, open_run
+from tests.support.run.harness import eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor, refusal_of
 from tests.support.run.small_run import CHARGE, fragment
 from tests.support.storage.redis_server import RedisServer

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.protocol.refusal import Reason, Refusal
-from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
+from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import CHARGE, fragment
 from tests.support.storage.redis_server import Binary, RedisServer

@@ -17,7 +17,7 @@ import pytest
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from tests.support.network.network_run import MOST_ENTRIES, PATIENCE_S, Reader
 from tests.support.network.proxy import Proxy
-from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
+from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
 from tests.support.storage.redis_server import RedisServer
 
 ACTORS = 6

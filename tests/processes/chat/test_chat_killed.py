@@ -16,7 +16,7 @@ from penstock.launch.inspection.processes import read_endpoints
 from penstock.registry.registry import Registry
 from tests.support.chat.chat_gateway import ChatGateway, read_event
 from tests.support.prompts.prompts_gateway import PATIENCE_S
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

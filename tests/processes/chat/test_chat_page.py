@@ -19,7 +19,7 @@ from penstock.workloads.chat import loop_state
 from penstock.workloads.chat.loop_state import LoopOrder, read_head_weights
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
 from tests.support.chat.chat_gateway import ChatGateway
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -12,7 +12,7 @@ from penstock.workloads.chat.people import population
 from penstock.workloads.chat.step_process import has_checkpoint
 from tests.support.chat.chat_gateway import ChatGateway, LoopProcess, told
 from tests.support.chat.opinions import people_talk, talks
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -22,7 +22,7 @@ from penstock.workloads.chat.people import draw_prompt
 from penstock.workloads.chat.step_process import has_checkpoint
 from tests.support.chat.chat_gateway import ChatGateway
 from tests.support.chat.opinions import talks
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -34,7 +34,7 @@ from tests.support.network.network_run import (
     own_fragment,
 )
 from tests.support.run import simulated_actor
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.run.learner_run import BATCH, Producer, learner_process, settings, until
 from tests.support.storage.redis_server import RedisServer
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.run.training import trainings
+from tests.support.run.harness import trainings
 
 ACTORS: Final = 4
 PATIENCE_S: Final = 2400.0

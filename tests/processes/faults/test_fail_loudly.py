@@ -17,8 +17,8 @@ import pytest
 from penstock.launch.run.supervisor import MAX_FAILURES
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.network.proxy import Proxy
-from tests.support.run import training as waiting
-from tests.support.run.training import Training, wait_until_gone
+from tests.support.run import harness
+from tests.support.run.harness import Training, wait_until_gone
 from tests.support.storage.small_disk import KINDS, SmallDisk, can_mount, small_disk
 
 pytestmark = pytest.mark.timeout(900)
@@ -63,7 +63,7 @@ def leave():
 @pytest.fixture
 def start(tmp_path: Path, disk: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
     """Start a run in `tmp_path/run`; nothing of it is left when its disk goes."""
-    monkeypatch.setattr(waiting, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(harness, "PATIENCE_S", PATIENCE_S)
     trainings: list[Training] = []
 
     def start(*arguments: str) -> Training:

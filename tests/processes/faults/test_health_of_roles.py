@@ -14,7 +14,7 @@ from penstock.broker.log import keys
 from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.run.actor_run import Plan, ScriptedLearner
-from tests.support.run.broker_process import BrokerProcess, eventually, launch
+from tests.support.run.harness import BrokerProcess, eventually, launch
 
 PATIENCE_S = 60.0
 

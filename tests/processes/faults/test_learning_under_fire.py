@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import Training, is_alive
+from tests.support.run.harness import Training, is_alive
 
 KILL_EVERY_S: Final = 20.0
 LARGEST_LOSS: Final = 0.1

@@ -20,7 +20,7 @@ from penstock.protocol.spaces import Box, Discrete, Space
 from tests.support.abuse.poison import Way
 from tests.support.abuse.poisoner import read_poisons, ways_against
 from tests.support.oracles.poison_books import PoisonBooks
-from tests.support.run.training import OFTEN, Training, trainings
+from tests.support.run.harness import OFTEN, Training, trainings
 
 CHOICE: Final = Discrete(2)
 FORCE: Final = Box(np.full(1, -2, np.float32), np.full(1, 2, np.float32))

@@ -15,8 +15,8 @@ import pytest
 
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from penstock.workloads.goals.injection_journal import FEEDBACK, INJECTIONS, veto
-from tests.support.run.broker_process import eventually
-from tests.support.run.serving_run import serving
+from tests.support.run import harness
+from tests.support.run.harness import eventually
 from tests.support.serving.goals_run import done, goals_file, goals_run, injector_words, lines
 
 KILLED: Final = -9
@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A policy server's address."""
     folder = tmp_path_factory.mktemp("served")
     goals_run(folder / "run")
-    with serving(folder / "server", folder / "run") as found:
+    with harness.server(folder / "server", folder / "run") as found:
         yield found.address
 
 
@@ -206,7 +206,7 @@ def test_goals_that_fail_more_often_than_before_stop_it(server: str, tmp_path: P
 def test_a_policy_of_values_is_refused(tmp_path: Path) -> None:
     goals_file(tmp_path)
     goals_run(tmp_path / "run", discrete="epsilon_greedy", shared_trunk=True)
-    with serving(tmp_path / "server", tmp_path / "run") as found:
+    with harness.server(tmp_path / "server", tmp_path / "run") as found:
         told = inject(found.address, tmp_path, *ALWAYS, "--steps", "3")
     assert told.returncode == 2, told.stderr
     assert "chooses by the values of actions (DQN)" in told.stderr
@@ -217,7 +217,7 @@ def test_a_policy_of_values_is_refused(tmp_path: Path) -> None:
 def test_a_policy_of_values_that_draws_from_a_softmax_is_taken(tmp_path: Path) -> None:
     goals_file(tmp_path)
     goals_run(tmp_path / "run", discrete="epsilon_greedy", shared_trunk=True)
-    with serving(tmp_path / "server", tmp_path / "run", softmax_temperature=1.0) as found:
+    with harness.server(tmp_path / "server", tmp_path / "run", softmax_temperature=1.0) as found:
         told = inject(found.address, tmp_path, *ALWAYS, "--steps", "6")
     assert told.returncode == 0, told.stderr
     assert done(tmp_path) > 0

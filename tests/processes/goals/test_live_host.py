@@ -13,7 +13,7 @@ import pytest
 
 from penstock.launch.run.supervisor import penstock
 from penstock.workloads.goals.injection_journal import FEEDBACK, INJECTIONS
-from tests.support.run.training import OFTEN, PATIENCE_S, Training, trainings
+from tests.support.run.harness import OFTEN, PATIENCE_S, Training, trainings
 from tests.support.serving.goals_run import done, goals_file, injector_words, lines
 
 RECIPE: Final = Path(__file__).resolve().parents[3] / "penstock" / "recipes" / "goals.toml"

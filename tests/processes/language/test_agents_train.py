@@ -16,7 +16,7 @@ from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.rlhf.sentiment import true_reward
 from tests.support.language.agents_run import gateway
 from tests.support.language.tiny_models import make_base
-from tests.support.run.training import Training, wait_until_gone
+from tests.support.run.harness import Training, wait_until_gone
 
 STEPS: Final = 700
 PATIENCE_S: Final = 120.0

@@ -23,8 +23,7 @@ import pytest
 from penstock.launch.run.supervisor import penstock
 from tests.support.language.agents_run import agents_run, gateway
 from tests.support.language.tiny_models import make_guesser
-from tests.support.run.broker_process import eventually
-from tests.support.run.training import Training, is_alive
+from tests.support.run.harness import Training, eventually, is_alive
 
 CLIENT: Final = "client"
 VICTIMS: Final = ("server", "broker", "learner", CLIENT)

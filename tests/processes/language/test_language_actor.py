@@ -21,10 +21,14 @@ from penstock.protocol.messages import Role
 from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.tokenizer import load_tokenizer
-from tests.support.language.language_learner import PATIENCE_S, ScriptedLanguageLearner, log_probs, responses
+from tests.support.language.language_learner import (
+    PATIENCE_S,
+    ScriptedLanguageLearner,
+    log_probs,
+    responses,
+)
 from tests.support.run.actor_run import ActorThread, actors
-from tests.support.run.broker_process import BrokerProcess, eventually
-from tests.support.run.reward_process import serving
+from tests.support.run.harness import BrokerProcess, eventually, reward_server
 
 
 def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
@@ -38,13 +42,13 @@ def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
     address = f"unix:{tmp_path}/reward.sock"
     learner = begin(reward_reads="tokens", group=2)
     places = {"model": str(base), "prompts": str(prompts), "reward": address}
-    with serving(reward, tmp_path / "first", address) as first:
+    with reward_server(reward, tmp_path / "first", address) as first:
         actor = ActorThread(broker.address, "actor-0", places=places)
         with actors(actor):
             eventually(lambda: learner.learn() >= 4, "four fragments", within_s=PATIENCE_S)
             first.process.send_signal(signal.SIGKILL)
             first.process.wait(PATIENCE_S)
-            with serving(reward, tmp_path / "second", address):
+            with reward_server(reward, tmp_path / "second", address):
                 before = len(learner.fragments)
                 eventually(lambda: learner.learn() >= before + 4, "four more", within_s=PATIENCE_S)
                 assert actor.drain() == EXIT_OK

@@ -12,7 +12,7 @@ from penstock.config.settings import Settings
 from penstock.workloads.language.policy import LanguagePolicy
 from tests.support.language.language_learner import PATIENCE_S, UNROLL, Fault
 from tests.support.run.actor_run import ActorThread, actors
-from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.harness import BrokerProcess, eventually
 from tests.support.run.learner_run import LearnerThread, account, audited
 
 TRUE: Final = "penstock.workloads.rlhf.sentiment:true_rewards"

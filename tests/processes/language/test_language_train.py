@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.launch.run.supervisor import penstock
 from tests.support.language.tiny_models import make_base
-from tests.support.run.training import Training, wait_until_gone
+from tests.support.run.harness import Training, wait_until_gone
 
 STEPS = 3000
 CONFIG = """

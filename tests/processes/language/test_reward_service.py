@@ -13,7 +13,7 @@ from penstock.rpc.auth import Credentials
 from penstock.workloads.language.reward.reward_client import RewardClient
 from penstock.workloads.language.reward.reward_source import BadReward
 from tests.support.language.tiny_models import make_base, make_reward_model, samples
-from tests.support.run.reward_process import PATIENCE_S, secured, serving
+from tests.support.run.harness import SERVER_READY_S, reward_secured, reward_server
 
 RUN: Final = "run-a"
 
@@ -32,23 +32,23 @@ def test_actors_of_the_run_are_served_and_outlive_the_service(tmp_path: Path) ->
     scores = make_reward_model(make_base(tmp_path / "base", steps=1), tmp_path / "reward")
     certificates = tmp_path / "certificates"
     make_certificates(Order(folder=certificates, run=RUN))
-    said = secured(certificates, RUN)
-    with serving(tmp_path / "reward", tmp_path / "first", "127.0.0.1:0", said) as first:
+    said = reward_secured(certificates, RUN)
+    with reward_server(tmp_path / "reward", tmp_path / "first", "127.0.0.1:0", said) as first:
         address = first.address
-        client = RewardClient(address, credentials=shown(certificates, "actor"), deadline_s=PATIENCE_S)
+        client = RewardClient(address, credentials=shown(certificates, "actor"), deadline_s=SERVER_READY_S)
         assert client.score(samples()).values == pytest.approx(scores, abs=1e-6)
         for name in ("client", "operator"):
-            other = RewardClient(address, credentials=shown(certificates, name), deadline_s=PATIENCE_S)
+            other = RewardClient(address, credentials=shown(certificates, name), deadline_s=SERVER_READY_S)
             with pytest.raises(BadReward, match="PERMISSION_DENIED"):
                 other.score(samples())
             other.close()
         first.process.send_signal(signal.SIGKILL)
-        first.process.wait(PATIENCE_S)
+        first.process.wait(SERVER_READY_S)
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(client.score, samples())
-        with serving(tmp_path / "reward", tmp_path / "second", address, said) as second:
-            assert asked.result(PATIENCE_S).values == pytest.approx(scores, abs=1e-6)
+        with reward_server(tmp_path / "reward", tmp_path / "second", address, said) as second:
+            assert asked.result(SERVER_READY_S).values == pytest.approx(scores, abs=1e-6)
             assert "penstock_rewards_total 20.0" in second.get("/metrics")[1]
             client.close()
             second.process.send_signal(signal.SIGTERM)
-            assert 0 == second.process.wait(PATIENCE_S), second.log.read_text()
+            assert 0 == second.process.wait(SERVER_READY_S), second.log.read_text()

@@ -22,7 +22,7 @@ from tests.support.language.text_stand import (
     begun,
     serving_text,
 )
-from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.harness import BrokerProcess, eventually
 from tests.support.run.serving_run import POLICY
 
 ASKED: Final = ({"role": "user", "content": "sum"},)

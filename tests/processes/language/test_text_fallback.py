@@ -9,7 +9,7 @@ import pytest
 from penstock.client import TextClient
 from penstock.registry.weight_files import path_of
 from tests.support.language.text_stand import GOOD, TOOLS, ServedTextRun, begun, serving_text
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 ASKED: Final = ({"role": "user", "content": "sum"},)
 

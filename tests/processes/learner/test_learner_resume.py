@@ -17,7 +17,7 @@ from penstock.learner.ledger import Drop, Ledger, Progress
 from penstock.runtime.exit import Fatal, RunFailed
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.fleet.one_parameter_learner import OneParameter, make_model, resolve
-from tests.support.run.broker_process import BrokerProcess, open_run
+from tests.support.run.harness import BrokerProcess, open_run
 from tests.support.run.learner_run import (
     BATCH,
     CHARGE,

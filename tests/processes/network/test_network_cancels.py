@@ -27,7 +27,7 @@ from tests.support.network.network_run import (
     network_run,
     own_fragment,
 )
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.run.simulated_actor import DEADLINE_S, SimulatedActor
 from tests.support.storage.redis_server import RedisServer
 

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.v1 import experience_pb2 as experience
 from tests.support.network.network_run import PATIENCE_S, NetworkRun, append, network_run
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.storage.redis_server import RedisServer
 

@@ -11,7 +11,7 @@ import pytest
 from penstock.actor.link import broker_client
 from penstock.runtime import metrics
 from tests.support.network.network_run import PATIENCE_S, NetworkRun, network_run, without_keepalive
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.storage.redis_server import RedisServer
 
 ACTORS = 4

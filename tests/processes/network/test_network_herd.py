@@ -18,7 +18,7 @@ from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
 from penstock.runtime.lifecycle import Lifecycle
 from tests.support.network.network_run import PATIENCE_S, NetworkRun, network_run
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.run.small_run import CHARGE
 from tests.support.storage.redis_server import RedisServer
 

@@ -10,7 +10,7 @@ from penstock.protocol.refusal import Reason, Refusal
 from penstock.v1 import experience_pb2 as experience
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.network.network_run import PATIENCE_S, Name, digest, network_run, own_fragment
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.run.simulated_actor import DEADLINE_S, SimulatedActor
 from tests.support.run.small_run import CHARGE
 from tests.support.storage.redis_server import RedisServer

@@ -9,7 +9,7 @@ import pytest
 from penstock.broker.log.script import MOST_FETCHED
 from penstock.protocol.limits import MIB
 from tests.support.network.slow_line import LINE_BYTES_PER_S, SlowLineRun, slow_line_run
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.storage.redis_server import RedisServer
 
 SHARE = 1.5

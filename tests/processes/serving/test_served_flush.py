@@ -11,7 +11,7 @@ import pytest
 
 from penstock import PolicyClient
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import PATIENCE_S, Training, wait_until_gone
+from tests.support.run.harness import PATIENCE_S, Training, wait_until_gone
 
 STEPS = 12
 

@@ -32,9 +32,10 @@ from penstock.v1 import policy_pb2 as pb
 from penstock.v1.control_pb2 import ControlRequest
 from penstock.v1.control_pb2_grpc import ControlServiceStub
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
+from tests.support.run import harness
 from tests.support.run.actor_run import Plan, ScriptedLearner
-from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
-from tests.support.run.serving_run import SERVICE, serve_live, terminate
+from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
+from tests.support.run.serving_run import SERVICE, terminate
 from tests.support.run.small_run import CHARGE, RUN, SCHEMA, STEPS, fragment
 from tests.support.storage.redis_server import RedisServer
 
@@ -220,7 +221,10 @@ def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
 ) -> None:
     learner = ScriptedLearner(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
     learner.publish()
-    with serve_live(tmp_path, broker.address) as server, grpc.insecure_channel(server.address) as channel:
+    with (
+        harness.server(tmp_path, broker=broker.address) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
         with PolicyClient(server.address, deadline_s=60.0) as client:
             eventually(lambda: client.describe().versions, "weights")
             episode = client.start_episode("a")
@@ -256,7 +260,7 @@ def test_a_server_whose_run_has_ended_answers_on_with_the_last_weights(
 ) -> None:
     learner = ScriptedLearner(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
     version = learner.publish().version
-    with serve_live(tmp_path, broker.address) as server:
+    with harness.server(tmp_path, broker=broker.address) as server:
         with PolicyClient(server.address, deadline_s=60.0) as client:
             eventually(lambda: client.describe().versions, "weights")
             episode = client.start_episode("a")

@@ -31,7 +31,8 @@ from penstock.registry.registry import Registry
 from penstock.runtime.exit import EXIT_OK
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
-from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run import harness
+from tests.support.run.harness import BrokerProcess, eventually
 from tests.support.run.serving_run import (
     ACTION,
     OBSERVATION,
@@ -41,7 +42,6 @@ from tests.support.run.serving_run import (
     begun,
     follow,
     health_of,
-    serving,
     terminate,
 )
 
@@ -60,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
 def server(run: ServedRun) -> Iterator[BrokerProcess]:
     """A server over it that is ready; short answers are never slow, and returns lie between 0 and 1."""
     settings: dict[str, Any] = {"canary.settle_s": 0.05, "canary.slow_ms": 1e6}
-    with serving(run.folder.parent, run.folder, **settings) as process:
+    with harness.server(run.folder.parent, run.folder, **settings) as process:
         yield process
 
 
@@ -176,7 +176,7 @@ def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows
     run = begun(tmp_path / "run", network=f"{module}:Good")
     (run.folder / "config.toml").write_text(f'[actor]\nallow_modules = ["{module}"]\n')
     with (
-        serving(tmp_path, run.folder, "server", "--trust") as server,
+        harness.server(tmp_path, run.folder, "server", "--trust") as server,
         PolicyClient(server.address, deadline_s=60.0) as client,
     ):
         check(run, client.act_batch(ROWS, distribution=True), ROWS)
@@ -201,7 +201,7 @@ def test_a_client_has_the_same_version_after_a_restart(tmp_path: Path) -> None:
     keys, found = [f"client-{number}" for number in range(40)], []
     for name in ("first", "second"):
         with (
-            serving(tmp_path, run.folder, name) as server,
+            harness.server(tmp_path, run.folder, name) as server,
             PolicyClient(server.address, deadline_s=60) as client,
         ):
             found.append([client.act(ROWS[0], client_key=key).version for key in keys])
@@ -285,7 +285,7 @@ def test_swaps_under_load_cost_no_request(run: ServedRun, server: BrokerProcess)
 def test_many_swaps_under_many_clients_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
     arms = swap_under_load(run, server.address, clients=64, swaps=200)
     with (
-        serving(run.folder.parent, run.folder, "again") as again,
+        harness.server(run.folder.parent, run.folder, "again") as again,
         PolicyClient(again.address, deadline_s=60.0) as client,
     ):
         assert [client.act(ROWS[0], client_key=f"client-{number}").arm for number in range(64)] == arms
@@ -317,7 +317,7 @@ def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, c
 
 
 def test_sigterm_answers_what_is_in_flight(tmp_path: Path) -> None:
-    with serving(tmp_path, begun(tmp_path / "run").folder) as server:
+    with harness.server(tmp_path, begun(tmp_path / "run").folder) as server:
         drain(server)
 
 

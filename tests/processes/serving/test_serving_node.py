@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.serving import make_run
 from penstock.client import PolicyClient
-from tests.support.run.broker_process import BrokerProcess
-from tests.support.run.serving_run import serving
+from tests.support.run import harness
+from tests.support.run.harness import BrokerProcess
 from tests.support.serving import node_client
 
 
@@ -17,7 +17,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     node_client.install()
     folder = tmp_path_factory.mktemp("node")
     make_run(folder / "run")
-    with serving(folder, folder / "run") as process:
+    with harness.server(folder, folder / "run") as process:
         yield process
 
 

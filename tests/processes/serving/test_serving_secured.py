@@ -20,9 +20,9 @@ from penstock.rpc.auth import ACCESS, CLIENT, Credentials
 from penstock.rpc.channel import open_channel
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
-from tests.support.run.broker_process import BrokerProcess
-from tests.support.run.reward_process import PATIENCE_S, secured
-from tests.support.run.serving_run import RUN, SERVICE, ServedRun, serving
+from tests.support.run import harness
+from tests.support.run.harness import SERVER_READY_S, BrokerProcess, reward_secured
+from tests.support.run.serving_run import RUN, SERVICE, ServedRun
 from tests.support.run.simulated_actor import code_of
 
 CALLS: Final = {
@@ -50,8 +50,8 @@ def server(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     run.describe()
     run.promote(run.next_version())
     (run.folder / "config.toml").write_text(f'run = "{RUN}"\n')
-    words = [f"--set={text}" for text in secured(certificates, RUN) if not text.startswith("run=")]
-    with serving(run.folder.parent, run.folder, "server", *words) as process:
+    words = [f"--set={text}" for text in reward_secured(certificates, RUN) if not text.startswith("run=")]
+    with harness.server(run.folder.parent, run.folder, "server", *words) as process:
         yield process
 
 
@@ -70,9 +70,9 @@ def code(channel: grpc.Channel, name: str) -> grpc.StatusCode:
     stub: Any = PolicyServiceStub(channel)
     try:
         if name == "ActStream":
-            list(stub.ActStream(iter([CALLS[name]]), timeout=PATIENCE_S))
+            list(stub.ActStream(iter([CALLS[name]]), timeout=SERVER_READY_S))
         else:
-            getattr(stub, name)(CALLS[name], timeout=PATIENCE_S)
+            getattr(stub, name)(CALLS[name], timeout=SERVER_READY_S)
     except grpc.RpcError as error:
         return code_of(error)[0]
     return grpc.StatusCode.OK
@@ -90,7 +90,7 @@ def test_a_client_is_served(server: BrokerProcess, certificates: Path) -> None:
     with open_channel(server.address, shown(certificates, "client")) as channel:
         assert {name: code(channel, name) for name in CALLS} == dict.fromkeys(CALLS, grpc.StatusCode.OK)
     credentials = shown(certificates, "client")
-    with PolicyClient(server.address, credentials=credentials, deadline_s=PATIENCE_S) as client:
+    with PolicyClient(server.address, credentials=credentials, deadline_s=SERVER_READY_S) as client:
         episode = client.start_episode("ada")
         assert episode.act(np.zeros(4, np.float32)).version == 1
         assert episode.end(terminated=True, reward=1.0).total_return == 1.0
@@ -116,15 +116,15 @@ def test_health_is_for_all_of_the_run_and_reflection_for_operators(
 ) -> None:
     with open_channel(server.address, shown(certificates, "actor")) as channel:
         request = health_pb2.HealthCheckRequest(service=SERVICE)
-        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE_S)
+        reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=SERVER_READY_S)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     with open_channel(server.address, shown(certificates, "operator")) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=PATIENCE_S)
+        (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=SERVER_READY_S)
         assert SERVICE in {one.name for one in answer.list_services_response.service}
     with open_channel(server.address, shown(certificates, "client")) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
-            list(stub.ServerReflectionInfo(iter([asked]), timeout=PATIENCE_S))
+            list(stub.ServerReflectionInfo(iter([asked]), timeout=SERVER_READY_S))
         assert code_of(caught.value)[0] is grpc.StatusCode.PERMISSION_DENIED

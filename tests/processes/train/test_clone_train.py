@@ -16,7 +16,7 @@ from penstock.learner.feed.recorded_feed import Recording
 from penstock.learner.model import make_model
 from penstock.learner.publish.kept_versions import FinalPolicy, write_final
 from penstock.policy import weights
-from tests.support.run.training import PATIENCE_S
+from tests.support.run.harness import PATIENCE_S
 
 # Pushes where pole and cart lean and move to: balances for all of the 500 steps.
 LEAN = (0.5, 1.0, 10.0, 3.0)

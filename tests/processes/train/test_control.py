@@ -10,7 +10,7 @@ import pytest
 
 from penstock.launch.audit.audit_command import audit
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import Training, wait_until_gone
+from tests.support.run.harness import Training, wait_until_gone
 
 
 @pytest.fixture

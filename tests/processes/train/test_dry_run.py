@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import PATIENCE_S, is_alive
+from tests.support.run.harness import PATIENCE_S, is_alive
 
 TINY = (
     "CartPole-v1", "--actors", "1", "--total-steps", "4000", "--set", "learner.stop_at_target=false",

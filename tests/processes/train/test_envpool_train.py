@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import LONG, OFTEN, PATIENCE_S, Training, trainings, wait_until_gone
+from tests.support.run.harness import LONG, OFTEN, PATIENCE_S, Training, trainings, wait_until_gone
 
 pytest.importorskip("envpool", reason="EnvPool is an extra")
 

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from penstock.launch.commands.service_commands import EVALUATOR_NICENESS
-from tests.support.run.training import trainings
+from tests.support.run.harness import trainings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a niceness for each thread is Linux's")
 

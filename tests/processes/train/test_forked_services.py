@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import LONG, children, trainings
+from tests.support.run.harness import LONG, children, trainings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="who is whose child is read from /proc")
 

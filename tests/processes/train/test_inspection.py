@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import PATIENCE_S, Training, wait_until_gone
+from tests.support.run.harness import PATIENCE_S, Training, wait_until_gone
 
 pytest.importorskip("fastapi", reason="the page needs the extra `ui`")
 

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.support.run.training import Training
+from tests.support.run.harness import Training
 
 TEXT_LINE = re.compile(r"\d{4}-\d\d-\d\dT")
 

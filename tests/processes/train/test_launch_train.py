@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import (
+from tests.support.run.harness import (
     GONE_S,
     LONG,
     PATIENCE_S,

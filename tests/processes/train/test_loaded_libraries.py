@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.run.training import LONG, Training, trainings
+from tests.support.run.harness import LONG, Training, trainings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is mapped is Linux's to tell")
 

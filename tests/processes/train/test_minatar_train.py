@@ -12,7 +12,7 @@ from penstock.actor.acting.stepper import Stepper
 from penstock.config.settings import EnvironmentSection
 from penstock.launch.run.supervisor import penstock
 from penstock.workloads.control.environment import make, spaces
-from tests.support.run.training import PATIENCE_S
+from tests.support.run.harness import PATIENCE_S
 
 pytest.importorskip("minatar", reason="its games are the extra minatar")
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.run.training import Training
+from tests.support.run.harness import Training
 
 BARE: Final = {"actor", "broker", "gateway", "launch", "learner", "recipes", "workloads"}
 OURS: Final = {"penstock.launch.run.run", "penstock.learner.learner"}

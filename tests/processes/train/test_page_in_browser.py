@@ -16,7 +16,7 @@ import pytest
 
 from penstock.launch.run.supervisor import penstock
 from tests.support.browser.tabs import chromium, needs_chromium, take_picture, violations
-from tests.support.run.training import PATIENCE_S, Training, is_alive, wait_until_gone
+from tests.support.run.harness import PATIENCE_S, Training, is_alive, wait_until_gone
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ViewportSize

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.training import PATIENCE_S, Training
+from tests.support.run.harness import PATIENCE_S, Training
 
 KNOWN = ("config.toml", "learner.json", "summary.json", "metrics.jsonl")
 SMALL = (

@@ -6,8 +6,7 @@ import subprocess
 from pathlib import Path
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.broker_process import eventually
-from tests.support.run.training import LONG, PATIENCE_S, Training
+from tests.support.run.harness import LONG, PATIENCE_S, Training, eventually
 
 
 def test_episodes_of_random_actions_are_counted_written_and_drawn(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.observers.wandb_file import history
-from tests.support.run.broker_process import eventually
-from tests.support.run.training import PATIENCE_S, Training
+from tests.support.run.harness import PATIENCE_S, Training, eventually
 
 tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 pytest.importorskip("wandb")

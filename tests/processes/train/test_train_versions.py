@@ -17,9 +17,8 @@ from penstock.registry.weight_files import read_kept, registry_url
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
-from tests.support.run.broker_process import eventually, launch, open_run
+from tests.support.run.harness import Training, eventually, launch, open_run, wait_until_gone
 from tests.support.run.simulated_actor import code_of
-from tests.support.run.training import Training, wait_until_gone
 
 LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
 OFTEN = ("--set", "evaluation.interval_steps=4000", "--set", "evaluation.episodes=8")

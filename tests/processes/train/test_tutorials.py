@@ -32,8 +32,8 @@ from typing import Any, Final
 import pytest
 
 from penstock import PolicyClient
+from tests.support.run.harness import PATIENCE_S
 from tests.support.run.solved_run import SOLVED_RUN
-from tests.support.run.training import PATIENCE_S
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PACKAGES: Final = ("penstock", "broker", "actor", "learner")

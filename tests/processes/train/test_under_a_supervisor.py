@@ -15,7 +15,7 @@ import pytest
 
 from penstock.config.settings import dump
 from penstock.runtime.health import ENDPOINT_VARIABLE
-from tests.support.run.broker_process import BrokerProcess, eventually
+from tests.support.run.harness import BrokerProcess, eventually
 from tests.support.run.learner_run import BATCH, Producer, settings
 
 PENSTOCK: Final = str(Path(sys.executable).with_name("penstock"))

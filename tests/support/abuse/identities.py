@@ -19,8 +19,8 @@ from penstock.launch.commands.certificates import authority_of, issue, main
 from penstock.launch.commands.request import Order
 from penstock.rpc.auth import Credentials, line
 from penstock.rpc.identity import Identity, Party
-from tests.support.run.broker_process import PATIENCE_S as BROKER_PROCESS_PATIENCE_S
-from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
+from tests.support.run.harness import PATIENCE_S as BROKER_PROCESS_PATIENCE_S
+from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import code_of
 from tests.support.run.small_run import RUN
 from tests.support.storage.redis_server import RedisServer, find_binaries

@@ -12,7 +12,7 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.protocol.limits import MIB
 from penstock.protocol.messages import Role
 from penstock.v1 import experience_pb2 as experience
-from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
+from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import CHARGE, fragment
 from tests.support.storage.redis_server import RedisServer, find_binaries

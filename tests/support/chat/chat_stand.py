@@ -51,7 +51,7 @@ from tests.support.chat.opinions import feedback
 from tests.support.gateway.small_gateway import SmallGateway
 from tests.support.language.text_stand import WORDS, served_text
 from tests.support.language.tiny_models import chat_tokenizer
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 # ---- The page of a chat over real servers of text in this process, and the reward model of a loop beside
 # it.

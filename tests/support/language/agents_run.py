@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.broker_process import eventually
-from tests.support.run.training import Training, wait_until_gone
+from tests.support.run.harness import Training, eventually, wait_until_gone
 
 START_S: Final = 120.0
 _CONFIG: Final = """

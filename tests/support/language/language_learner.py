@@ -16,7 +16,7 @@ from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.rlhf.sentiment import NEUTRAL
 from tests.support.language.tiny_models import make_base, make_reward_model
 from tests.support.run.actor_run import Plan, ScriptedLearner
-from tests.support.run.broker_process import BrokerProcess, eventually, launch
+from tests.support.run.harness import BrokerProcess, eventually, launch
 
 # ---- The learner's side of a run of language models, one call at a time, and what it makes of a
 # fragment.

@@ -42,8 +42,9 @@ from penstock.workloads.language.serving.text_request import TextReply, TextRequ
 from penstock.workloads.language.serving.text_server import TextService
 from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
 from tests.support.language.tiny_models import chat_tokenizer
-from tests.support.run.broker_process import BrokerProcess
-from tests.support.run.serving_run import RUN, ServedRun, serving
+from tests.support.run import harness
+from tests.support.run.harness import BrokerProcess
+from tests.support.run.serving_run import RUN, ServedRun
 
 # ---- A server of text over a tiny model that has learned one dialogue by heart, in a running loop.
 
@@ -434,5 +435,5 @@ def begun(folder: Path) -> ServedTextRun:
 def serving_text(run: ServedTextRun, **settings: Any) -> Iterator[BrokerProcess]:
     """`penstock serve` over it, ready."""
     places = {"actor.places.model": str(run.base)}
-    with serving(run.folder.parent, run.folder, **places, **settings) as server:
+    with harness.server(run.folder.parent, run.folder, **places, **settings) as server:
         yield server

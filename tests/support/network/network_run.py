@@ -30,7 +30,7 @@ from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2
 from tests.support.network.proxy import Proxy
-from tests.support.run.broker_process import BrokerProcess, eventually, launch, open_run
+from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import CHARGE, SLOTS, STEPS, fragment
 from tests.support.storage.redis_server import RedisServer

@@ -34,7 +34,7 @@ from penstock.protocol.spaces import Box, Discrete
 from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
 from tests.support.network.proxy import Proxy
-from tests.support.run.broker_process import eventually, launch, open_run
+from tests.support.run.harness import eventually, launch, open_run
 from tests.support.storage.redis_server import RedisServer
 
 LINE_BYTES_PER_S: Final = 20e6

@@ -1,10 +1,6 @@
 """A run's folder made on the spot, and `penstock serve` over it as a process: no training, no broker."""
 
-import json
-import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +23,7 @@ from penstock.protocol.tensor import Array
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import path_of, registry_url, write_kept
-from penstock.runtime.health import ENDPOINT_VARIABLE
-from tests.support.run.broker_process import BrokerProcess, eventually
-from tests.support.run.forked_process import PENSTOCK, ForkedProcess
+from tests.support.run.harness import BrokerProcess, eventually
 from tests.support.storage.postgresql_server import with_registry
 
 RUN: Final = "served-run"
@@ -155,46 +149,6 @@ def follow(run: ServedRun, client: PolicyClient, version: int) -> None:
     """Promote it, and wait until it answers."""
     run.promote(version)
     eventually(lambda: client.act(np.zeros(4, np.float32)).version == version, f"version {version}", 60)
-
-
-@contextmanager
-def serving(
-    folder: Path, run_dir: Path, name: str = "server", *words: str, **section: Any
-) -> Iterator[BrokerProcess]:
-    """`penstock serve` over a run's folder, ready; killed at the end.
-
-    section: settings of `serving`, or `section.key`.
-    """
-    with _started(folder, name, f"--run={run_dir}", *words, **section) as server:
-        yield server
-
-
-@contextmanager
-def serve_live(folder: Path, broker: str, **section: Any) -> Iterator[BrokerProcess]:
-    """The same for a run that goes on, without its folder."""
-    words = (f"--broker={broker}", "--actor-id=server-0")
-    with _started(folder, "server", *words, **section) as server:
-        yield server
-
-
-@contextmanager
-def _started(folder: Path, name: str, *words: str, **section: Any) -> Iterator[BrokerProcess]:
-    folder.mkdir(parents=True, exist_ok=True)
-    endpoint_file, log = folder / f"{name}.json", folder / f"{name}.log"
-    named = {key if "." in key else f"serving.{key}": value for key, value in section.items()}
-    given = {"registry.refresh_s": REFRESH_S, **named}
-    settings = [f"--set={key}={json.dumps(value)}" for key, value in given.items()]
-    environment = {**os.environ, ENDPOINT_VARIABLE: str(endpoint_file), "OMP_NUM_THREADS": "1"}
-    log.unlink(missing_ok=True)
-    process = ForkedProcess(
-        PENSTOCK, "serve", "--listen=127.0.0.1:0", *settings, *words, output=log, environment=environment
-    )
-    server = BrokerProcess(process=process, endpoint_file=endpoint_file, log=log)
-    try:
-        eventually(server.is_ready, "readiness of the policy server", within_s=180)
-        yield server
-    finally:
-        server.end()
 
 
 def health_of(address: str) -> int:

@@ -61,7 +61,7 @@ from penstock.runtime.server_frame import Front, bind
 from penstock.v1 import control_pb2, control_pb2_grpc
 from penstock.v1 import experience_pb2 as experience
 from tests.support.experience.fragment_messages import sent
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.run.small_run import SLOTS, STEPS, fragment, specification
 from tests.support.run.store_run import PACING, open_run
 

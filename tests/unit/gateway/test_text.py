@@ -31,7 +31,7 @@ from tests.support.language.text_stand import (
     served_text,
     upstream_at,
 )
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 # ---- Several servers of text behind one address: the model's name says which of them is asked.
 

@@ -49,7 +49,7 @@ from penstock.registry.weight_files import path_of, read_kept, registry_url
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.workloads.chat.http.chat_routes import site as chat_site
 from tests.support.gateway.job_templates import write_run
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 # ---- `penstock gateway`: where its extra is absent, and what the operator's commands keep to themselves.
 

@@ -35,7 +35,7 @@ from penstock.launch.run.redis_service import CLOSED, arguments, ask, candidates
 from penstock.launch.run.supervisor import penstock
 from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
-from tests.support.run.training import is_alive as training_is_alive
+from tests.support.run.harness import is_alive as training_is_alive
 from tests.support.storage.small_disk import SizeLimit
 
 # ---- From a command line to a run.

@@ -17,7 +17,7 @@ from penstock.learner.recorder import (
     make_tracking,
 )
 from penstock.runtime import metrics
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 
 tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

@@ -28,7 +28,7 @@ from penstock.protocol.refusal import Reason
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from tests.support.language.text_stand import TOOLS, TextStand, answers_by_heart, make_model, served_text
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.serving.scripted_server import (
     Happening,
     ScriptedPolicy,
