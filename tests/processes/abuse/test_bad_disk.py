@@ -33,7 +33,6 @@ pytestmark = pytest.mark.skipif(not can_mount(), reason="a disk of its own needs
 def disk(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:
-    """A mounted file system that takes nothing, and what it says."""
     folder = tmp_path_factory.mktemp("disk")
     with small_disk("tmpfs", folder, lambda: None) as small:
         small.fill(0)

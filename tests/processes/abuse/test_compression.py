@@ -17,7 +17,6 @@ BOMBS: Final = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Defla
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One for all."""
     with staged(tmp_path_factory.mktemp("stage")) as ready:
         yield ready
 

@@ -49,7 +49,6 @@ SLACK_FILES: Final = MAX_CONNECTIONS + 8
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """One for all, with weights as large as a chunk."""
     with staged(tmp_path_factory.mktemp("stage")) as ready:
         ready.learner.publish(os.urandom(MIB), update=1, settled=0, scalars={})
         yield ready

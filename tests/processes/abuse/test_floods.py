@@ -38,7 +38,6 @@ REFUSED_STREAM: Final = "error code 7"
 
 
 def _is_turned_away(answer: Answer) -> bool:
-    """Refused by a reply, at the end of a budget, or before it began."""
     if answer.code is grpc.StatusCode.UNAVAILABLE:
         return REFUSED_STREAM in answer.text
     return answer.code in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -46,7 +45,6 @@ def _is_turned_away(answer: Answer) -> bool:
 
 @pytest.fixture
 def stage(short_folder: Path) -> Iterator[Stage]:
-    """A stage of its own."""
     with staged(short_folder, {"broker": {"max_calls_per_s": CALLS_PER_S}}) as ready:
         yield ready
 
@@ -60,7 +58,6 @@ class Crowd:
         self.sessions: list[int] = []
 
     def work(self) -> None:
-        """Until every fragment is acknowledged."""
         with ThreadPoolExecutor(HONEST) as pool:
             list(pool.map(self._one, range(HONEST)))
 
@@ -80,7 +77,6 @@ class Crowd:
                 assert reply.acked_through == sequence, reply
 
     def p99_ms(self) -> float:
-        """Of the calls so far."""
         return statistics.quantiles(self.seconds, n=100)[98] * 1000
 
 
@@ -119,7 +115,6 @@ class Flood:
         self.seconds = 0.0
 
     def __call__(self, over: threading.Event) -> None:
-        """Until `most` calls are made or `over`."""
         flying: list[object] = []
         began = time.monotonic()
         with RawChannel(self._address) as channel:

@@ -33,7 +33,6 @@ STEERING: Final = {
 
 
 def write_log(folder: Path, *commands: tuple[str, ...]) -> None:
-    """An append-only file as Redis writes it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "appendonly.aof").open("wb") as file:
         for words in commands:

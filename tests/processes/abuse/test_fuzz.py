@@ -45,7 +45,6 @@ def stage(short_folder: Path) -> Iterator[Stage]:
 
 
 def _share(rpc: Rpc, cases: int) -> int:
-    """Half of the cases go to Append, the others share the rest."""
     return cases // 2 if str(rpc) == "Append" else cases // 2 // (len(unary_rpcs()) - 1)
 
 

@@ -52,14 +52,12 @@ def test_every_rpc_stands_in_the_table() -> None:
 
 @pytest.fixture
 def certified(short_folder: Path) -> Iterator[Secure]:
-    """A broker that asks for certificates."""
     with secured(short_folder) as secure:
         yield secure
 
 
 @pytest.fixture
 def tokened(short_folder: Path) -> Iterator[Secure]:
-    """A broker that asks for tokens."""
     with secured(short_folder, tokens=True) as secure:
         yield secure
 
@@ -181,7 +179,6 @@ def test_a_line_of_the_tokens_that_cannot_be_used_is_named(tmp_path: Path) -> No
 
 
 def replace(path: Path, text: str) -> None:
-    """As `penstock certificates` writes."""
     temporary = path.with_name("replacement")
     temporary.write_text(text)
     temporary.replace(path)
@@ -219,7 +216,6 @@ class TlsActor(SimulatedActor):
         self.connect()
 
     def connect(self) -> None:
-        """Stubs on the channel."""
         from penstock.v1 import experience_pb2_grpc, weights_pb2_grpc
 
         self.experience = experience_pb2_grpc.ExperienceServiceStub(self.channel)
@@ -227,7 +223,6 @@ class TlsActor(SimulatedActor):
 
 
 def theft(thief: SimulatedActor, session: int) -> dict[str, Callable[[], Any]]:
-    """Every call that names a session, by somebody else."""
     append = experience_pb2.AppendRequest(session=session)
     append.fragments.add()
     report = experience_pb2.ReportEpisodesRequest(session=session, sequence=1)
@@ -370,13 +365,11 @@ def test_replaced_certificates_are_used_without_a_restart(certified: Secure, tmp
 
 
 def renew(folder: Path) -> None:
-    """A new authority and everything that it signs, in the place of the old."""
     (folder / "authority.key").unlink()
     main(Order(folder=folder, run=RUN, actors=NAMES))
 
 
 def served_certificate(address: str) -> str:
-    """What the server shows to a new connection."""
     host, _, port = address.rpartition(":")
     return ssl.get_server_certificate((host, int(port)), timeout=PATIENCE_S)
 
@@ -524,7 +517,6 @@ def test_an_old_connection_comes_again_and_the_actor_goes_on(short_folder: Path)
 
 
 def client_ports(address: str) -> set[str]:
-    """Our ends of the connections to an address."""
     wanted = f":{int(address.rpartition(':')[2]):04X}"
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     rows = [line.split() for lines in tables for line in lines]

@@ -29,7 +29,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def actor(stage: Stage) -> Iterator[SimulatedActor]:
-    """With a new session."""
     with session_of(stage, "malformed") as opened:
         yield opened
 

@@ -75,21 +75,18 @@ PAYLOADS: Final[dict[str, Callable[[Path], bytes]]] = {
 
 @pytest.fixture
 def stage(short_folder: Path) -> Iterator[Stage]:
-    """A broker and the learner's side of its run."""
     with staged(short_folder) as ready:
         yield ready
 
 
 @pytest.fixture
 def canary(short_folder: Path) -> Iterator[Path]:
-    """A file that must not come to be."""
     path = short_folder / "canary"
     yield path
     assert not path.exists()
 
 
 def _fire(payload: bytes, folder: Path) -> None:
-    """Load a payload as its own library would, in a process of its own."""
     file, program = folder / "payload", ["-m", "pickle"]
     if payload.startswith(b"PK"):
         with zipfile.ZipFile(io.BytesIO(payload)) as archive:

@@ -38,7 +38,6 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
 
 
 def mount_read_only(source: Path, target: Path) -> None:
-    """Show a folder at another place, where the kernel permits no write."""
     if not can_mount():
         pytest.skip("a read-only mount needs the right to mount")
     subprocess.run(["mount", "--bind", str(source), str(target)], check=True)

@@ -34,14 +34,12 @@ VARIABLE: Final = "PENSTOCK_SECURITY__REDIS_PASSWORD"
 
 @pytest.fixture
 def locked(short_folder: Path) -> Iterator[RedisServer]:
-    """A Redis with a password."""
     with locked_redis(short_folder) as server:
         yield server
 
 
 @contextmanager
 def broker(folder: Path, *words: str, **environment: str) -> Iterator[BrokerProcess]:
-    """`penstock broker` with these words behind it."""
     folder.mkdir(exist_ok=True)
     endpoint, log = folder / "broker.json", folder / "penstock.broker.log"
     command = [*PENSTOCK, "broker", "--listen", "127.0.0.1:0", "--endpoints", str(endpoint), *words]
@@ -55,7 +53,6 @@ def broker(folder: Path, *words: str, **environment: str) -> Iterator[BrokerProc
 
 
 def shown_by(running: BrokerProcess) -> str:
-    """Everything that a process shows of itself."""
     pages = [running.get(page)[1] for page in ("/metrics", "/healthz", "/readyz")]
     return "\n".join([command_line(running.process.pid), running.log.read_text(), *pages])
 

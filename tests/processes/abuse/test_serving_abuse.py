@@ -44,7 +44,6 @@ PATIENCE_S: Final = 120.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Abuse must leave no trace for the next test, so all share one server."""
     folder = tmp_path_factory.mktemp("abused")
     run = ServedRun(folder / "run")
     run.describe()
@@ -74,26 +73,22 @@ def unharmed(server: BrokerProcess, most: int = GROWTH_BYTES) -> Iterator[Memory
 
 
 def errors(log: Path) -> list[str]:
-    """What the server logged of calls that failed."""
     return [line for line in log.read_text().splitlines() if " request_id=" in line or "Traceback" in line]
 
 
 @contextmanager
 def stub_of(server: BrokerProcess) -> Iterator[PolicyServiceStub]:
-    """A connection that sends what it is told."""
     with RawChannel(server.address) as raw:
         yield PolicyServiceStub(raw.channel)
 
 
 def refusal_of(reply: Any) -> Refusal:
-    """Of a reply that is one."""
     refusal = Refusal.from_proto(reply.refusal)
     assert refusal is not None, reply
     return refusal
 
 
 def part(**fields: Any) -> list[pb.Part]:
-    """One part whose tensor is what is said."""
     return [pb.Part(value=Tensor(**fields))]
 
 
@@ -201,7 +196,6 @@ def test_an_episode_of_somebody_elses_cannot_be_guessed(server: BrokerProcess) -
 
 
 def late_rewards(episode_id: str, first_step: int = 0) -> pb.RewardRequest:
-    """As many as one call may hold."""
     steps = range(first_step, first_step + 1024)
     return pb.RewardRequest(
         episode_id=episode_id, rewards=[pb.StepReward(step=step, amount=1.0) for step in steps]
@@ -232,7 +226,6 @@ def test_late_rewards_of_episodes_that_never_were_are_not_stored(server: BrokerP
 
 
 def registry_bytes(server: BrokerProcess) -> int:
-    """What the registry of the served run takes on disk."""
     return sum(path.stat().st_size for path in server.log.parent.glob("run/registry.sqlite*"))
 
 
@@ -257,9 +250,6 @@ def test_a_connection_that_asks_too_often_is_refused_alone(tmp_path: Path) -> No
     assert "serving.max_calls_per_s" in refused[0].text
 
 
-# ---------------------------------------------------------------- any bytes at all
-
-
 def send_all(channel: RawChannel, cases: Iterator[tuple[str, bytes]]) -> Counter[str]:
     """Keep WINDOW calls in flight; how often each status came."""
     seen: Counter[str] = Counter()
@@ -281,7 +271,6 @@ def send_all(channel: RawChannel, cases: Iterator[tuple[str, bytes]]) -> Counter
 
 
 def plan(cases: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """So many for each RPC, in turn."""
     for number in range(cases):
         for rpc in rpcs():
             yield rpc.path, case(str(rpc), seed, number)
@@ -316,9 +305,6 @@ def test_no_bytes_at_all_break_a_stream(server: BrokerProcess) -> None:
                 assert "no ActRequest" in call.details()
                 ends["INVALID_ARGUMENT"] += 1
     assert min(ends["OK"], ends["INVALID_ARGUMENT"]) >= 1, ends
-
-
-# ---------------------------------------------------------------- crowds
 
 
 @pytest.mark.promise("clients-cannot-exhaust-server")
@@ -356,7 +342,6 @@ def test_ten_thousand_abandoned_episodes_are_bounded(server: BrokerProcess) -> N
 
 
 def open_episodes(server: BrokerProcess) -> int:
-    """By the server's own count."""
     page = server.get("/metrics")[1].splitlines()
     return next(
         int(float(line.split()[-1])) for line in page if line.startswith("penstock_policy_episodes_open")

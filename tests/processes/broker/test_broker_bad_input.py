@@ -42,7 +42,6 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A broker that is ready, in front of an open run."""
     server = RedisServer(find_binaries()[0], tmp_path_factory.mktemp("redis"))
     server.start()
     learner = open_run(server.url)
@@ -56,7 +55,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.fixture
 def learner(stage: Stage) -> LearnerLog:
-    """The learner's side of an open run, with room for new sessions."""
     stage.learner.settle(2**40)
     return stage.learner
 
@@ -71,8 +69,6 @@ def actor(stage: Stage, learner: LearnerLog) -> Iterator[SimulatedActor]:
 
 @contextmanager
 def nothing_stored(learner: LearnerLog) -> Iterator[None]:
-    """Neither entries nor reports nor staged payloads come to be inside."""
-
     def traces() -> tuple[int, int, int, set[bytes]]:
         return (
             learner.acked(),

@@ -37,20 +37,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerPro
 
 @pytest.fixture
 def redis_url(shared: tuple[BrokerProcess, RedisServer]) -> str:
-    """URL of an empty server."""
     redis.Redis.from_url(shared[1].url).flushall()
     return shared[1].url
 
 
 @pytest.fixture
 def broker(shared: tuple[BrokerProcess, RedisServer], redis_url: str) -> BrokerProcess:
-    """A broker that is ready, in front of an empty Redis."""
     return shared[0]
 
 
 @pytest.fixture
 def own_broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A second broker of the same run, for a test that ends it."""
     process = launch(redis_url, tmp_path)
     eventually(process.is_ready, "readiness of the broker")
     yield process
@@ -59,7 +56,6 @@ def own_broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def learner(broker: BrokerProcess, redis_url: str) -> Iterator[LearnerLog]:
-    """The learner's side of an open run."""
     log = open_met_run(broker, redis_url)
     yield log
     log.close()

@@ -35,12 +35,10 @@ class Learner(threading.Thread):
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Read what is left in the log, and end."""
         self._over.set()
         self.join()
 
     def run(self) -> None:
-        """Until a look after it was asked to end finds nothing."""
         entries, over = self._look(), False
         while entries or not over:
             over = self._over.is_set()

@@ -29,13 +29,11 @@ def disk(request: pytest.FixtureRequest, short_folder: Path, server: RedisServer
 
 @pytest.fixture(params=["everysec", "always"])
 def server(request: pytest.FixtureRequest, redis_binary: Binary, short_folder: Path) -> RedisServer:
-    """Not yet started."""
     return RedisServer(redis_binary, short_folder, "--appendfsync", request.param)
 
 
 @pytest.fixture
 def log(server: RedisServer, disk: SmallDisk) -> Iterator[LearnerLog]:
-    """The learner's side of an open run."""
     log = open_run(server.url, budget=2 * MOST * CHARGE)
     yield log
     log.close()
@@ -43,7 +41,6 @@ def log(server: RedisServer, disk: SmallDisk) -> Iterator[LearnerLog]:
 
 @pytest.fixture
 def broker(server: RedisServer, log: LearnerLog, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker in front of it, which waits for Redis long enough."""
     broker = launch(server.url, tmp_path)
     eventually(broker.is_ready, "readiness", PATIENCE_S)
     yield broker
@@ -52,7 +49,6 @@ def broker(server: RedisServer, log: LearnerLog, tmp_path: Path) -> Iterator[Bro
 
 @pytest.fixture
 def actor(broker: BrokerProcess) -> Iterator[SimulatedActor]:
-    """An actor with an open session."""
     with SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         yield actor
@@ -65,7 +61,6 @@ def append(actor: SimulatedActor) -> Refusal | None:
 
 
 def append_until_refused(actor: SimulatedActor) -> Refusal:
-    """Until the disk is full."""
     for _ in range(MOST):
         refusal = append(actor)
         if refusal is not None:
@@ -88,7 +83,6 @@ def bring_back(server: RedisServer, disk: SmallDisk, log: LearnerLog) -> None:
 
 
 def sequences(log: LearnerLog) -> list[int]:
-    """Sequence numbers in the log, in order."""
     return [entry.header.sequence for entry in log.read(0, 2 * MOST, 0) if entry.header is not None]
 
 

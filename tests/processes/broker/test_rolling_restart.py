@@ -77,7 +77,6 @@ class Actors:
     log: Path
 
     def metric(self, name: str) -> float:
-        """Sum of a metric over its labels."""
         endpoint = read_endpoint(self.endpoint_file)
         assert endpoint is not None
         with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.metrics_port}/metrics", timeout=5) as page:
@@ -89,7 +88,6 @@ class Actors:
 
 @contextmanager
 def actors(address: str, folder: Path) -> Iterator[Actors]:
-    """ACTORS of them, as a process that is killed at the end."""
     endpoint_file, log = folder / "actors.json", folder / "actors.log"
     command = [sys.executable, "-m", "tests.support.fleet.crowd_actor", "--broker", address]
     command += ["--actor-id", "a", "--count", str(ACTORS), "--rate", str(RATE), "--slots", "2"]
@@ -114,7 +112,6 @@ class Brokers:
     ended: list[int] = field(default_factory=list)
 
     def add(self) -> None:
-        """One more."""
         folder = self.folder / f"broker-{len(self.running) + len(self.ended)}"
         broker = launch(self.server.url, folder, settings={"broker": {"drain_delay_s": DELAY_S}})
         self.stack.callback(broker.end)
@@ -122,7 +119,6 @@ class Brokers:
         self.running.append(broker)
 
     def replace(self) -> None:
-        """Start one, then end the oldest by SIGTERM and wait for its end."""
         self.add()
         oldest = self.running[0]
         oldest.process.terminate()
@@ -161,13 +157,11 @@ def test_a_rolling_restart_is_no_error_to_actors(
 
 
 def await_more(reader: Reader, count: int) -> None:
-    """Wait for so many more fragments in the log."""
     wanted = len(reader.read) + count
     eventually(lambda: reader.error or len(reader.read) >= wanted, "experience", PATIENCE_S)
 
 
 def assert_in_order(reader: Reader) -> None:
-    """Every session's sequence numbers are 1..n, once each."""
     held: dict[int, list[int]] = {}
     for (session, sequence), _ in reader.read:
         held.setdefault(session, []).append(sequence)

@@ -39,12 +39,10 @@ Edit = Callable[[str, bytes], bytes]
 
 
 def same(_method: str, message: bytes) -> bytes:
-    """As it came."""
     return message
 
 
 def newer(_method: str, message: bytes) -> bytes:
-    """With a field that this version does not know."""
     return message + UNKNOWN_FIELD
 
 
@@ -65,7 +63,6 @@ class _Line(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at
         self._channel, self._on_request, self._on_reply = channel, on_request, on_reply
 
     def service(self, details: Any) -> Any:
-        """Every method, bytes in and bytes out."""
         path, method = details.method, details.method.rpartition("/")[2]
 
         def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -81,7 +78,6 @@ class _Line(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at
 
 @contextmanager
 def skewed(run: NetworkRun, on_request: Edit = same, on_reply: Edit = same) -> Iterator[str]:
-    """The address of a line to the broker on which one side is of another version."""
     with grpc.insecure_channel(run.broker.address, options=CHANNEL_OPTIONS) as channel:
         server = grpc.server(futures.ThreadPoolExecutor(8), options=CHANNEL_OPTIONS)
         server.add_generic_rpc_handlers((_Line(channel, on_request, on_reply),))
@@ -128,7 +124,6 @@ def test_a_header_of_a_newer_actor_goes_through_to_the_learner(
 
 
 def refuse_for_an_unknown_reason(method: str, message: bytes) -> bytes:
-    """A reason of tomorrow."""
     kinds: dict[str, Any] = {
         "OpenSession": experience.OpenSessionReply,
         "Append": experience.AppendReply,
@@ -140,7 +135,6 @@ def refuse_for_an_unknown_reason(method: str, message: bytes) -> bytes:
 
 
 def state_of_tomorrow(method: str, message: bytes) -> bytes:
-    """A run state that this version has no name for."""
     if method != "WatchLatest":
         return message
     reply = weights_pb2.WatchLatestReply.FromString(message)

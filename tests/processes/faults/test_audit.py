@@ -58,32 +58,26 @@ class Copy:
         self.position = _position(self.redis)
 
     def audit(self) -> AuditResult:
-        """Of the copy as it is now."""
         return audit(self.folder, redis=self.server.url, journals=(self.folder / "journals",))
 
     def entries(self) -> list[Entry]:
-        """Of the log."""
         found = self.redis.xrange(keys.LOG)
         return [(int(name.partition(b"-")[0]), values) for name, values in found]
 
     def resident(self) -> Entry:
-        """The first that no checkpoint has consumed."""
         return next(one for one in self.entries() if one[0] > self.position)
 
     def append(self, values: dict[bytes, bytes], payload: bytes) -> None:
-        """A further entry, counted as the append script counts."""
         number = int(self.redis.hincrby(keys.STATE, "number", 1))
         self.redis.hincrby(keys.STATE, "acked", 1)
         self.redis.set(keys.payload(number), payload)
         self.redis.xadd(keys.LOG, values, id=keys.entry_id(number))
 
     def rewrite_lineage(self, change: Callable[[list[str]], list[str]]) -> None:
-        """Other lines."""
         path = self.folder / "lineage.jsonl"
         path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
 
     def rewrite_journal(self, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
-        """Other lines in the first journal."""
         path = journal_files([self.folder / "journals"])[0]
         lines = change([json.loads(line) for line in path.read_text().splitlines()])
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -91,7 +85,6 @@ class Copy:
 
 @pytest.fixture
 def copy(ended_run: Path, tmp_path: Path, short_folder: Path) -> Iterator[Copy]:
-    """The ended run, to be tampered with."""
     folder = tmp_path / "run"
     shutil.copytree(ended_run, folder)
     binary = max(find_binaries(), key=lambda one: tuple(map(int, one.version.split("."))))
@@ -273,7 +266,6 @@ def test_a_counter_that_went_wrong_is_named(copy: Copy, counter: str) -> None:
 
 
 def _chain(copy: Copy) -> list[dict[str, Any]]:
-    """Lines of the committed checkpoints, oldest first."""
     by_id = {
         (line := json.loads(text))["checkpoint"]: line
         for text in (copy.folder / "lineage.jsonl").read_text().splitlines()
@@ -292,7 +284,6 @@ def _names(entries: list[Entry]) -> set[tuple[int, int]]:
 
 
 def _named(verdict: AuditResult, kind: Kind) -> set[tuple[int, int]]:
-    """(session, sequence) of every problem of a kind."""
     assert not verdict.clean
     return {
         (one.session, sequence)

@@ -109,7 +109,6 @@ def test_a_broker_that_drains_finishes_and_answers_what_has_begun(
 
 
 def is_refused(run: NetworkRun) -> bool:
-    """Whether a new call is turned away."""
     with grpc.insecure_channel(run.broker.address) as channel:
         try:
             health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1)
@@ -239,7 +238,6 @@ def test_a_learner_checkpoints_commits_and_releases_the_lease(
 
 
 def listen(server: RedisServer, calls: list[str]) -> None:
-    """Names of the scripts that Redis runs, in order, until somebody says `over`."""
     names = {script(name).sha1: name for name in ("renew", "commit", "publish", "release", "trim", "watch")}
     with redis.Redis.from_url(server.url, socket_timeout=None) as client, client.monitor() as monitor:
         for command in monitor.listen():

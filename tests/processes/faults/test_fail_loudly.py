@@ -79,7 +79,6 @@ def start(tmp_path: Path, disk: object, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[str, str, Callable[[], int | None]], SmallDisk]]:
-    """A small disk of a kind under a folder of the run."""
     with ExitStack() as stack:
 
         def make(kind: str, name: str, pid: Callable[[], int | None]) -> SmallDisk:
@@ -193,12 +192,10 @@ def test_an_environment_that_leaves_the_program(
 
 
 def has_another_pid(training: Training, name: str, pid: int) -> bool:
-    """Whether the service has been started again."""
     return training.pids()[name] != pid
 
 
 def is_beyond(training: Training, steps: int) -> bool:
-    """Whether the run has come further."""
     return training.steps() > steps
 
 

@@ -71,7 +71,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A ready broker."""
     broker = launch(redis_url, tmp_path / "broker")
     eventually(broker.is_ready, "readiness", PATIENCE_S)
     yield broker

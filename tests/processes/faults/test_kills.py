@@ -87,7 +87,6 @@ def test_what_redis_loses_with_its_last_second_is_booked(
 
 
 def names(fleet: Fleet, role: str) -> list[str]:
-    """The processes of a role."""
     return [name for name in fleet.members if name.startswith(role)]
 
 

@@ -99,7 +99,6 @@ def kill_one(training: Training, draw: random.Random) -> str:
 def interval(
     changes: "np.ndarray[tuple[int], np.dtype[np.float64]]", draw: random.Random
 ) -> tuple[float, float]:
-    """95% bootstrap interval of the mean."""
     values = changes.tolist()
     means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(RESAMPLES))
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]

@@ -46,11 +46,9 @@ class Task:
 
     @property
     def ways(self) -> list[Way]:
-        """Those that fit."""
         return ways_against(self.action, weighs=self.weighs)
 
     def arguments(self) -> list[str]:
-        """Of `penstock train`, for a run that ends when it is asked to."""
         said = (f"algorithm.name={self.algorithm}", f"broker.max_reward={self.max_reward}", *self.settings)
         return [
             *(self.environment, "--seed", "1", "--actors", "2", "--target-return", str(self.target), *OFTEN),
@@ -96,7 +94,6 @@ def _broker(training: Training) -> str:
 
 
 def unnamed(run_dir: Path, poisons: Path, ways: Sequence[Way]) -> set[str]:
-    """The ways that can be known and were not yet found out."""
     return PoisonBooks(run_dir).unnamed(read_poisons(poisons), ways)
 
 
@@ -113,13 +110,11 @@ def check_books(run_dir: Path, poisons: Path) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
-    """Starts trainings in one folder."""
     with trainings(tmp_path / "run") as starter:
         yield starter
 
 
 def stop(training: Training) -> None:
-    """Ctrl-C."""
     training.process.send_signal(signal.SIGINT)
     code, _, err = training.end()
     assert code == 130, err

@@ -89,7 +89,6 @@ class Canceller:
         return self.actor.experience.Append.future(request, timeout=DEADLINE_S)
 
     def settle(self) -> None:
-        """Send the last fragment again, and have it acknowledged."""
         reply = append(self.actor, self.sequence)
         assert reply.acked_through == self.sequence
 
@@ -150,7 +149,6 @@ def in_parallel(pool: ThreadPoolExecutor, cancellers: list[Canceller], cancels: 
 
 
 def quiet_files(run: NetworkRun) -> int:
-    """The broker's own open files when no call is held."""
     eventually(lambda: run.metric("penstock_watchers") == 0, "no held call to be left", PATIENCE_S)
     return own_files(run)
 
@@ -161,13 +159,11 @@ def own_files(run: NetworkRun) -> int:
 
 
 def clients(run: NetworkRun) -> int:
-    """Connections that Redis has."""
     with redis.Redis.from_url(run.server.url) as client:
         return int(client.info("clients")["connected_clients"])
 
 
 def assert_exact(run: NetworkRun, cancellers: list[Canceller]) -> None:
-    """Each canceller's fragments are in the log once, in order, as they were made."""
     for canceller in cancellers:
         session = canceller.actor.session
         held = [(name, sha) for name, sha in run.reader.read if name[0] == session]

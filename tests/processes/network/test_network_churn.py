@@ -31,7 +31,6 @@ def come_and_go(address: str, thread: int, first: int, count: int) -> None:
 
 
 def churn(run: NetworkRun, sessions: int, first: int) -> None:
-    """So many lives in all."""
     with ThreadPoolExecutor(THREADS) as pool:
         share = sessions // THREADS
         lives = [pool.submit(come_and_go, run.broker.address, t, first, share) for t in range(THREADS)]

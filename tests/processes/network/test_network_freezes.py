@@ -19,7 +19,6 @@ SESSION_TIMEOUT_MS = 300_000
 
 
 def pid_of(run: NetworkRun, who: str) -> int:
-    """The process that stands still."""
     return run.broker.process.pid if who == "broker" else run.server.pid
 
 
@@ -63,7 +62,6 @@ def test_a_frozen_process_delays_and_loses_nothing(
 
 
 def freeze(run: NetworkRun, who: str, seconds: float) -> None:
-    """Stop a process for so long, and until every actor has noticed."""
     count = noticed(who)
     before = count()
     os.kill(pid_of(run, who), signal.SIGSTOP)

@@ -34,7 +34,6 @@ STEADY_S = 2.0
 
 @contextmanager
 def watching(run: NetworkRun, actors: int) -> Iterator[list[Session]]:
-    """So many actors with a connection each, that hang in WatchLatest."""
     links = [BrokerClient(run.proxy.address, Credentials()) for _ in range(actors)]
     sessions = []
     for number, broker_client in enumerate(links):
@@ -53,7 +52,6 @@ def watching(run: NetworkRun, actors: int) -> Iterator[list[Session]]:
 
 
 def await_all(run: NetworkRun, actors: int) -> None:
-    """Wait until every actor hangs in WatchLatest."""
     eventually(lambda: run.metric("penstock_watchers") == actors, "all actors to watch", PATIENCE_S)
 
 
@@ -83,7 +81,6 @@ def test_a_herd_comes_back_one_by_one(redis_server: RedisServer, tmp_path: Path,
 
 
 def connections_of_a_reset(run: NetworkRun, actors: int) -> int:
-    """Connections that it takes until every actor watches again."""
     before = len(run.proxy.accepted_s)
     assert run.proxy.reset() == actors
     eventually(lambda: len(run.proxy.accepted_s) >= before + actors, "new connections", PATIENCE_S)
@@ -92,5 +89,4 @@ def connections_of_a_reset(run: NetworkRun, actors: int) -> int:
 
 
 def busiest_second(times: list[float]) -> int:
-    """Most events within any one second."""
     return max(sum(start <= at < start + 1 for at in times) for start in times)

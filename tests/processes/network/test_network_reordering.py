@@ -20,7 +20,6 @@ DISTANCE = 8
 
 
 def arrivals(count: int, rng: random.Random) -> list[int]:
-    """Sequence numbers 1..count, three of each, in the order of arrival."""
     sent = [sequence for sequence in range(1, count + 1) for _ in range(COPIES)]
     due = {index: index + rng.uniform(-DISTANCE, DISTANCE) * COPIES for index in range(len(sent))}
     return [sent[index] for index in sorted(due, key=lambda index: due[index])]

@@ -46,7 +46,6 @@ def balancing_run(run_dir: Path) -> None:
 
 
 def penstock_json(*arguments: str) -> dict[str, Any]:
-    """What a command prints with --json."""
     done = subprocess.run(
         penstock(*arguments, "--json"), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
@@ -55,7 +54,6 @@ def penstock_json(*arguments: str) -> dict[str, Any]:
 
 
 def entropy(recording: Path) -> float:
-    """Mean of −log μ over what was recorded, in nats."""
     content = Recording(recording)
     arrays: list[Any] = [one for _, one in content.load(content.fragments)]
     return -float(np.concatenate([one["log_prob"][one["valid"]] for one in arrays]).mean())

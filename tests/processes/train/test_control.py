@@ -15,7 +15,6 @@ from tests.support.run.harness import Training, wait_until_gone
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Training]:
-    """An endless CartPole run whose fragments are journalled."""
     arguments = (
         "CartPole-v1", "--total-steps", "100000000",
         "--set", "learner.stop_at_target=false", "--set", "learner.record=" + str(tmp_path / "recording"),
@@ -29,7 +28,6 @@ def training(tmp_path: Path) -> Iterator[Training]:
 
 
 def control(run: str, *arguments: str, code: int = 0) -> str:
-    """What `penstock control` prints."""
     command = penstock("control", arguments[0], run, *arguments[1:])
     reply = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert reply.returncode == code, reply.stderr + reply.stdout
@@ -37,7 +35,6 @@ def control(run: str, *arguments: str, code: int = 0) -> str:
 
 
 def asked(run: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """The same as JSON."""
     return dict(json.loads(control(run, *arguments, "--json", code=code)))
 
 

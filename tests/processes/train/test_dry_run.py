@@ -21,7 +21,6 @@ TINY = (
 
 
 def said(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    """`penstock train` of the tiny run, to its end."""
     return subprocess.run(
         penstock("train", *TINY, *arguments),
         capture_output=True,

@@ -60,7 +60,6 @@ def as_nobody() -> tuple[str, ...]:
 
 @pytest.fixture
 def own_clone(short_folder: Path, clone: Path) -> Path:
-    """The clone at a place that every user reaches, with an owner who is not root."""
     short_folder.chmod(0o711)
     moved = Path(shutil.move(clone, short_folder / "penstock"))
     if as_nobody():
@@ -70,7 +69,6 @@ def own_clone(short_folder: Path, clone: Path) -> Path:
 
 
 def check(clone: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """It trained and drew its curve, and said nothing that looks like a fault."""
     assert done.returncode in {0, 3}, done.stderr
     for noise in ("Traceback", "Logging error", "Permission denied", "No such file"):
         assert noise not in done.stderr + done.stdout

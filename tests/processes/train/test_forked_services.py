@@ -43,7 +43,6 @@ gymnasium.register("Tells-v0", Tells, max_episode_steps=50, reward_threshold=10)
 
 
 def forking(launcher: int) -> list[int]:
-    """Return the fork server of a launcher, if it has one by now."""
     names = (b"penstock.launch.run.fork_server", b"penstock fork server")
     words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(launcher)}
     return [pid for pid, said in words.items() if any(name in said for name in names)]

@@ -38,7 +38,6 @@ LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at
 
 @pytest.fixture(scope="module")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
-    """One run for all tests here, with its page."""
     training = Training(tmp_path_factory.mktemp("runs") / "watched", "CartPole-v1", "--ui", *LONG)
     try:
         training.until_steps(5_000)
@@ -50,7 +49,6 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
 
 
 def status(training: Training) -> dict[str, Any]:
-    """`penstock status --json`."""
     reply = subprocess.run(
         penstock("status", str(training.run_dir), "--json"),
         capture_output=True, text=True, timeout=PATIENCE_S, check=True,
@@ -59,7 +57,6 @@ def status(training: Training) -> dict[str, Any]:
 
 
 def asked(training: Training, path: str) -> Any:
-    """What the run's page answers."""
     address = json.loads((training.run_dir / "endpoints.json").read_text())["launcher"]["address"]
     with urllib.request.urlopen(address.partition("#")[0] + path, timeout=PATIENCE_S) as reply:  # noqa: S310 - http
         return json.loads(reply.read())
@@ -67,7 +64,6 @@ def asked(training: Training, path: str) -> Any:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that stands still meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

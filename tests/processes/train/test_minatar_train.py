@@ -27,7 +27,6 @@ SETTINGS: tuple[str, ...] = (
 
 
 def random_returns(episodes: int) -> Any:
-    """What actions at random earn, float [episodes]."""
     section = EnvironmentSection(id=GAME, max_episode_steps=LIMIT)
     environment = make(section, episodes, 0)
     stepper = Stepper(environment, spaces(section)[0])

@@ -67,17 +67,14 @@ class Screen:
         self.tab.wait_for_selector("#return canvas")
 
     def until(self, condition: str) -> None:
-        """Wait until a JavaScript expression holds."""
         self.tab.wait_for_function(condition)
 
     def picture(self, name: str, *, whole: bool = True) -> None:
-        """For the docs, where they were asked for."""
         take_picture(self.tab, name, whole=whole)
 
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Training]:
-    """A run that goes on beside one that has ended."""
     first = Training(tmp_path / "runs" / "first", "CartPole-v1", "--seed", "7", *SHORT)
     assert first.end()[0] == 0
     training = Training(tmp_path / "runs" / "second", "CartPole-v1", "--ui", *LONG)
@@ -106,7 +103,6 @@ def test_a_person_watches_a_run(training: Training) -> None:
 
 
 def see_the_curve_move(screen: Screen) -> None:
-    """While nothing is touched."""
     tab = screen.tab
     assert tab.text_content("#name") == "second"
     assert tab.text_content("#state") == "running"
@@ -116,7 +112,6 @@ def see_the_curve_move(screen: Screen) -> None:
 
 
 def see_what_flows(screen: Screen) -> None:
-    """Every hop has a rate, and the verdict its figures."""
     screen.until("() => document.querySelectorAll('.hop.moving').length === 4")
     screen.until(
         "() => /(bound|balanced): the learner waits/.test(document.querySelector('#verdict').textContent)"
@@ -146,7 +141,6 @@ def read_with_the_keyboard(screen: Screen) -> None:
 
 
 def see_a_learner_that_stands_still(screen: Screen, pid: int) -> None:
-    """Named within seconds, and no longer once it goes on."""
     os.kill(pid, signal.SIGSTOP)
     try:
         screen.until(
@@ -197,7 +191,6 @@ def see_a_learner_that_was_killed(browser: "Browser", training: Training) -> Non
 
 @contextmanager
 def page_of(runs: Path) -> Iterator[str]:
-    """Address of a `penstock ui`."""
     command = penstock("ui", str(runs), "--listen", "127.0.0.1:0")
     environment = os.environ | {"XDG_STATE_HOME": str(runs.parent / "state")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -243,7 +236,6 @@ def test_a_person_starts_a_training_in_the_browser_and_stops_it(tmp_path: Path) 
 
 
 def kill_what_is_left(run: Path) -> None:
-    """Of a run that did not end by itself."""
     places = run / "endpoints.json"
     if places.exists():
         launcher = json.loads(places.read_text())["launcher"]["pid"]
@@ -252,7 +244,6 @@ def kill_what_is_left(run: Path) -> None:
 
 
 def see_it_small_and_dark(screen: Screen) -> None:
-    """On a telephone at night nothing is wider than the screen."""
     tab = screen.tab
     tab.get_by_label("Compare first").uncheck()
     screen.until(f"() => ({CURVES})() === 1")
@@ -268,7 +259,6 @@ def see_it_small_and_dark(screen: Screen) -> None:
 
 
 def ask_for_a_run_that_is_not_there(browser: "Browser", url: str) -> None:
-    """The page says so and offers the others."""
     tab = browser.new_page()
     tab.goto(url.partition("#")[0] + "#/run/..%2Fnowhere")
     tab.wait_for_selector("#empty h2:text('No such run')")

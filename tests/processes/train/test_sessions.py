@@ -51,13 +51,11 @@ def test_a_run_ends_when_its_time_is_over(tmp_path: Path) -> None:
 
 
 def niceness(run: Path) -> dict[str, int]:
-    """Of the processes of a run, by role."""
     told = json.loads((run / "endpoints.json").read_text())
     return {one["role"]: os.getpriority(os.PRIO_PROCESS, one["pid"]) for one in told.values()}
 
 
 def jobs(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """`penstock jobs` in a folder."""
     command = penstock("jobs", *words)
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S

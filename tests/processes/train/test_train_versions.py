@@ -58,7 +58,6 @@ class Operator:
         return {one.version: one for one in reply.versions}
 
     def having(self, status: str) -> list[int]:
-        """The versions with this status, oldest first."""
         return sorted(number for number, one in self.versions().items() if one.status == status)
 
     def weights(self, version: int) -> bytes | None:
@@ -75,7 +74,6 @@ class Operator:
         return blob
 
     def policy(self, *arguments: str) -> Any:
-        """What `penstock policy` prints as JSON."""
         reply = subprocess.run(
             penstock("policy", arguments[0], str(self.run_dir), *arguments[1:], "--json"),
             capture_output=True, text=True, timeout=60, check=False,
@@ -138,7 +136,6 @@ def check_files(run_dir: Path, retired: int) -> None:
 
 @pytest.fixture
 def control(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., control_pb2_grpc.ControlServiceStub]]:
-    """ControlService of a broker process with these settings."""
     learner = open_run(redis_url)
     brokers = []
 

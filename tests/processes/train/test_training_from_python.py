@@ -13,7 +13,6 @@ PATIENCE_S: Final = 150.0
 
 
 def config(folder: Path, **learner: Any) -> TrainingConfig:
-    """A short run in a folder."""
     settings = {
         "actor": {"count": 1},
         "algorithm": {"batch_steps": 512},

@@ -55,7 +55,6 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
     found = re.findall(r"^```(\w*) ?(\w*)\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     return [Block(*parts) for parts in found]
 
@@ -71,7 +70,6 @@ class Reader:
         """What the commands printed, those of servers left out."""
 
     def follow(self, page: Path) -> None:
-        """Do all of it."""
         for block in blocks(page):
             text = block.text.replace(ADDRESS, self._address)
             match block.language, block.mark:
@@ -95,11 +93,9 @@ class Reader:
                     pytest.fail(f"{page.name}: a block of {block.language!r} {block.mark!r}")
 
     def summary(self, run: str) -> dict[str, Any]:
-        """`summary.json` of a run of the page."""
         return dict(json.loads((self._folder / "runs" / run / "summary.json").read_text()))
 
     def close(self) -> None:
-        """Stop the server that runs, as Ctrl-C does."""
         if self._server is None:
             return
         server, self._server = self._server, None
@@ -134,7 +130,6 @@ class Reader:
         (metadata / "entry_points.txt").write_text("\n".join(groups) + "\n")
 
     def _change(self, text: str) -> None:
-        """Apply a unified diff of one file, wherever in it each hunk's old lines are."""
         name = re.search(r"^\+\+\+ b/(.+)$", text, flags=re.MULTILINE)
         assert name is not None, text
         path = self._folder / name[1]
@@ -200,7 +195,6 @@ class Reader:
 
 @pytest.fixture
 def reader(short_folder: Path) -> Iterator[Reader]:
-    """A reader whose servers are stopped at the end."""
     reader = Reader(short_folder)
     yield reader
     reader.close()

@@ -66,6 +66,5 @@ def test_a_policy_server_is_alive_before_there_is_a_run(tmp_path: Path) -> None:
 
 
 def free_port() -> int:
-    """Of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])

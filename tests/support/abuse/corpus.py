@@ -1,3 +1,5 @@
+"""Requests that are almost right, endless and the same again for the same seed."""
+
 import random
 import struct
 from collections.abc import Callable
@@ -16,9 +18,6 @@ from penstock.v1 import policy_pb2 as pb
 from tests.support.abuse.wire import Rpc
 from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.small_run import fragment
-
-# ---- Requests that are almost right, endless and the same again for the same seed.
-
 
 NUMBERS: Final = (
     0,
@@ -59,7 +58,6 @@ class Case:
     data: bytes
 
     def __str__(self) -> str:
-        """For the failure of a test."""
         shown = self.data[:200].hex() + ("..." if len(self.data) > 200 else "")
         return f"make_case({self.rpc}, seed={self.seed}, number={self.number}) = {shown}"
 
@@ -114,7 +112,6 @@ def _change_fields(rng: random.Random, message: Message) -> Message:
 
 
 def _somewhere(rng: random.Random, message: Message) -> Message:
-    """The message or one that it holds, at any depth."""
     inner: list[Message] = []
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
@@ -190,16 +187,12 @@ def _overwrite(rng: random.Random, data: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
-# ---- Requests to a policy server that are right, almost right, or nothing at all.
-
-
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["PolicyService"]
 STREAM: Final = f"/{SERVICE.full_name}/ActStream"
 EPISODES: Final = ("", "x", "deadbeef-1-0", "a-b-c-d", "-", "\0")
 
 
 def rpcs() -> list[Rpc]:
-    """Every unary RPC of a policy server."""
     return [
         Rpc(f"/{SERVICE.full_name}/{method.name}", GetMessageClass(method.input_type))
         for method in SERVICE.methods
@@ -208,12 +201,10 @@ def rpcs() -> list[Rpc]:
 
 
 def observing(value: Any = (0.0, 0.0, 0.0, 0.0), dtype: str = "float32", path: str = "") -> list[pb.Part]:
-    """An observation of four numbers, or what the test makes of it."""
     return [pb.Part(path=path, value=to_tensor(np.asarray(value, dtype)))]
 
 
 def asking(request_id: str = "", **fields: Any) -> pb.ActRequest:
-    """A good Act, with some fields replaced."""
     return pb.ActRequest(**({"request_id": request_id, "observation": observing()} | fields))
 
 

@@ -1,3 +1,5 @@
+"""Callers of every kind at one broker over TLS: with certificates or tokens, good, wrong, old and none."""
+
 import http.client
 import json
 import os
@@ -24,10 +26,6 @@ from tests.support.run.harness import BrokerProcess, eventually, launch, open_ru
 from tests.support.run.simulated_actor import code_of
 from tests.support.run.small_run import RUN
 from tests.support.storage.redis_server import RedisServer, find_binaries
-
-# ---- Callers of every kind at one broker over TLS: with certificates or tokens, good, wrong, old and
-# none.
-
 
 PATIENCE_S: Final = 60
 OTHER_RUN: Final = "run-b"
@@ -57,14 +55,12 @@ class Secure:
         )
 
     def keys(self) -> dict[bytes, bytes]:
-        """What Redis holds, byte for byte, but for what changes with time."""
         client: Any = redis.Redis.from_url(self.server.url)
         found = {key: client.dump(key) for key in client.scan_iter("*")}
         client.close()
         return found
 
     def refused(self, label: str) -> float:
-        """How many calls the broker says that it refused for this reason."""
         return self.broker.refused(label)
 
 
@@ -94,7 +90,6 @@ def secured(folder: Path, *, tokens: bool = False, **section: Any) -> Iterator[S
 
 
 def make_certificates(folder: Path) -> None:
-    """Everybody of the run, and callers who are not what they should be."""
     order = Order(folder=folder, run=RUN, actors=NAMES)
     main(order)
     old = Order(folder=folder, run=RUN, days=_EXPIRED_DAYS)
@@ -118,15 +113,11 @@ def _foreign_token(folder: Path, identity: Identity) -> None:
 def outcome(
     channel: grpc.Channel, path: str, data: bytes = b"", **options: Any
 ) -> tuple[grpc.StatusCode, str]:
-    """How a call with these bytes ends."""
     try:
         channel.unary_unary(path, None, None)(data, timeout=PATIENCE_S, **options)
     except grpc.RpcError as error:
         return code_of(error)
     return grpc.StatusCode.OK, ""
-
-
-# ---- Twenty secrets, given by every road that is documented, and what must not show them afterwards.
 
 
 PASSWORD: Final = "hunter2-0d9f"  # noqa: S105 - the one that is looked for
@@ -136,7 +127,6 @@ USERS: Final = Path("deploy/redis/users.acl").absolute()
 
 @contextmanager
 def locked_redis(folder: Path) -> Iterator[RedisServer]:
-    """A Redis with that password."""
     server = RedisServer(find_binaries()[0], folder)
     server.start()
     client: Any = redis.Redis.from_url(server.url)
@@ -147,7 +137,6 @@ def locked_redis(folder: Path) -> Iterator[RedisServer]:
 
 
 def printed(*words: str, **environment: str) -> str:
-    """What a command prints on both streams."""
     done = subprocess.run(
         [*PENSTOCK, *words],
         capture_output=True,
@@ -160,7 +149,6 @@ def printed(*words: str, **environment: str) -> str:
 
 
 def command_line(pid: int) -> str:
-    """What `ps` shows to everybody."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
@@ -204,7 +192,6 @@ def secret_of(file: Path) -> str:
 
 
 def pages_of(folder: Path) -> set[str]:
-    """The metrics of every process of a run that can be asked just now."""
     pages = set()
     for file in (folder / "endpoints").glob("*.json"):
         try:
@@ -226,7 +213,6 @@ def stored_in(server: RedisServer, runs: str) -> str:
 
 
 def logged_by(server: RedisServer) -> str:
-    """Its append-only file, in which each command that it was sent stands."""
     files = [path for path in server.folder.rglob("appendonly*") if path.is_file()]
     log = b"".join(path.read_bytes() for path in files)
     assert b"FCALL" in log or b"EVALSHA" in log or b"XADD" in log or b"hset" in log.lower()
@@ -234,7 +220,6 @@ def logged_by(server: RedisServer) -> str:
 
 
 def lines_of_family(pid: int) -> set[str]:
-    """Command lines of a process and its children."""
     found = set()
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         try:

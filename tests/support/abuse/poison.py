@@ -27,8 +27,6 @@ class Way:
 
 
 def put(name: str, value: Any) -> Callable[[Arrays], None]:
-    """Write a value into the second step of the first slot."""
-
     def spoil(arrays: Arrays) -> None:
         arrays[name][1, 0] = value
 
@@ -36,8 +34,6 @@ def put(name: str, value: Any) -> Callable[[Arrays], None]:
 
 
 def fill(name: str, value: Any) -> Callable[[Arrays], None]:
-    """Write a value everywhere."""
-
     def spoil(arrays: Arrays) -> None:
         arrays[name][...] = value
 
@@ -45,8 +41,6 @@ def fill(name: str, value: Any) -> Callable[[Arrays], None]:
 
 
 def unseen(name: str, value: Any) -> Callable[[Arrays], None]:
-    """Write a value where the step is said not to be experience."""
-
     def spoil(arrays: Arrays) -> None:
         arrays["valid"][1, 0] = arrays["terminated"][1, 0] = arrays["truncated"][1, 0] = False
         keep = (arrays["final/slot"] != 0) | (arrays["final/step"] != 1)
@@ -69,7 +63,6 @@ def end(arrays: Arrays, how: str, observation: Any) -> None:
 
 
 def ends(how: str, observation: Any) -> Callable[[Arrays], None]:
-    """See `end`."""
     return lambda arrays: end(arrays, how, observation)
 
 

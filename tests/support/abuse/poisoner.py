@@ -86,24 +86,19 @@ class Spoiler:
         self.specification, self.outbox_fragments = honest.specification, honest.outbox_fragments
 
     def begin(self, actor_id: str, session: Session) -> None:
-        """As the honest one."""
         self._honest.begin(actor_id, session)
 
     def follow(self, session: Session) -> None:
-        """As the honest one."""
         self._honest.follow(session)
 
     def unroll(self, is_over: Callable[[], bool]) -> None:
-        """As the honest one."""
         self._honest.unroll(is_over)
 
     @property
     def collected(self) -> int:
-        """As the honest one."""
         return self._honest.collected
 
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
-        """The honest one's fragment, spoiled when its turn has come."""
         fragment, episodes = self._honest.cut(session, sequence, round_)
         if self._spoiled or sequence < self._every or fragment.header.steps < LEAST_STEPS:
             return fragment, episodes

@@ -34,7 +34,6 @@ class Stage:
 
     @property
     def address(self) -> str:
-        """The broker's."""
         return self.broker.address
 
     def traces(self) -> dict[str, Any]:
@@ -59,7 +58,6 @@ class Stage:
         return left | {"keys": keys}
 
     def errors(self) -> str:
-        """What the broker logged of handlers that failed."""
         return "\n".join(line for line in self.broker.log.read_text().splitlines() if "request_id=" in line)
 
 
@@ -117,15 +115,12 @@ class Memory:
         self._folder = Path(f"/proc/{pid}")
 
     def resident(self) -> int:
-        """Bytes now."""
         return self._field("VmRSS")
 
     def peak(self) -> int:
-        """Bytes at most since `forget_peak`."""
         return self._field("VmHWM")
 
     def forget_peak(self) -> None:
-        """Begin a new peak from what is resident now."""
         (self._folder / "clear_refs").write_text("5")
 
     def _field(self, name: str) -> int:
@@ -136,7 +131,6 @@ class Memory:
 
 
 def open_files(pid: int) -> int:
-    """File descriptors of a process."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 

@@ -1,3 +1,5 @@
+"""Calls below every stub: raw bytes to any RPC of the broker, and what came back."""
+
 import gzip
 import socket
 import struct
@@ -33,9 +35,6 @@ from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.simulated_actor import code_of
 from tests.support.run.small_run import SLOTS, STEPS, arrays, fragment
 
-# ---- Calls below every stub: raw bytes to any RPC of the broker, and what came back.
-
-
 DEADLINE_S: Final = 60
 _FILES: Final = (experience_pb2, weights_pb2, control_pb2, health_pb2)
 
@@ -48,7 +47,6 @@ class Rpc:
     request: type[Message]
 
     def __str__(self) -> str:
-        """Name in test ids."""
         return self.path.rpartition("/")[2]
 
 
@@ -62,7 +60,6 @@ class Answer:
 
 
 def unary_rpcs() -> list[Rpc]:
-    """Every unary RPC that a broker serves."""
     return [
         Rpc(f"/{service.full_name}/{method.name}", GetMessageClass(method.input_type))
         for file in _FILES
@@ -87,24 +84,18 @@ class RawChannel:
         self.channel.close()
 
     def send(self, path: str, data: bytes, **options: Any) -> Answer:
-        """One call with these bytes as its message."""
         return answer_of(self.start(path, data, **options))
 
     def start(self, path: str, data: bytes, **options: Any) -> Any:
-        """The same, not waited for."""
         call = self.channel.unary_unary(path, request_serializer=None, response_deserializer=None)
         return call.future(data, **{"timeout": DEADLINE_S, **options})
 
 
 def answer_of(future: Any) -> Answer:
-    """What a started call ended with."""
     try:
         return Answer(grpc.StatusCode.OK, data=bytes(future.result()))
     except grpc.RpcError as error:
         return Answer(*code_of(error))
-
-
-# ---- Requests made by hand, each wrong in one way that has a name.
 
 
 EXPERIENCE: Final = "/penstock.v1.ExperienceService/"
@@ -115,18 +106,15 @@ SHAPE: Final = (STEPS, SLOTS)
 
 
 def reward(value: float) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """A reward of one number throughout."""
     return np.full(SHAPE, value, np.float32)
 
 
 def header(session: int, **changes: Any) -> Fragment:
-    """A good fragment with fields of its header replaced."""
     good = fragment(session)
     return replace(good, header=replace(good.header, **changes))
 
 
 def entry(session: int, tensor: str = "reward", /, **changes: Any) -> Fragment:
-    """A good fragment with one row of its tensor table changed."""
     good = fragment(session)
     rows = [row._replace(**changes) if row.name == tensor else row for row in good.header.tensors]
     return replace(good, header=replace(good.header, tensors=tuple(rows)))
@@ -147,7 +135,6 @@ def stored(session: int, name: str, data: bytes, codec: str = "lz4") -> Fragment
 
 
 def span(session: int, **changes: int) -> Fragment:
-    """A good fragment whose only weight span is changed."""
     good = {"slot": 0, "start": 0, "length": STEPS, "version": 1, "update": 0}
     return header(session, weights=(WeightSpan(**{**good, **changes}),))
 
@@ -295,7 +282,6 @@ def _kind(session: int, kind: int) -> bytes:
 
 
 def _unknown_bytes(session: int) -> bytes:
-    """A header with 1 MiB that no version knows."""
     message = _good(session)
     message.header.MergeFromString(b"\x9a\x06" + b"\x80\x80\x40" + bytes(MIB))
     return _append(session, message)
@@ -503,9 +489,6 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
 }  # fmt: skip
 
 
-# ---- HTTP/2 by hand: what a peer may do to a connection that no gRPC client would.
-
-
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 INITIAL_WINDOW_SIZE: Final = 4
@@ -514,7 +497,6 @@ _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
@@ -541,11 +523,9 @@ class Connection:
         self.socket.close()
 
     def send(self, data: bytes) -> None:
-        """Bytes as they are."""
         self.socket.sendall(data)
 
     def headers(self, path: str, extra: Iterable[tuple[str, str]] = ()) -> bytes:
-        """The HEADERS frame of a new call."""
         self.stream += 2
         fields = [
             (":method", "POST"),
@@ -564,7 +544,6 @@ class Connection:
         self.send(self.headers(path) + frame(DATA, END_STREAM, self.stream, message(data)))
 
     def half_a_call(self, path: str, data: bytes, promised: int) -> None:
-        """A call whose message promises more than is sent."""
         self.send(self.headers(path) + frame(DATA, 0, self.stream, message(data, promised=promised)))
 
     def read_until(self, kind: int) -> None:

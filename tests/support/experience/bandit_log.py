@@ -26,13 +26,11 @@ def line(number: int, event: truth.Event, **changes: Any) -> str:
 
 
 def written(folder: Path, lines: list[str]) -> Path:
-    """A log of lines."""
     path = folder / "tasks.jsonl"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
 def bandit_log(folder: Path, seed: int, count: int, **changes: Any) -> Path:
-    """A log of so many events."""
     events = truth.bandit_log(seed, count)
     return written(folder, [line(number, event, **changes) for number, event in enumerate(events)])

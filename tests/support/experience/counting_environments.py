@@ -53,7 +53,6 @@ class Counting(gymnasium.Env[Any, Any]):
 
 
 def vector(mode: AutoresetMode, slots: int, *, nested: bool = False) -> SyncVectorEnv[Any, Any]:
-    """`slots` counting environments under an autoreset mode."""
     factories = [lambda slot=slot: Counting(slot, nested=nested) for slot in range(slots)]
     return SyncVectorEnv(factories, copy=False, autoreset_mode=mode)
 
@@ -73,7 +72,6 @@ class Transition:
 
 
 def transitions(slot: int) -> Iterator[Transition]:
-    """The experience of a slot from its first reset on, without end."""
     episode = 0
     while True:
         length = LENGTHS[(episode + slot) % len(LENGTHS)]

@@ -1,3 +1,5 @@
+"""Experience for tests of policy and learner: small environments, a plain collector, synthetic batches."""
+
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -22,20 +24,14 @@ from penstock.protocol.spaces import Box, Discrete, Space
 from penstock.protocol.tensor import Array
 from penstock.workloads.control.environment import to_space
 
-# ---- Experience for tests of policy and learner: small environments, a plain collector, synthetic
-# batches.
-
-
 Fragment = tuple[FragmentHeader, dict[str, Array]]
 
 
 def box(*shape: int, low: float = -1.0, high: float = 1.0) -> Box:
-    """A float32 Box."""
     return Box(np.full(shape, low, np.float32), np.full(shape, high, np.float32))
 
 
 def small_policy(seed: int = 0, action: Space | None = None, **section: Any) -> Policy:
-    """Four numbers to two actions, 16 hidden units."""
     settings = PolicySection(**({"hidden_sizes": (16, 16)} | section))
     return build(box(4), action or Discrete(2), settings, seed)
 
@@ -43,13 +39,9 @@ def small_policy(seed: int = 0, action: Space | None = None, **section: Any) -> 
 class Environment(Protocol):
     """The part of gymnasium.Env that the collector uses."""
 
-    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
-        ...
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]: ...
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step."""
-        ...
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
 
 
 class Line:
@@ -60,12 +52,10 @@ class Line:
         self._step = 0
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Back to step 0."""
         self._step = 0
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step on, whatever the action."""
         self._step += 1
         ends = self._step == self._length
         return self._observe(), 1.0, ends and self._how == "terminated", ends and self._how == "truncated", {}
@@ -86,7 +76,6 @@ class Collector:
         self._observation = np.stack([env.reset(seed=i)[0] for i, env in enumerate(environments)])
 
     def fragment(self, policy: Policy, steps: int, update: int = 0) -> Fragment:
-        """The next fragment of T = `steps`."""
         count = len(self._environments)
         observations, rows = [self._observation], []
         finals: list[tuple[int, int, Array]] = []
@@ -147,20 +136,15 @@ def cartpoles(count: int, **kwargs: Any) -> list[Environment]:
 def collect(
     policy: Policy, environments: Callable[[int], Sequence[Environment]] = cartpoles, *, steps: int = 16
 ) -> Batch:
-    """One batch of four columns, in two fragments."""
     collectors = [Collector(environments(2), session) for session in (1, 2)]
     return assemble([collector.fragment(policy, steps) for collector in collectors], torch.device("cpu"))
 
 
 def same(first: AlgorithmState, second: AlgorithmState) -> bool:
-    """Whether two states are equal bit by bit."""
     tensors = first.tensors.keys() == second.tensors.keys() and all(
         torch.equal(tensor, second.tensors[name]) for name, tensor in first.tensors.items()
     )
     return tensors and first.numbers == second.numbers
-
-
-# ---- Experience of any spaces, by the parts of a real actor.
 
 
 SLOTS, STEPS, FRAGMENTS = 3, 8, 2

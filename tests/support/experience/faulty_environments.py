@@ -19,12 +19,10 @@ class NotANumber(gymnasium.Env[Any, Any]):
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Nothing to reset but the seed."""
         super().reset(seed=seed)
         return np.zeros(2, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Never ends."""
         self._steps += 1
         return np.zeros(2, np.float32), float("nan") if self._steps > 10 else 1.0, False, False, {}
 
@@ -33,12 +31,10 @@ class NotANumberAtItsEnd(NotANumber):
     """Its episodes have five steps; the reward of the last one is NaN."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin another episode."""
         self._steps = 0
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Ends with the fifth step."""
         self._steps += 1
         over = self._steps == 5
         return np.zeros(2, np.float32), float("nan") if over else 1.0, over, False, {}
@@ -57,12 +53,10 @@ class StandsStill(NotANumber):
     observation_space = spaces.Box(0, 1e6, (2,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin to count."""
         self._steps = 0
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Never ends."""
         self._steps += 1
         if self._steps == 7:
             GOES_ON.wait()

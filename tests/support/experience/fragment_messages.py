@@ -1,3 +1,5 @@
+"""Fragments as the messages of the protocol; the services read and write their bytes without these."""
+
 import numpy as np
 
 from penstock.protocol.append import SentFragment
@@ -15,11 +17,8 @@ from penstock.protocol.spaces import Box, Dict, Discrete
 from penstock.protocol.tensor import Array
 from penstock.v1 import fragment_pb2 as pb
 
-# ---- Fragments as the messages of the protocol; the services read and write their bytes without these.
-
 
 def to_proto(fragment: Fragment) -> pb.Fragment:
-    """Return the message of a fragment."""
     return pb.Fragment(
         header=pb.FragmentHeader.FromString(header_bytes(fragment.header)), payload=bytes(fragment.payload)
     )
@@ -31,13 +30,9 @@ def from_proto(message: pb.Fragment) -> Fragment:
 
 
 def sent(fragment: Fragment) -> SentFragment:
-    """Return a fragment as the broker finds it in a request."""
     return SentFragment(
         pb.FragmentHeader.FromString(header_bytes(fragment.header)), memoryview(fragment.payload)
     )
-
-
-# ---- Small whole fragments for tests of the wire.
 
 
 RUN = "cartpole-v1-x"
@@ -53,7 +48,6 @@ SCHEMA = fragment_schema(OBSERVATION, Discrete(2))
 def arrays_of(
     schema: FragmentSchema, steps: int, slots: int, ends: int = 1, seed: int = 0
 ) -> dict[str, Array]:
-    """Arrays of every tensor of `schema`, filled with small random numbers."""
     leading = {
         Axes.STEP: (steps, slots),
         Axes.STEP_PLUS_ONE: (steps + 1, slots),
@@ -68,7 +62,6 @@ def arrays_of(
 
 
 def header_of(schema: FragmentSchema, steps: int, slots: int) -> FragmentHeader:
-    """A header without a table."""
     return FragmentHeader(
         run=RUN,
         session=7,
@@ -88,6 +81,5 @@ def header_of(schema: FragmentSchema, steps: int, slots: int) -> FragmentHeader:
 def fragment_of(
     *, steps: int = 5, slots: int = 3, ends: int = 1, compress: tuple[str, ...] = (), seed: int = 0
 ) -> Fragment:
-    """A fragment that follows SCHEMA."""
     arrays = arrays_of(SCHEMA, steps, slots, ends, seed)
     return build(header_of(SCHEMA, steps, slots), arrays, compress)

@@ -20,32 +20,27 @@ _Held = dict[str, Any]
 
 
 def new(_: _Held, x: Any) -> Any:
-    """No memory is used again."""
     return {"x": x.copy()}
 
 
 def one_array(held: _Held, x: Any) -> Any:
-    """It is overwritten."""
     array = held.setdefault("x", np.zeros_like(x))
     array[:] = x
     return array
 
 
 def one_slice(held: _Held, x: Any) -> Any:
-    """A new view of one buffer, which is overwritten there."""
     buffer = held.setdefault("buffer", np.zeros((3, 4), np.float32))
     buffer[1, 1:3] = x
     return buffer[1, 1:3]
 
 
 def one_dict(held: _Held, x: Any) -> Any:
-    """A new array is put into it."""
     held["x"] = x.copy()
     return held
 
 
 def one_dict_of_one_array(held: _Held, x: Any) -> Any:
-    """Its array is overwritten."""
     one_array(held, x)
     return held
 
@@ -58,29 +53,24 @@ def one_list(held: _Held, x: Any) -> Any:
 
 
 def one_tuple(held: _Held, x: Any) -> Any:
-    """Its array is overwritten."""
     return held.setdefault("parts", (one_array(held, x),))
 
 
 def one_dict_in_a_tuple(held: _Held, x: Any) -> Any:
-    """The tuple is new, and so is the array in the dict."""
     return (one_dict(held, x),)
 
 
 def one_dict_with_the_mask(held: _Held, x: Any) -> Any:
-    """The mask in it is overwritten, too."""
     held.setdefault("mask", np.zeros(2, np.int8))[:] = x > 0
     return one_dict(held, x)
 
 
 def one_array_of_all(_: _Held, x: Any) -> Any:
-    """All environments of the process overwrite it."""
     _ALL[:] = x
     return _ALL
 
 
 def one_dict_of_all(_: _Held, x: Any) -> Any:
-    """All environments of the process put a new array into it."""
     _ALL_DICT["x"] = x.copy()
     return _ALL_DICT
 
@@ -121,13 +111,11 @@ class Held(gymnasium.Env[Any, Any]):
         """What it shows of every step."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin at the first state."""
         super().reset(seed=seed)
         self.calls.append(("reset", options))
         return self._observe(FIRST)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Go on, whatever the action."""
         self.calls.append(("step", action))
         if self._strict and not self._info["mask"][action]:
             raise ValueError(f"action {action} is not allowed")

@@ -21,7 +21,6 @@ class Good(nn.Module):
         self.norm, self.dropout = BatchNorm(WIDTH), Dropout(0.25)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, WIDTH]."""
         features: Tensor = self.dropout(self.norm(self.layer(inputs.vector)).tanh()) * self.scale
         return features
 
@@ -30,7 +29,6 @@ class TooNarrow(Good):
     """Gives fewer features than it says."""
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, WIDTH − 1]."""
         return super().forward(inputs)[:, 1:]
 
 
@@ -38,7 +36,6 @@ class OneRow(Good):
     """Forgets how many rows there are."""
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[WIDTH]."""
         return super().forward(inputs).mean(0)
 
 
@@ -46,7 +43,6 @@ class Double(Good):
     """Features of another dtype."""
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """float64."""
         return super().forward(inputs).double()
 
 
@@ -62,7 +58,6 @@ class NotFinite(Good):
     """Divides by what is zero."""
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """NaN."""
         features = super().forward(inputs)
         return features / (features - features)
 
@@ -71,7 +66,6 @@ class Raises(Good):
     """A programming error."""
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """A matrix product of shapes that do not fit."""
         result: Tensor = self.layer(inputs.vector) @ torch.zeros(3, 3)
         return result
 
@@ -87,7 +81,6 @@ class Numbers(Good):
     """No tensor."""
 
     def forward(self, inputs: Inputs) -> Any:
-        """A list."""
         return super().forward(inputs).tolist()
 
 
@@ -95,7 +88,6 @@ class Writes(Good):
     """In place, into what the next epoch reads again."""
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, WIDTH]."""
         inputs.vector.mul_(0.5)
         return super().forward(inputs)
 
@@ -106,7 +98,6 @@ class Remembers(Good):
     calls = 0
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, WIDTH]."""
         self.calls += 1
         return super().forward(inputs) + self.calls
 
@@ -115,7 +106,6 @@ class LooksAround(Good):
     """Centres over the rows."""
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, WIDTH]."""
         features = super().forward(inputs)
         return features - features.mean(0)
 
@@ -128,7 +118,6 @@ class TorchDropout(Good):
         self.torchs = nn.Dropout(0.5)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, WIDTH]."""
         features: Tensor = self.torchs(super().forward(inputs))
         return features
 
@@ -141,7 +130,6 @@ class TorchBatchNorm(Good):
         self.torchs = nn.BatchNorm1d(WIDTH)
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """[M, WIDTH]."""
         features: Tensor = self.torchs(super().forward(inputs))
         return features
 

@@ -44,13 +44,11 @@ class Wandering(gymnasium.Env[Any, Any]):
         self._left = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """An episode of 1 to `longest` steps."""
         super().reset(seed=seed)
         self._left = int(self.np_random.integers(1, self._longest + 1))
         return self._look()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Reward 1 for action 0."""
         self._left -= 1
         truncated = self._left == 0 and bool(self.np_random.integers(2))
         observation, info = self._look()
@@ -76,7 +74,6 @@ def remembering(seed: int = 0, **section: Any) -> Policy:
 
 
 def schema_of(policy: Policy, *, masked: bool = False) -> FragmentSchema:
-    """What its fragments carry."""
     masks = mask_rules(ACTION) if masked else ()
     return fragment_schema(OBSERVATION, ACTION, (*masks, *state_rules(policy.state_space)))
 
@@ -107,7 +104,6 @@ class Actor:
         self._builder.start(self._stepper.reset(range(seed, seed + slots)) | policy.initial_state(slots))
 
     def fragment(self, steps: int) -> Fragment:
-        """The next one, cut after so many steps."""
         for _ in range(steps):
             acted = self.policy.act(self._builder.observation())
             stepped = self._stepper.step(self.policy.environment_action(acted.action))
@@ -123,10 +119,8 @@ class Actor:
 
 
 def batch_of(fragments: Sequence[Fragment]) -> Batch:
-    """As the learner gets them."""
     return assemble([(fragment.header, fragment.arrays()) for fragment in fragments], torch.device("cpu"))
 
 
 def entry_of(fragment: Fragment, number: int = 1) -> Batch:
-    """The fragment as an entry of the log, of 10 bytes."""
     return assemble([(fragment.header, fragment.arrays())], torch.device("cpu"), [(number, 10)])

@@ -1,3 +1,5 @@
+"""Small worlds with known optima, as batches of fragments that a learner would read from the log."""
+
 from typing import Any
 
 import numpy as np
@@ -11,27 +13,21 @@ from penstock.protocol.spaces import Box, Discrete
 from penstock.protocol.tensor import Array
 from tests.support.experience.experience import box
 
-# ---- Small worlds with known optima, as batches of fragments that a learner would read from the log.
-
-
 CPU = torch.device("cpu")
 STATES = 4
 
 
 def q_policy(section: DQNSection, states: int = STATES, *, seed: int = 0, **policy: Any) -> Policy:
-    """A small Q-network over one-hot states and two actions."""
     wanted = section.policy_section(PolicySection(**({"hidden_sizes": (32,), "activation": "relu"} | policy)))
     return build(box(states), Discrete(2), wanted, seed)
 
 
 def soft_policy(section: SACSection, *, seed: int = 0, action: Box | None = None, **policy: Any) -> Policy:
-    """A small actor over two numbers, actions between −1 and 1."""
     wanted = section.policy_section(PolicySection(**({"hidden_sizes": (32,), "activation": "relu"} | policy)))
     return build(box(2), action or box(1), wanted, seed)
 
 
 def header(steps: int, slots: int) -> FragmentHeader:
-    """Return the digest of a fragment that no reader checks."""
     return FragmentHeader(
         run="run-a",
         session=1,
@@ -83,7 +79,6 @@ def corridor(number: int, *, steps: int = 8, slots: int = 4) -> Batch:
 
 
 def corridor_values(discount: float) -> np.ndarray[Any, Any]:
-    """Q*, [state, action], of the three states that do not end."""
     right = np.array([discount ** (STATES - 2 - state) for state in range(STATES - 1)])
     left = discount * np.maximum(right[[0, 0, 1]], 0.0)
     return np.stack([left, right], 1)
@@ -112,9 +107,6 @@ def one_shot(policy: Policy, number: int, best: float, *, steps: int = 16, slots
         "final/observation": observation[:-1].reshape(-1, 2),
     }
     return assemble([(header(steps, slots), arrays)], CPU, [(number, 1000)])
-
-
-# ---- Fragments of counted rewards and observations, for tests of replay.
 
 
 Ends = dict[tuple[int, int], str]
@@ -168,6 +160,5 @@ def fragment(
 
 
 def batch(*parts: tuple[FragmentHeader, dict[str, Array]], first_number: int = 1, size: int = 10) -> Batch:
-    """The fragments as consecutive log entries of `size` bytes."""
     numbers = [(first_number + index, size) for index in range(len(parts))]
     return assemble(parts, torch.device("cpu"), numbers)

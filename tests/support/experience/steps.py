@@ -5,7 +5,6 @@ from penstock.policy.recurrent import FrameStack
 
 
 def read(steps: Steps, stack: FrameStack) -> Transitions:
-    """The steps with their stacks of frames."""
     before, after = (
         {path: frames[rows] for path, frames in steps.frames.items()} for rows in (steps.before, steps.after)
     )

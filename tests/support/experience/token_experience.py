@@ -1,3 +1,5 @@
+"""Responses of token policies for tests."""
+
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +16,6 @@ from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
 from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
-
-# ---- Responses of token policies for tests.
-
 
 RUN: Final = "tokens"
 PAD, EOS = 0, 1
@@ -37,16 +36,13 @@ class SmallTokenPolicy(nn.Module):
         self._reference = copy.deepcopy(nn.ModuleList([self.body, self.head])).requires_grad_(False)
 
     def trained(self) -> Mapping[str, nn.Parameter]:
-        """Everything but the critic."""
         return dict(self.published.named_parameters())
 
     @property
     def published(self) -> nn.Module:
-        """The same as a module."""
         return nn.ModuleList([self.body, self.head])
 
     def outputs(self, rows: TokenRows) -> TokenOutputs:
-        """Of the policy."""
         features = self._features(self.body, rows)
         log_probs = self.head(features).log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
@@ -54,7 +50,6 @@ class SmallTokenPolicy(nn.Module):
 
     @torch.no_grad()
     def reference_log_prob(self, rows: TokenRows) -> Tensor:
-        """Of the policy that it was."""
         body, head = self._reference
         return _of(head(self._features(body, rows)).log_softmax(-1), rows.action)
 
@@ -167,11 +162,7 @@ def _header(count: int, steps: int, update: int, schema_id: str) -> FragmentHead
 
 
 def batch_of(*fragments: Fragment) -> Batch:
-    """As the learner puts them together."""
     return assemble([(one.header, one.arrays()) for one in fragments], torch.device("cpu"))
-
-
-# ---- PPO of tokens on a small policy, and experience for it.
 
 
 SMOOTH: dict[str, Any] = {"adam_epsilon": 1.0, "learning_rate": 1.0, "critic_learning_rate": 1.0}
@@ -194,7 +185,6 @@ def make(policy: SmallTokenPolicy | None = None, **section: Any) -> TokenPPO:
 
 
 def responses(policy: SmallTokenPolicy | None = None, count: int = 3, seed: int = 0) -> list[Response]:
-    """Of that policy to each prompt, scored by how often token 9 is in them."""
     made = [
         one
         for index, prompt in enumerate(PROMPTS)
@@ -204,18 +194,15 @@ def responses(policy: SmallTokenPolicy | None = None, count: int = 3, seed: int 
 
 
 def stale(seed: int = 0) -> Batch:
-    """Experience of another policy than the one that learns."""
     return batch_of(fragment(responses(SmallTokenPolicy(7), seed=seed)))
 
 
 def flat(algorithm: TokenPPO) -> Tensor:
-    """All that is trained."""
     everything = (*algorithm.policy.trained().values(), *algorithm.policy.critic.parameters())
     return torch.cat([one.detach().flatten() for one in everything])
 
 
 def move(policy: SmallTokenPolicy) -> None:
-    """Away from its reference."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in policy.trained().values():

@@ -1,3 +1,5 @@
+"""Ways to kill Redis that a random moment seldom meets."""
+
 import os
 import random
 import time
@@ -10,22 +12,17 @@ from typing import Final
 from penstock.launch.run.redis_service import ask
 from tests.support.fleet.fleet import PATIENCE_S, Fleet, Kill, Member, Phase
 
-# ---- Ways to kill Redis that a random moment seldom meets.
-
-
 MEET_S: Final = 5.0
 """How long a place is waited for, before Redis is killed wherever it is."""
 IN_USE, IN_REWRITE, POWER_LOSS, OF_BOTH = "in use", "AOF rewrite", "power loss", "power loss of both"
 
 
 def in_use(fleet: Fleet, _chance: random.Random) -> Kill:
-    """Kill it as soon as somebody waits for its answer."""
     met = _meet(fleet, fleet.phase_at_redis)
     return fleet.kill("redis", IN_USE if met else "moment", met)
 
 
 def in_rewrite(fleet: Fleet, chance: random.Random) -> Kill:
-    """Kill it some milliseconds into a rewrite."""
     place = fleet.sockets / "redis.sock"
     ask(place, b"CONFIG SET rdb-key-save-delay 500")
     ask(place, b"BGREWRITEAOF")
@@ -35,7 +32,6 @@ def in_rewrite(fleet: Fleet, chance: random.Random) -> Kill:
 
 
 def power_loss(fleet: Fleet, chance: random.Random, *, of_both: bool = False) -> Kill:
-    """Kill it, and cut its file back to where it ended up to a second before."""
     how = OF_BOTH if of_both else POWER_LOSS
     file = _append_only_file(fleet.folder / "redis")
     size, since = file.stat().st_size, time.monotonic()
@@ -82,9 +78,6 @@ def _append_only_file(folder: Path) -> Path:
         (folder / "appendonlydir").glob("*.incr.aof"), key=lambda path: int(path.name.split(".")[-3])
     )
     return increments[-1] if increments else folder / "appendonly.aof"
-
-
-# ---- Kills, one after the other or several at once, each at a place or moment drawn from a seed.
 
 
 POINTS: Final[dict[str, tuple[str, ...]]] = {
@@ -147,7 +140,6 @@ class Doom:
 
     @property
     def rule(self) -> str:
-        """For PENSTOCK_FAILPOINTS."""
         return f"{self.point}=kill@{self.hit}" if self.point else ""
 
 
@@ -167,7 +159,6 @@ class Pace:
 
 
 def draw(seed: int, name: str, life: int, pace: Pace) -> Doom:
-    """The doom of a life, the same whenever it is asked for."""
     chance = random.Random(f"{seed}/{name}/{life}")
     role = name.partition("-")[0]
     at_point = bool(POINTS[role]) and chance.random() < pace.at_points
@@ -214,7 +205,6 @@ class Campaign:
         self.end()
 
     def killed(self, role: str = "") -> int:
-        """Kills so far, of a role or of all."""
         return sum(kill.role.startswith(role) for kill in self.fleet.log.kills)
 
     def begin(self) -> None:
@@ -238,12 +228,10 @@ class Campaign:
         self.fleet.start_all(within_s)
 
     def live(self, name: str) -> None:
-        """The next life of a victim."""
         self._busy_since.pop(name, None)
         self.fleet.start(name, self._draw(name, self.fleet.members[name].lives + 1).rule)
 
     def doom(self, member: Member) -> Doom:
-        """Of the life that it lives."""
         return self._draw(member.name, member.lives)
 
     def _draw(self, name: str, life: int) -> Doom:

@@ -90,13 +90,11 @@ class SyntheticGenerator:
         self._due_s = 0.0
 
     def begin(self, actor_id: str, session: Session) -> None:
-        """Forget the running episodes."""
         self._episodes = Episodes(self._slots)
         if self._publication.version:
             session.report_applied(self._publication, ())
 
     def follow(self, session: Session) -> None:
-        """Say that the newest weights are applied."""
         weights = session.weights
         if weights is not None and weights.publication.version > self._publication.version:
             self._publication = weights.publication
@@ -123,7 +121,6 @@ class SyntheticGenerator:
         return 0
 
     def cut(self, session: int, sequence: int, round_: int) -> tuple[Fragment, list[Episode]]:
-        """Return the next fragment and the episodes that ended in it."""
         template = self._running if sequence % EPISODE_FRAGMENTS else self._ending
         news = self._publication
         header = replace(
@@ -221,11 +218,9 @@ class SimulatedActor:
         self._thread = threading.Thread(target=self._run, name=actor_id, daemon=True)
 
     def start(self) -> None:
-        """Begin to act."""
         self._thread.start()
 
     def drain(self, reason: str) -> None:
-        """Ask it to flush its outbox, close its session and end."""
         self.lifecycle.drain(reason)
 
     def join(self, timeout_s: float | None = None) -> bool:

@@ -1,3 +1,5 @@
+"""The processes of one run, each of which a test may kill, freeze and start again, and the audit at the end."""
+
 import json
 import os
 import shutil
@@ -19,8 +21,6 @@ from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, RECO
 from tests.support.abuse.poisoner import read_poisons
 from tests.support.oracles.poison_books import PoisonBooks
 
-# ---- Where the threads of a process under a fault test were, also of one that was killed.
-
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -36,15 +36,11 @@ class Phase:
 
 
 def read_phases(path: Path) -> list[Phase]:
-    """Return one phase per thread that reached a place, newest first."""
     data = path.read_bytes()
     whole = len(data) // RECORD.size  # a process that is just starting has not given the file its size
     records = (RECORD.unpack_from(data, index * RECORD.size) for index in range(whole))
     found = [Phase(name.rstrip(b"\0").decode(), sequence, at) for name, sequence, at in records if at]
     return sorted(found, key=lambda phase: -phase.at_ns)
-
-
-# ---- Where each kill found its victim, counted by role and phase.
 
 
 MOST_IDLE: Final = 0.5
@@ -68,7 +64,6 @@ class Kill:
 
     @property
     def role(self) -> str:
-        """Such as broker, of broker-0."""
         return self.name.partition("-")[0]
 
 
@@ -83,11 +78,9 @@ class KillLog:
         return len(self.kills)
 
     def add(self, kill: Kill) -> None:
-        """One more."""
         self.kills.append(kill)
 
     def idle_share(self, how: str | None = None) -> float:
-        """Of all kills, or of those of one kind."""
         chosen = [kill for kill in self.kills if how in (None, kill.how)]
         return sum(kill.idle for kill in chosen) / len(chosen) if chosen else 0.0
 
@@ -104,7 +97,6 @@ class KillLog:
         return {role: dict(counted[role].most_common()) for role in sorted(counted)}
 
     def summary(self) -> dict[str, Any]:
-        """What a report says of the kills."""
         return {
             "kills": len(self.kills),
             "by_role": dict(Counter(kill.role for kill in self.kills).most_common()),
@@ -115,7 +107,6 @@ class KillLog:
         }
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every kill."""
         return [asdict(kill) | {"at_s": round(kill.at_s, 3)} for kill in self.kills]
 
     def table(self) -> str:
@@ -126,9 +117,6 @@ class KillLog:
             for phase, count in phases.items()
         ]
         return "\n".join(("| role | phase at death | kills |", "|---|---|---|", *rows))
-
-
-# ---- What a fleet is made of: the command line of each process, and what is known of the one that runs.
 
 
 @dataclass(slots=True)
@@ -147,7 +135,6 @@ class Member:
 
     @property
     def name(self) -> str:
-        """Such as broker-0."""
         return self.spec.name
 
     def phases(self) -> list[Phase]:
@@ -155,7 +142,6 @@ class Member:
         return read_phases(self.phase_file) if self.phase_file.exists() else []
 
     def phase(self) -> Phase | None:
-        """The newest of the threads that work, else the newest of all."""
         phases = self.phases()
         return next((phase for phase in phases if not phase.is_idle), phases[0] if phases else None)
 
@@ -186,17 +172,14 @@ class Place:
 
     @property
     def redis_url(self) -> str:
-        """Where Redis listens."""
         return f"unix://{self.sockets / 'redis.sock'}"
 
     @property
     def poisons(self) -> Path:
-        """Where poisoners write down what they spoil."""
         return self.folder / "poisons"
 
 
 def service_specs(place: Place, shape: Shape, through: Callable[[str], str]) -> list[ServiceSpec]:
-    """The processes, in the order in which a fragment needs them."""
     sockets, folder = place.sockets, place.folder
     said = (f"broker.durability={shape.durability}", *shape.settings)
     sets = tuple(part for text in said for part in ("--set", text))
@@ -250,10 +233,6 @@ def service_specs(place: Place, shape: Shape, through: Callable[[str], str]) -> 
             for name in (f"actor-{index}",)
         ),
     ]
-
-
-# ---- The processes of one run, each of which a test may kill, freeze and start again; and the audit at
-# the end.
 
 
 __all__ = ["PATIENCE_S", "ROOT", "Audit", "Fleet", "Member", "Shape"]
@@ -319,8 +298,6 @@ class Fleet:
         os.close(self._lifeline)
         shutil.rmtree(self.sockets, ignore_errors=True)
 
-    # ---- lives
-
     def start(self, name: str, failpoints: str = "") -> Member:
         """The next life of a process that is not running; returns at once."""
         member = self.members[name]
@@ -345,7 +322,6 @@ class Fleet:
         return member
 
     def start_all(self, within_s: float = PATIENCE_S) -> None:
-        """Start what does not run and wait until all serve."""
         for member in self.members.values():
             if member.process is None:
                 self.start(member.name)
@@ -353,7 +329,6 @@ class Fleet:
             self.wait(partial(self.serves, name), f"{name} to serve", within_s)
 
     def serves(self, name: str) -> bool:
-        """Whether it runs and is ready."""
         process = self.members[name].process
         return process is not None and process.endpoint() is not None and process.is_ready()
 
@@ -371,7 +346,6 @@ class Fleet:
         return self.note_death(name, how, before)
 
     def end(self, name: str) -> None:
-        """Kill -9 that is no part of a campaign."""
         member = self.members[name]
         assert member.process is not None, f"{name} does not run"
         member.expected = True
@@ -380,7 +354,6 @@ class Fleet:
         member.process = None
 
     def note_death(self, name: str, how: str, before: Phase | None = None) -> Kill:
-        """Log a death that has happened and make room for the next life."""
         member = self.members[name]
         phase = before if name == "redis" else member.phase()
         kill = Kill(
@@ -397,18 +370,15 @@ class Fleet:
         return kill
 
     def freeze(self, name: str) -> None:
-        """SIGSTOP."""
         self.members[name].frozen = True
         self.log.freezes[name.partition("-")[0]] += 1
         os.kill(self.pid(name), signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """SIGCONT."""
         self.members[name].frozen = False
         os.kill(self.pid(name), signal.SIGCONT)
 
     def is_alive(self, name: str) -> bool:
-        """Whether it runs and is not frozen."""
         member = self.members[name]
         return member.process is not None and member.exit is None and not member.frozen
 
@@ -430,8 +400,6 @@ class Fleet:
         ]
         return max(found, key=lambda phase: phase.at_ns, default=None)
 
-    # ---- waiting
-
     def wait(self, condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> None:
         """Until `condition`; AssertionError after `within_s`, or when a process ended that was not killed."""
         deadline = time.monotonic() + within_s
@@ -441,7 +409,6 @@ class Fleet:
             self.pause()
 
     def pause(self) -> None:
-        """Until a process ends, and not long in any case."""
         self._changed.wait(PAUSE_S)
         self._changed.clear()
 
@@ -455,10 +422,7 @@ class Fleet:
                 )
 
     def last_line(self, name: str) -> str:
-        """Of its log."""
         return last_line(self.folder / "logs" / f"{name}.log")
-
-    # ---- the end
 
     def finish(self) -> Audit:
         """Everybody alive and well; then the actors drain, the learner commits; the audit; Redis ends."""
@@ -516,11 +480,9 @@ class Fleet:
 
     @property
     def redis_url(self) -> str:
-        """Where Redis listens."""
         return Place(self.folder, self.sockets).redis_url
 
     def restarts(self) -> dict[str, int]:
-        """Lives but the first of each process."""
         return {member.name: max(0, member.lives - 1) for member in self.members.values()}
 
     def _wait(self, member: Member) -> None:

@@ -1,3 +1,5 @@
+"""More experience than there is room for: three flows, for as many seconds as wanted, and what a soak reports."""
+
 import http.client
 import os
 import sys
@@ -16,8 +18,6 @@ from penstock.broker.log import keys
 from penstock.protocol.limits import KIB, MIB
 from tests.support.fleet.fleet import Audit, Fleet, Shape
 
-# ---- What a soak did and found, as JSON and as a table for people.
-
 
 class Report:
     """Filled while the soak runs; whole at any moment.
@@ -35,11 +35,9 @@ class Report:
         self.failure = "it did not come to its end"
 
     def follow(self, fleet: Fleet) -> None:
-        """Its kills and restarts are what is reported."""
         self._fleet = fleet
 
     def note_weather(self, name: str) -> None:
-        """The network of a proxy is so from now on."""
         self._weather[name] += 1
 
     def audit(self, when: str, audit: Audit) -> None:
@@ -49,7 +47,6 @@ class Report:
         assert audit.code == 0, f"audit {when}: {audit.text}"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything."""
         fleet = self._fleet
         last = self._audits[-1] if self._audits else {}
         return {
@@ -71,7 +68,6 @@ class Report:
         }
 
     def table(self) -> str:
-        """Markdown."""
         found = self.to_json()
         rows = [
             ("seed", found["seed"]),
@@ -103,9 +99,6 @@ def _each(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
 
 
-# ---- A fleet whose learner is as slow as a test says, watched from outside: metrics, memory, Redis.
-
-
 STEPS, SLOTS = 4, 2
 BATCH_FRAGMENTS: Final = 4
 WIDE: Final = 1600
@@ -116,7 +109,6 @@ _TELL_S: Final = 10.0
 
 @contextmanager
 def flow(folder: Path, *, pace_s: float, shape: Shape) -> "Iterator[Flow]":
-    """A fleet that serves and learns, with `pace_s` seconds for an update."""
     pace = folder / "pace"
     folder.mkdir(parents=True, exist_ok=True)
     pace.write_text(str(pace_s))
@@ -149,21 +141,17 @@ class Flow:
     _told_s: float = 0.0
 
     def pace(self, seconds: float) -> None:
-        """Have every update take so long from now on."""
         temporary = self.pace_file.with_suffix(".next")
         temporary.write_text(str(seconds))
         temporary.replace(self.pace_file)
 
     def state(self, field: str) -> int:
-        """A number of the run's state in Redis."""
         return int(self.redis.hget(keys.STATE, field) or 0)
 
     def info(self, section: str) -> dict[str, Any]:
-        """INFO of Redis."""
         return dict(self.redis.info(section))
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
-        """A sample of a process's /metrics."""
         return _sample(self._exposition(name), metric, **labels)
 
     def share_above(self, name: str, histogram: str, bound: float) -> float:
@@ -174,7 +162,6 @@ class Flow:
         return 1 - within / total if total else 0.0
 
     def settle_over(self, fragments: int, what: str) -> None:
-        """Wait until the learner has settled so many more entries."""
         goal = self.state("settled") + fragments
         self.fleet.wait(lambda: self.state("settled") >= goal, what)
 
@@ -235,7 +222,6 @@ class Ceiling:
         return self
 
     def figures(self) -> dict[str, str]:
-        """For a report."""
         each = (
             f"{name} {most / MIB:.0f} ({self.rises[name] / MIB:+.1f})" for name, most in self.most.items()
         )
@@ -248,7 +234,6 @@ class Ceiling:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -262,14 +247,10 @@ def _sample(exposition: str, metric: str, **labels: str) -> float:
     )
 
 
-# ---- More experience than there is room for: three flows, for as many seconds as wanted.
-
-
 ACTORS: Final = 8
 """In two processes."""
 
 
-# ---- overload
 PACE_S: Final = 0.2
 TAKEN_PER_S: Final = BATCH_FRAGMENTS / PACE_S
 STALENESS: Final = 3
@@ -326,7 +307,6 @@ def overload(folder: Path, seconds: float, report: Report) -> None:
         run.finish(report)
 
 
-# ---- full Redis
 LEAST: Final = 101 * MIB
 """The lowest `maxmemory` that the broker accepts with these ceilings, to a MiB."""
 FULL: Final = Shape(
@@ -401,7 +381,6 @@ def _check_progress(run: Flow) -> None:
     assert run.state("acked") == at["acked"], "a fragment was taken into a full Redis"
 
 
-# ---- absent learner
 ABSENT: Final = Shape(
     actors=2,
     # Sessions that end sooner than the learner returns: a paused actor must keep its own alive.

@@ -34,12 +34,10 @@ class RunSnapshot:
 
     @property
     def committed(self) -> int:
-        """Position of the newest checkpoint that counts."""
         return self.commits[-1].position if self.commits else 0
 
     @property
     def newest_id(self) -> str:
-        """Of the newest checkpoint that counts, "" without one."""
         return self.commits[-1].checkpoint_id if self.commits else ""
 
 
@@ -56,7 +54,6 @@ class View:
         self._redis.close()
 
     def snapshot(self) -> RunSnapshot:
-        """All fields at one instant."""
         with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.hmget(keys.STATE, "epoch", "version", "update", "settled")
             pipeline.lrange(keys.COMMITS, 0, -1)
@@ -71,11 +68,9 @@ class View:
         )
 
     def sessions(self) -> int:
-        """Ever opened."""
         return int(self._redis.hget(keys.STATE, "session") or 0)
 
     def everything(self) -> dict[bytes, Any]:
-        """The whole data set by key, but what expires on its own."""
         names = [name for name in self._redis.scan_iter(count=1000) if not name.startswith(_EXPIRING)]
         return {name: self._read(name) for name in names}
 
@@ -107,7 +102,6 @@ class Versions:
         self._newest = 0
 
     def see(self, snapshot: RunSnapshot) -> None:
-        """One more look."""
         assert snapshot.version >= self._newest, f"version {snapshot.version} after {self._newest}"
         self._newest = snapshot.version
         assert self._update_of.setdefault(snapshot.version, snapshot.update) == snapshot.update
@@ -120,7 +114,6 @@ def newest(run_dir: Path, snapshot: RunSnapshot) -> Checkpoint:
 
 
 def last_on_disk(run_dir: Path) -> Checkpoint:
-    """The checkpoint that a learner left which drained."""
     store = CheckpointStore(run_dir / "checkpoints", 3)
     return store.read(store.ids()[0])
 

@@ -54,7 +54,6 @@ class Parameter(nn.Module):
         self.value = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=False)
 
     def log_prob(self, _observation: Mapping[str, Array], _action: Mapping[str, Array]) -> Array:
-        """The probe asks nothing, so there is nothing to answer."""
         return np.zeros(0, np.float32)
 
 
@@ -69,15 +68,12 @@ class OneParameter(Algorithm):
         self._steps_of: Counter[int] = Counter()
 
     def budget(self, fragment_charge: int) -> int:
-        """(S+1)·B, and never below one fragment."""
         return max(fragment_charge, (self._section.staleness + 1) * self._section.batch_steps)
 
     def makes_batch(self, fragments: int, charge: int) -> bool:
-        """Whether the charges reach the batch size, B steps."""
         return charge >= self._section.batch_steps
 
     def update(self, batch: Batch, *, progress: float) -> Update:
-        """Add the rewards, count the steps."""
         if self._pace is not None:
             time.sleep(float(self._pace.read_text()))
         steps = int(batch.valid.sum())
@@ -88,11 +84,9 @@ class OneParameter(Algorithm):
         return Update(applied=True, reason="", steps=steps, gradient_steps=1, metrics={})
 
     def published_modules(self) -> dict[str, nn.Module]:
-        """The parameter, as `default`."""
         return {"default": self._parameter}
 
     def state(self) -> AlgorithmState:
-        """The parameter and both counts."""
         steps_of = {str(session): steps for session, steps in self._steps_of.items()}
         return AlgorithmState(
             tensors={"parameter": self._parameter.value.clone()},
@@ -100,7 +94,6 @@ class OneParameter(Algorithm):
         )
 
     def load(self, state: AlgorithmState) -> None:
-        """Inverse of `state`."""
         value: Tensor = state.tensors["parameter"]
         self._parameter.value.copy_(value)
         self._updates = int(state.numbers["updates"])
@@ -108,13 +101,11 @@ class OneParameter(Algorithm):
 
 
 def spaces(observation_floats: int) -> tuple[Space, Space]:
-    """Box(K) between ±1 and Discrete(2)."""
     bound = np.ones(observation_floats, np.float32)
     return Box(-bound, bound), Discrete(2)
 
 
 def make_model(settings: Settings, observation_floats: int, pace: Path | None = None) -> Model:
-    """The model that the learner's own `make_model` stands in for."""
     section = settings.algorithm
     assert isinstance(section, OnPolicySection)
     return model_of(
@@ -129,7 +120,6 @@ def make_model(settings: Settings, observation_floats: int, pace: Path | None = 
 
 
 def resolve(run: str, assignments: Sequence[str]) -> Settings:
-    """DEFAULTS, then the environment, then `--set`."""
     said = [configuration.parse_assignment(text) for text in assignments]
     return configuration.load([DEFAULTS, configuration.from_environment(), {"run": run}, *said])
 

@@ -122,7 +122,6 @@ class Soak:
                 weather.choice((proxy.reset, proxy.half_open))()
 
     def _proxied(self, stack: ExitStack) -> Iterator[Callable[[str], str]]:
-        """Of the actors of two brokers half, one at each, are behind a proxy."""
         while True:
             yield from (str, self._through(stack), self._through(stack), str)
 

@@ -57,25 +57,21 @@ def without_keepalive(patch: pytest.MonkeyPatch) -> None:
 
 
 def own_fragment(session: int, sequence: int) -> Fragment:
-    """A fragment whose payload no other one has."""
     rewards = np.full((STEPS, SLOTS), session + sequence / 2**12, np.float32)
     rewards[0, 0] = sequence
     return fragment(session, sequence, reward=rewards)
 
 
 def digest(payload: bytes | memoryview) -> str:
-    """How payloads are compared."""
     return hashlib.sha256(payload).hexdigest()
 
 
 def await_credit(actor: SimulatedActor, sequence: int) -> None:
-    """Watch until the number may begin."""
     while actor.begin_through < sequence:
         actor.watch(wait_ms=1000, known_version=2**40, known_begin_through=actor.begin_through)
 
 
 def append(actor: SimulatedActor, sequence: int) -> experience_pb2.AppendReply:
-    """Wait for credit and append one fragment."""
     await_credit(actor, sequence)
     return actor.send(own_fragment(actor.session, sequence))
 
@@ -93,7 +89,6 @@ class Reader(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Until `stop`."""
         try:
             turn = position = 0
             while not self._ended.is_set():
@@ -128,7 +123,6 @@ class Reader(threading.Thread):
 
 
 def _may_go_on(session: Session, sequence: int, stop: threading.Event) -> bool:
-    """Whether the sequence may begin, or never will."""
     return session.credit.begin_through >= sequence or session.is_over or stop.is_set()
 
 
@@ -151,12 +145,10 @@ class Sender(threading.Thread):
 
     @property
     def acknowledged(self) -> int:
-        """Fragments acknowledged so far, over all sessions."""
         current = self._outbox.acked_through if self._outbox else 0
         return sum(self.acked.values()) + current
 
     def run(self) -> None:
-        """Until all is acknowledged or the lifecycle drains."""
         strikes = 0
         try:
             while self.acknowledged < self._count and not self.lifecycle.draining.is_set():
@@ -243,7 +235,6 @@ class NetworkRun:
     senders: list[Sender] = field(default_factory=list)
 
     def start(self, actors: int, count: int = LIVES, **options: Any) -> Self:
-        """Start senders behind the proxy."""
         known = len(self.senders)
         new = [Sender(self.proxy.address, f"a-{known + i}", count, **options) for i in range(actors)]
         self.senders += new
@@ -267,7 +258,6 @@ class NetworkRun:
         return self.finish()
 
     def acknowledged(self) -> int:
-        """Fragments acknowledged to all senders so far."""
         return sum(sender.acknowledged for sender in self.senders)
 
     def grow(self, by: int, what: str = "acknowledgements") -> None:
@@ -286,11 +276,9 @@ class NetworkRun:
         return True
 
     def sessions(self) -> Counter[str]:
-        """Sessions that each actor had."""
         return Counter({sender.name: len({s for s, _ in sender.sent}) for sender in self.senders})
 
     def metric(self, name: str) -> float:
-        """The sum of a broker's metric over its labels."""
         lines = self.broker.get("/metrics")[1].splitlines()
         return sum(
             float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name
@@ -302,11 +290,9 @@ class NetworkRun:
         return int(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{field_}:")))
 
     def broker_files(self) -> int:
-        """File descriptors that the broker has open."""
         return len(list(Path(f"/proc/{self.broker.process.pid}/fd").iterdir()))
 
     def open_sessions(self) -> int:
-        """Sessions that the run has open, as an operator sees it."""
         with grpc.insecure_channel(self.broker.address) as line:
             stub = control_pb2_grpc.ControlServiceStub(line)
             return len(stub.Status(control_pb2.StatusRequest(), timeout=5).sessions)

@@ -61,7 +61,6 @@ class Replies:
         self._answered: set[int] = set()
 
     def begun(self, data: bytes) -> int:
-        """How many replies begin in these bytes, which follow those of the last call."""
         if not self._http2:
             return 1
         found = 0
@@ -139,7 +138,6 @@ class Proxy(threading.Thread):
         return self._each(Connection.lose_far_side)
 
     def close(self) -> None:
-        """Stop listening and end every connection."""
         if self._loop.is_closed():
             return
         self.heal()
@@ -239,7 +237,6 @@ class Connection:
         self._over = asyncio.Event()
 
     async def carry(self) -> None:
-        """Both ways, until either end closes or the connection is reset."""
         ways = [
             asyncio.create_task(self._way(self._near, self._far, up=True)),
             asyncio.create_task(self._way(self._far, self._near, up=False)),
@@ -255,13 +252,11 @@ class Connection:
             self._far.writer.transport.abort()
 
     def reset(self) -> None:
-        """Both ends see a reset."""
         self._near.reset()
         self._far.reset()
         self._over.set()
 
     def lose_far_side(self) -> None:
-        """The server's end closes, the client's stays open and silent."""
         self._is_half = True
         self._far.reset()
 

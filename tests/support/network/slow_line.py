@@ -58,7 +58,6 @@ class FollowingActor:
     _version: int = 0
 
     def note(self) -> None:
-        """Called after every change in the session."""
         weights = self.session.weights
         if weights is not None and weights.publication.version > self._version:
             self._version = weights.publication.version
@@ -111,7 +110,6 @@ class SlowLineRun:
 def slow_line_run(
     server: RedisServer, folder: Path, *, mib: float, actors: int, fetch_wait_s: float
 ) -> Iterator[SlowLineRun]:
-    """A run whose weights have so many MiB, with so many actors on one line."""
     with ExitStack() as stack:
         log = stack.enter_context(_closing(open_run(server.url)))
         broker = launch(server.url, folder / "broker")

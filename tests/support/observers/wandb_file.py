@@ -15,7 +15,6 @@ _FULL, _LAST = 1, 4
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """The rows that were logged, in order."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined] # generated
 
     rows = []

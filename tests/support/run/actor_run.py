@@ -85,12 +85,10 @@ class ScriptedLearner:
         self.position = self._reported = 0
 
     def build(self, seed: int) -> Policy:
-        """A policy of the run."""
         policy: Policy = load(self.workload.policy)(self.observation, self.action, self.settings.policy, seed)
         return policy
 
     def publish(self, *, opens: int | None = None, pin: bool = False) -> Publication:
-        """New weights, and everything read so far settled."""
         update = len(self.policies)
         policy = self.build(update)
         made = self.log.publish(
@@ -124,14 +122,12 @@ class ScriptedLearner:
         return count
 
     def sequences(self) -> dict[int, list[int]]:
-        """Sequence numbers in the order of the log, by session."""
         found: dict[int, list[int]] = {}
         for fragment in self.fragments:
             found.setdefault(fragment.header.session, []).append(fragment.header.sequence)
         return found
 
     def episodes(self, *, evaluation: bool = False) -> list[Episode]:
-        """Every episode reported."""
         return [e for report in self.reports if report.evaluation == evaluation for e in report.episodes]
 
     def _make_probe(self) -> Probe:
@@ -195,14 +191,12 @@ class ActorThread:
         return self.code if self.error is None else self.error
 
     def drain(self) -> int | BaseException | None:
-        """Ask it to end and wait."""
         self.lifecycle.drain("the test is over")
         return self.join()
 
 
 @contextmanager
 def actors(*started: ActorThread) -> Iterator[None]:
-    """Drain the actors at the end."""
     try:
         yield
     finally:
@@ -213,7 +207,6 @@ def actors(*started: ActorThread) -> Iterator[None]:
 
 
 def launch_actor(address: str, actor_id: str) -> "subprocess.Popen[bytes]":
-    """An actor as a process of its own, to be stopped and killed."""
     return subprocess.Popen([sys.executable, "-c", PROGRAM, address, actor_id])
 
 
@@ -238,7 +231,6 @@ class LossyLine:
         return reply
 
     def close(self) -> None:
-        """End proxy and channel."""
         self._server.stop(0)
         self._channel.close()
 
@@ -248,7 +240,6 @@ class _Forward(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic
         self._handle = handle
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """Every method, bytes in and bytes out."""
         method = details.method
         return grpc.unary_unary_rpc_method_handler(
             lambda request, context: self._handle(method, request, context)

@@ -22,7 +22,6 @@ _MOST_FRESH_STARTS: Final = 8
 
 
 def weight_service(store: Store) -> WeightService:
-    """The service of a broker with this store, its cache empty."""
     return WeightService(
         store,
         WeightCache(store.weights_chunk),
@@ -46,11 +45,9 @@ class FetchingActor:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether it has begun a version that it does not have yet."""
         return self.wanted.version > self.version
 
     async def look(self) -> None:
-        """Ask what is new."""
         request = pb.WatchLatestRequest(session=self.session, known_version=self.version)
         reply = pb.WatchLatestReply.FromString(await self.service.WatchLatest(request, None))
         assert not reply.refusal.reason, reply.refusal
@@ -91,7 +88,6 @@ class FetchingActor:
 
 
 async def fetching_actors(store: Store, count: int, *, brokers: int = 1) -> list[FetchingActor]:
-    """So many actors with a session each, in turn at one of so many brokers."""
     services = [weight_service(store) for _ in range(brokers)]
     actors = []
     for index in range(count):

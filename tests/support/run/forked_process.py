@@ -74,15 +74,12 @@ class ForkedProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was frozen by SIGSTOP."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """`kill -9`."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -91,7 +88,6 @@ _started: Final = weakref.WeakSet[ForkedProcess]()
 
 @atexit.register
 def _end_all() -> None:
-    """What a failed test left behind does not keep the test run from ending."""
     for process in tuple(_started):
         process.kill()
 

@@ -64,9 +64,6 @@ def command(*words: str, timeout: float = PATIENCE_S, **options: Any) -> "subpro
     return subprocess.run(penstock(*words), check=False, timeout=timeout, **given)
 
 
-# ---- Redis.
-
-
 @contextmanager
 def redis(folder: Path | None = None, *options: str, binary: Binary | None = None) -> Iterator[RedisServer]:
     """A server with an append-only file; the test may kill it and start it again.
@@ -82,9 +79,6 @@ def redis(folder: Path | None = None, *options: str, binary: Binary | None = Non
         server.kill()
         if own is not None:
             shutil.rmtree(own, ignore_errors=True)
-
-
-# ---- Services.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +100,6 @@ class BrokerProcess:
         return self.endpoint.address
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of a page of its HTTP port."""
         try:
             url = f"http://127.0.0.1:{self.endpoint.metrics_port}{path}"
             with urllib.request.urlopen(url, timeout=5) as reply:
@@ -122,23 +115,19 @@ class BrokerProcess:
         )
 
     def refused(self, reason: str) -> float:
-        """How many calls it says that it refused for this reason."""
         rows = self.get("/metrics")[1].splitlines()
         found = [row for row in rows if row.startswith(f'penstock_refusals_total{{reason="{reason}"}}')]
         return sum(float(row.rpartition(" ")[2]) for row in found)
 
     def is_ready(self) -> bool:
-        """Announced, and /readyz is green."""
         assert self.process.poll() is None, self.log.read_text()
         return self.endpoint_file.exists() and self.get("/readyz")[0] == 200
 
     def wait(self) -> tuple[int, str]:
-        """Exit code and last line on stderr."""
         code = self.process.wait(ANSWER_S)
         return code, self.log.read_text().strip().rpartition("\n")[2]
 
     def end(self) -> None:
-        """Kill it if it still runs."""
         self.process.kill()
         self.process.wait(ANSWER_S)
 
@@ -146,7 +135,6 @@ class BrokerProcess:
 def launch(
     redis_url: str, folder: Path, *, listen: str = "127.0.0.1:0", settings: dict[str, Any] | None = None
 ) -> BrokerProcess:
-    """Start a broker and return at once."""
     folder.mkdir(parents=True, exist_ok=True)
     endpoint_file, log = folder / "broker.json", folder / "penstock.broker.log"
     log.unlink(missing_ok=True)
@@ -160,7 +148,6 @@ def launch(
 def broker(
     redis_url: str, folder: Path, *, listen: str = "127.0.0.1:0", settings: dict[str, Any] | None = None
 ) -> Iterator[BrokerProcess]:
-    """A broker that is ready."""
     started = launch(redis_url, folder, listen=listen, settings=settings)
     with _ended(started, "readiness of the broker", 60.0):
         yield started
@@ -168,7 +155,6 @@ def broker(
 
 @contextmanager
 def service(folder: Path, *words: str, name: str = "service", **environment: str) -> Iterator[BrokerProcess]:
-    """`penstock WORDS` as its users start it, not waited for."""
     folder.mkdir(parents=True, exist_ok=True)
     endpoint_file, log = folder / f"{name}.json", folder / f"{name}.log"
     given = {**os.environ, ENDPOINT_VARIABLE: str(endpoint_file), "OMP_NUM_THREADS": "1", **environment}
@@ -213,7 +199,6 @@ def server(
 def reward_server(
     model: Path, folder: Path, listen: str, assignments: Sequence[str] = ()
 ) -> Iterator[BrokerProcess]:
-    """`penstock rlhf reward serve`."""
     folder.mkdir()
     endpoints, log = folder / "reward.json", folder / "reward.log"
     more = [word for text in assignments for word in ("--set", text)]
@@ -226,7 +211,6 @@ def reward_server(
 
 
 def reward_secured(certificates: Path, run: str) -> list[str]:
-    """Assignments for a service over TLS."""
     files = {"tls_certificate": "server.pem", "tls_key": "server.key", "tls_authority": "authority.pem"}
     said = [f"security.{key}={json.dumps(str(certificates / name))}" for key, name in files.items()]
     return [f"run={run}", *said]
@@ -251,7 +235,6 @@ def open_run(
     max_log_entries: int = 10_000,
     unroll_length: int = STEPS,
 ) -> LearnerLog:
-    """A learner that has taken the lease, opened the run and published once."""
     log = LearnerLog.connect(redis_url, wait_s=wait_s)
     log.acquire(RUN, "learner", 15_000)
     pacing = Pacing(
@@ -269,9 +252,6 @@ def open_run(
     return log
 
 
-# ---- Whole runs.
-
-
 class Training:
     """A running `penstock train`."""
 
@@ -287,7 +267,6 @@ class Training:
         self.began_steps = self.steps()
 
     def steps(self) -> int:
-        """Environment steps in the newest whole line of `metrics.jsonl`."""
         try:
             lines = (self.run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
         except FileNotFoundError:
@@ -296,11 +275,9 @@ class Training:
         return int(json.loads(whole[-1])["env_steps"]) if whole else 0
 
     def until_steps(self, steps: int) -> None:
-        """Wait until training has come this far beyond where this launcher found it."""
         self.until(lambda: self.steps() >= self.began_steps + steps)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for `condition` while the launcher lives and the run makes progress."""
         steps, deadline = -1, 0.0
         pause = threading.Event()
         while not condition():
@@ -312,7 +289,6 @@ class Training:
             pause.wait(0.05)
 
     def endpoints(self) -> dict[str, dict[str, Any]]:
-        """What the launcher says of each process, by name."""
         return dict(json.loads((self.run_dir / "endpoints.json").read_text()))
 
     def pids(self) -> dict[str, int]:
@@ -332,7 +308,6 @@ class Training:
         return True
 
     def end(self, within_s: float = PATIENCE_S) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr."""
         out, err = self.process.communicate(timeout=within_s)
         return self.process.returncode, out, err
 
@@ -390,7 +365,6 @@ def is_alive(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that `pid` started."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -112,7 +112,6 @@ class Producer:
         return int(opened.session)
 
     def send(self, session: int, *, count: int = 1, **header: Any) -> Appended:
-        """Append the next `count` fragments, whatever credit there is."""
         first = self._sequences[session] + 1
         items = [self._item(session, sequence, **header) for sequence in range(first, first + count)]
         reply = self._call(lambda: self._store.append(session, first - 1, items))
@@ -132,7 +131,6 @@ class Producer:
         return max(count, 0)
 
     def drive(self, sessions: list[int], done: Callable[[], bool], **header: Any) -> None:
-        """Send from all sessions, as credit comes, until `done`."""
         until(
             lambda: done() or (sum(self.send_with_credit(s, **header) for s in sessions) < 0),
             "the run to go on",
@@ -140,17 +138,14 @@ class Producer:
 
     @property
     def acked(self) -> int:
-        """Fragments acknowledged to all sessions."""
         return sum(self._sequences.values())
 
     def close(self, session: int) -> None:
-        """End a session."""
         self._call(lambda: self._store.close_session(session))
 
     def report(
         self, session: int, returns: list[float], *, version: int = 1, evaluation: bool = False
     ) -> None:
-        """Report finished episodes."""
         sequence = self._reports.get(session, 0) + 1
         episodes = tuple(
             Episode(
@@ -174,7 +169,6 @@ class Producer:
         self._reports[session] = sequence
 
     def answer_probe(self, session: int, log_prob: tuple[float, ...]) -> None:
-        """Say what the newest weights answer to the probe."""
         latest = self.status().latest
         watch = Watch(
             session=session,
@@ -185,11 +179,9 @@ class Producer:
         assert self._call(lambda: self._store.watch(watch)).refusal is None
 
     def status(self) -> Status:
-        """The run as Redis has it."""
         return self._call(lambda: self._store.status())
 
     def control(self, action: Any) -> None:
-        """Write the desired state."""
         self._call(lambda: self._store.control(action, "test"))
 
     def ask(self, action: Any, argument: str = "", request_id: str = "") -> Command:
@@ -198,12 +190,10 @@ class Producer:
         return self._call(lambda: self._store.command(action, argument, request_id, "test"))[0]
 
     def answer(self, action: Any, argument: str = "", request_id: str = "") -> Answer:
-        """The learner's answer to a command."""
         found: Answer = until(lambda: self.ask(action, argument, request_id).answer, f"an answer to {action}")
         return found
 
     def evaluate_version(self, session: int) -> int:
-        """Which version evaluation sessions should play."""
         watched = self._call(lambda: self._store.watch(Watch(session=session)))
         return watched.news.evaluate_version if watched.news is not None else 0
 
@@ -337,7 +327,6 @@ def audited(run_dir: Path, url: str) -> dict[str, int]:
 
 
 def account(run_dir: Path) -> dict[str, Any]:
-    """`learner.json`."""
     return dict(json.loads((run_dir / "learner.json").read_text()))
 
 

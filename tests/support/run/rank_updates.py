@@ -137,7 +137,6 @@ def learn(name: str, updates: int, group: RankGroup, rank: int) -> dict[str, Ten
 
 
 def main(folder: Path, updates: int, names: list[str]) -> None:
-    """Cases, as a rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     assert dist.group.WORLD is not None

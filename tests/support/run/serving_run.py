@@ -44,17 +44,14 @@ class ServedRun:
     section: PolicySection = field(default_factory=lambda: PolicySection(hidden_sizes=(16, 16)))
 
     def describe(self) -> None:
-        """Write what a learner writes when it begins."""
         write_specification(self.folder, self.specification())
         with_registry(self.url)
 
     @property
     def url(self) -> str:
-        """Of the registry."""
         return registry_url(self.folder)
 
     def specification(self) -> RunSpecification:
-        """Four numbers in, one of three actions out."""
         return RunSpecification(
             run=RUN,
             seed=0,
@@ -73,7 +70,6 @@ class ServedRun:
         )
 
     def build(self, seed: int) -> Policy:
-        """A policy whose versions differ visibly."""
         policy = build(OBSERVATION, ACTION, self.section, seed)
         generator = torch.Generator().manual_seed(seed)
         nn.init.normal_(policy.actor_head.weight, std=0.5, generator=generator)
@@ -85,7 +81,6 @@ class ServedRun:
         self.keep(version, encode(made))
 
     def keep(self, version: int, blob: bytes) -> None:
-        """The same for weights as bytes."""
         write_kept(self.folder, version, blob)
         new = NewVersion(
             policy=POLICY,
@@ -107,30 +102,25 @@ class ServedRun:
         return version
 
     def promote(self, version: int, canary_share: float | None = None) -> None:
-        """Make a version active, or the canary of a share."""
         to = Status.ACTIVE if canary_share is None else Status.CANARY
         with Registry.open(self.url) as registry:
             registry.promote(POLICY, version, "a test", by=_BY, to=to, canary_share=canary_share)
 
     def withdraw_canary(self) -> None:
-        """Send its clients back."""
         with Registry.open(self.url) as registry:
             registry.rollback(POLICY, "a test", by=_BY)
 
     def status(self, version: int) -> Status:
-        """Where the version stands."""
         with Registry.open(self.url) as registry:
             return registry.get(POLICY, version).status
 
     def damage(self, version: int) -> None:
-        """Change one byte of a version's weights."""
         path = path_of(self.folder, version)
         blob = bytearray(path.read_bytes())
         blob[-1] ^= 0xFF
         path.write_bytes(blob)
 
     def offline(self, version: int, observation: Array) -> Any:
-        """Probabilities [N, 3] that the version gives to rows [N, 4]."""
         policy = self.policies[version]
         with torch.inference_mode():
             inputs = policy.read({"observation": torch.from_numpy(np.array(observation))})
@@ -138,7 +128,6 @@ class ServedRun:
 
 
 def begun(folder: Path, **policy: Any) -> ServedRun:
-    """A run with version 1, active."""
     made = ServedRun(folder, section=PolicySection(**({"hidden_sizes": (16, 16)} | policy)))
     made.describe()
     made.promote(made.next_version())
@@ -146,18 +135,15 @@ def begun(folder: Path, **policy: Any) -> ServedRun:
 
 
 def follow(run: ServedRun, client: PolicyClient, version: int) -> None:
-    """Promote it, and wait until it answers."""
     run.promote(version)
     eventually(lambda: client.act(np.zeros(4, np.float32)).version == version, f"version {version}", 60)
 
 
 def health_of(address: str) -> int:
-    """What the standard health service says of the policy service."""
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         return int(stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=20).status)
 
 
 def terminate(server: BrokerProcess) -> None:
-    """Ask it to end."""
     server.process.send_signal(signal.SIGTERM)

@@ -49,7 +49,6 @@ class SimulatedActor:
         return reply
 
     def send(self, *given: Any) -> experience.AppendReply:
-        """Append fragments (Fragment dataclasses) and note the reply."""
         request = experience.AppendRequest(
             session=self.session,
             acked_through=self.acked_through,
@@ -61,14 +60,12 @@ class SimulatedActor:
         return reply
 
     def send_all_with_credit(self, at_most: int = 64) -> experience.AppendReply:
-        """Append every sequence number there is credit for, in one call."""
         last = min(self.begin_through, self.acked_through + at_most)
         return self.send(
             *(fragment(self.session, sequence) for sequence in range(self.acked_through + 1, last + 1))
         )
 
     def watch(self, wait_ms: int = 0, **known: Any) -> weights_pb2.WatchLatestReply:
-        """One WatchLatest."""
         request = weights_pb2.WatchLatestRequest(session=self.session, wait_ms=wait_ms, **known)
         reply = self.weights.WatchLatest(request, timeout=wait_ms / 1000 + self._deadline_s)
         self.begin_through = max(self.begin_through, reply.leave.begin_through)
@@ -76,14 +73,12 @@ class SimulatedActor:
 
 
 def refusal_of(reply: Any) -> Refusal:
-    """The refusal that a reply must hold."""
     refusal = Refusal.from_proto(reply.refusal)
     assert refusal is not None
     return refusal
 
 
 def code_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
-    """Status code and text of a failed call."""
     call: object = error  # the types keep grpc.RpcError and grpc.Call apart, a failed call is both
     assert isinstance(call, grpc.Call)
     return call.code(), str(call.details())

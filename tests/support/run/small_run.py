@@ -23,7 +23,6 @@ def specification(
     lock_step: bool = False,
     unroll_length: int = STEPS,
 ) -> RunSpecification:
-    """A run with three-number observations and two actions."""
     return RunSpecification(
         run=run,
         seed=0,
@@ -43,7 +42,6 @@ def specification(
 
 
 def arrays() -> dict[str, Array]:
-    """Every tensor of a full fragment without ended episodes."""
     leading = {1: (STEPS, SLOTS), 2: (STEPS + 1, SLOTS), 3: (SLOTS,), 4: (0,)}
     return {
         rule.name: np.zeros((*leading[rule.axes.value], *rule.shape), rule.dtype) for rule in SCHEMA.tensors
@@ -51,7 +49,6 @@ def arrays() -> dict[str, Array]:
 
 
 def fragment(session: int, sequence: int = 1, run: str = RUN, version: int = 1, **tensors: Array) -> Fragment:
-    """A good fragment, with some tensors replaced."""
     header = FragmentHeader(
         run=run,
         session=session,

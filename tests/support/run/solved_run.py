@@ -1,3 +1,6 @@
+"""A run of CartPole-v1 that has ended, as a folder to copy: solved by version 22, which its registry
+holds."""
+
 import json
 from pathlib import Path
 from typing import Any, Final
@@ -5,21 +8,13 @@ from typing import Any, Final
 from penstock.config.run_folder import CONFIG_FILE
 from penstock.config.settings import dump, load
 
-# ---- A run of CartPole-v1 that has ended, as a folder to copy: solved by version 22, which its registry
-# holds.
-
-
 SOLVED_RUN: Final = Path("tests/processes/train/solved_run").absolute()
-
-
-# ---- The folder of a run that has ended, as runs leave it, without having run one.
 
 
 SECRET = "correct horse"  # noqa: S105 - not one of ours
 
 
 def make_run(folder: Path, *, rows: int = 3, summary: dict[str, Any] | None = None) -> Path:
-    """A run that has ended."""
     folder.mkdir(parents=True)
     layers = {"run": folder.name, "seed": 4, "environment": {"id": "CartPole-v1"}}
     settings = load([layers, {"security": {"redis_password": SECRET}}])

@@ -32,7 +32,6 @@ def item(session: int, sequence: int, *, steps: int | None = None, kind: Kind = 
 
 
 def open_run(url: str, *, publish: bool = True, holder: str = "learner", **pacing: Any) -> LearnerLog:
-    """A learner that has taken the lease, opened the log and published."""
     log = LearnerLog.connect(url, wait_s=5.0)
     log.acquire(small_run.RUN, holder, TTL_MS)
     log.start(small_run.specification().encode(), replace(PACING, **pacing))
@@ -67,7 +66,6 @@ class Actor:
         return opened
 
     async def watch(self) -> Credit:
-        """Ask for credit."""
         watched = await self.store.watch(Watch(session=self.session, begun_through=self.credit.begin_through))
         assert watched.news is not None, watched.refusal
         self.credit = watched.news.credit

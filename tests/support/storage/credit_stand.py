@@ -1,3 +1,5 @@
+"""The scripts of the run with a clock that is set by hand: hours pass in seconds, and twice the same."""
+
 import heapq
 import math
 import random
@@ -15,9 +17,6 @@ from penstock.broker.log.replies import Pacing, Scope, unpack
 from penstock.broker.log.script import load
 from penstock.protocol.limits import STAGING_EXPIRY_S
 
-# ---- The scripts of the run with a clock that is set by hand: hours pass in seconds, and twice the same.
-
-
 CLOCK: Final = "virtual:ms"
 """The key that holds the time, in milliseconds."""
 _REAL: Final = "redis.call('TIME')"
@@ -34,7 +33,6 @@ class Clock:
         self.set()
 
     def advance(self, ms: int) -> None:
-        """Let time pass."""
         self.now_ms += ms
         self.set()
 
@@ -45,7 +43,6 @@ class Clock:
 
 @contextmanager
 def virtual_time() -> Iterator[None]:
-    """Have every script that is loaded within ask the key `CLOCK` for the time."""
     read = script.read_source
     script.load.cache_clear()
     script.read_source = lambda name: read(name).replace(_REAL, _VIRTUAL)
@@ -54,9 +51,6 @@ def virtual_time() -> Iterator[None]:
     finally:
         script.read_source = read
         script.load.cache_clear()
-
-
-# ---- A crowd of simulated actors on the real scripts of a real Redis, in virtual time.
 
 
 CHARGE: Final = 10
@@ -106,7 +100,6 @@ class Crowd:
         return range(self.slow + self.hung, self.actors)
 
     def make(self) -> "list[Actor]":
-        """The actors."""
         return [self._actor(index) for index in range(self.actors)]
 
     def _actor(self, index: int) -> "Actor":
@@ -130,12 +123,10 @@ class Actor:
 
     @property
     def may_begin(self) -> bool:
-        """It has appended all that it has begun, and has credit for more."""
         return self.begun == self.acked and self.through > self.begun
 
     @property
     def hangs(self) -> bool:
-        """It never ends what it has begun."""
         return self.ends_after is not None and self.begun > self.ends_after
 
 
@@ -169,7 +160,6 @@ class Outcome:
         return math.inf
 
     def count(self, actors: Collection[int], since_ms: int, until_ms: int) -> int:
-        """Fragments of these actors in a span of time."""
         return sum(since_ms <= at < until_ms and actor in actors for at, actor in self.fragments)
 
 
@@ -189,12 +179,10 @@ class Stand:
         self._by_session: dict[int, Actor] = {}
 
     def close(self) -> None:
-        """Let go of every connection."""
         self._told.close()
         self.log.close()
 
     def run(self, for_ms: int) -> Outcome:
-        """Open the run and the sessions, in any order, and let so much time pass."""
         crowd = self.crowd
         began_ms = self._open_run()
         if crowd.weights_first:
@@ -253,8 +241,6 @@ class Stand:
             answer = self._redis.eval(script.source, *given)
         return unpack(answer)[1]
 
-    # ---- actors
-
     def _open(self, actor: Actor) -> None:
         reply = self._script("open_session", actor.name, 1, "")
         actor.session, actor.through = int(reply[1]), int(reply[3])
@@ -304,8 +290,6 @@ class Stand:
         self._pending, self._position = self._pending + 1, self._position + 1
         self._begin(actor)
 
-    # ---- learner
-
     def _learn(self) -> None:
         if self.crowd.lock_step:
             if self._pending and self.log.round_complete(self._round):
@@ -332,8 +316,6 @@ class Stand:
         self._at(RENEW_MS, self._renew)
         self._wake()
         self._learn()
-
-    # ---- what a broker does
 
     def _wake(self) -> None:
         """Let those actors look that the messages name; what they do may name others."""

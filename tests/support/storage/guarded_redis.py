@@ -1,3 +1,5 @@
+"""A Redis that asks who calls: the shipped ACL file with passwords, and TLS where the server can."""
+
 import asyncio
 import socket
 import subprocess
@@ -23,9 +25,6 @@ from penstock.rpc.identity import TlsFiles
 from tests.support.run import small_run
 from tests.support.run.store_run import PACING, TTL_MS, Actor, item
 from tests.support.storage.redis_server import Binary, RedisServer, find_binaries
-
-# ---- A Redis that asks who calls: the shipped ACL file with passwords, and TLS where the server can.
-
 
 USERS: Final = Path(__file__).resolve().parents[3] / "deploy" / "redis" / "users.acl"
 ADMIN: Final = "user admin on nopass ~* &* +@all\n"
@@ -66,7 +65,6 @@ class GuardedRedis(RedisServer):
 
     @property
     def url(self) -> str:
-        """Where the test itself calls as admin."""
         return f"unix://admin:any@{self.folder / 'redis.sock'}"
 
     def url_of(self, user: str) -> str:
@@ -76,15 +74,12 @@ class GuardedRedis(RedisServer):
         return f"unix://{user}@{self.folder / 'redis.sock'}"
 
     def password(self, user: str) -> str:
-        """The user's password."""
         return self.password_file(user).read_text().strip()
 
     def password_file(self, user: str) -> Path:
-        """Where it stands."""
         return self.certificates / f"redis-{user}.password"
 
     def files_of(self, user: str) -> TlsFiles:
-        """Certificate, key and authority of a process."""
         return TlsFiles(
             certificate=self.certificates / f"{user}.pem",
             key=self.certificates / f"{user}.key",
@@ -92,16 +87,12 @@ class GuardedRedis(RedisServer):
         )
 
     def admin(self) -> Any:
-        """A client that may do everything."""
         return redis.Redis.from_url(self.url)
 
 
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-# ---- Everything that brokers and learners do to Redis, in a few milliseconds: what their ACL users need.
 
 
 _EPISODE: Final = Episode(slot_id=0, episode_id=0, episode_return=1.0, length=1, terminated=True, version=1)
@@ -138,7 +129,6 @@ async def play(server: GuardedRedis, broker: str, learner: str) -> None:
 
 
 def replace_patched(admin: Any) -> BrokerSection:
-    """Settings by which the server's own version passes."""
     return BrokerSection(patched_redis=str(admin.info()["redis_version"]))
 
 

