@@ -25,7 +25,7 @@ from penstock.launch.cli.app import app
 from penstock.protocol.refusal import Reason
 from penstock.registry.models import RatingRow
 from tests.abuse.test_bad_input import COMMANDS
-from tests.processes.abuse.test_bad_service_input import REFUSED
+from tests.processes.abuse.test_bad_commands import REFUSED
 from tests.promises import PAGE, read_marks, read_promises, render
 
 ROOT = Path(__file__).resolve().parents[2]

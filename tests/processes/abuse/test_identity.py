@@ -23,10 +23,18 @@ from penstock.protocol.refusal import Reason
 from penstock.rpc.auth import ACCESS, AcceptedTokens, Credentials, digest
 from penstock.rpc.channel import open_channel
 from penstock.rpc.identity import Party, Unidentified
-from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2, weights_pb2
+from penstock.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    experience_pb2,
+    experience_pb2_grpc,
+    weights_pb2,
+    weights_pb2_grpc,
+)
 from tests.support.abuse.identities import NAMES, OTHER_RUN, PATIENCE_S, Secure, outcome, secured
+from tests.support.run import harness
 from tests.support.run.harness import eventually, launch
-from tests.support.run.simulated_actor import SimulatedActor, refusal_of
+from tests.support.run.simulated_actor import SimulatedActor, code_of, refusal_of
 from tests.support.run.small_run import RUN, fragment
 
 PARTIES: Final = {
@@ -36,6 +44,11 @@ PARTIES: Final = {
 ELSEWHERE: Final = ("/penstock.v1.PolicyService/",)
 SERVED: Final = [path for path in ACCESS if not path.startswith(ELSEWHERE) and "Health" not in path]
 HEALTH: Final = "/grpc.health.v1.Health/Check"
+NOTHING_NEW: Final[dict[str, Any]] = {
+    "known_version": 2**53,
+    "known_begin_through": 2**53,
+    "known_revision": 2**53,
+}
 STATUS: Final = "/penstock.v1.ControlService/Status"
 
 
@@ -99,7 +112,7 @@ def test_with_certificates_every_role_is_served_what_is_its_own(certified: Secur
     denied = {name: certified.credentials(name) for name in names}
     assert matrix(certified, denied, outsiders) == []
     assert certified.keys() == before
-    assert certified.refused("denied") >= len(SERVED)
+    assert certified.broker.refused("denied") >= len(SERVED)
     served = {
         name: certified.credentials(name) for name in ("operator", "actor", *(f"actor-{n}" for n in NAMES))
     }
@@ -111,7 +124,7 @@ def test_with_tokens_every_role_is_served_what_is_its_own(tokened: Secure) -> No
     callers = {name: tokened.credentials(name, token=True) for name in ("other-run", "stranger", "client")}
     assert matrix(tokened, {"": tokened.credentials(""), **callers}, {}) == []
     assert tokened.keys() == before
-    assert tokened.refused("unauthenticated") >= 2 * len(SERVED)
+    assert tokened.broker.refused("unauthenticated") >= 2 * len(SERVED)
     served = {
         name: tokened.credentials(name, token=True) for name in ("operator", "actor", f"actor-{NAMES[0]}")
     }
@@ -213,11 +226,6 @@ class TlsActor(SimulatedActor):
         super().__init__(secure.broker.address, actor_id, Role.ROLLOUT)
         self.channel.close()
         self.channel = open_channel(secure.broker.address, secure.credentials(name))
-        self.connect()
-
-    def connect(self) -> None:
-        from penstock.v1 import experience_pb2_grpc, weights_pb2_grpc
-
         self.experience = experience_pb2_grpc.ExperienceServiceStub(self.channel)
         self.weights = weights_pb2_grpc.WeightServiceStub(self.channel)
 
@@ -250,9 +258,9 @@ def test_a_session_belongs_to_who_opened_it(certified: Secure) -> None:
         for what, attempt in theft(thief, owner.session).items():
             with pytest.raises(grpc.RpcError) as caught:
                 attempt()
-            code: Any = caught.value
-            assert code.code() is StatusCode.PERMISSION_DENIED, what
-            assert "did not open it" in code.details(), what
+            code, text = code_of(caught.value)
+            assert code is StatusCode.PERMISSION_DENIED, what
+            assert "did not open it" in text, what
         assert certified.keys() == before
         assert owner.send(fragment(owner.session, 2)).acked_through == 2
 
@@ -261,33 +269,27 @@ def test_while_redis_is_away_who_opened_a_session_at_another_broker_is_told_to_w
     certified: Secure, tmp_path: Path
 ) -> None:
     name = NAMES[0]
-    other = launch(certified.server.url, tmp_path, settings=certified.settings)
-    elsewhere = dataclasses.replace(certified, broker=other)
-    try:
-        eventually(other.is_ready, "readiness of the other broker", within_s=PATIENCE_S)
-        with (
-            TlsActor(certified, f"actor-{name}", name) as actor,
-            TlsActor(elsewhere, f"actor-{name}", name) as moved,
-        ):
-            actor.open()
-            moved.session = actor.session
-            certified.server.kill()
-            opening = experience_pb2.OpenSessionRequest(actor_id=name, role=experience_pb2.ROLE_ROLLOUT)
-            report = experience_pb2.ReportEpisodesRequest(session=moved.session, sequence=1)
-            told = {
-                "OpenSession": refusal_of(moved.experience.OpenSession(opening, timeout=PATIENCE_S)),
-                "Append": refusal_of(moved.send(fragment(moved.session, 1))),
-                "ReportEpisodes": refusal_of(moved.experience.ReportEpisodes(report, timeout=PATIENCE_S)),
-                "WatchLatest": refusal_of(moved.watch()),
-            }
-            calls = theft(moved, moved.session)
-            for what in ("GetWeights", "CloseSession"):
-                with pytest.raises(grpc.RpcError) as caught:
-                    calls[what]()
-                code: Any = caught.value
-                assert code.code() is StatusCode.UNAVAILABLE, what
-    finally:
-        other.end()
+    with (
+        harness.broker(certified.server.url, tmp_path, settings=certified.settings) as other,
+        TlsActor(certified, f"actor-{name}", name) as actor,
+        TlsActor(dataclasses.replace(certified, broker=other), f"actor-{name}", name) as moved,
+    ):
+        actor.open()
+        moved.session = actor.session
+        certified.server.kill()
+        opening = experience_pb2.OpenSessionRequest(actor_id=name, role=experience_pb2.ROLE_ROLLOUT)
+        report = experience_pb2.ReportEpisodesRequest(session=moved.session, sequence=1)
+        told = {
+            "OpenSession": refusal_of(moved.experience.OpenSession(opening, timeout=PATIENCE_S)),
+            "Append": refusal_of(moved.send(fragment(moved.session, 1))),
+            "ReportEpisodes": refusal_of(moved.experience.ReportEpisodes(report, timeout=PATIENCE_S)),
+            "WatchLatest": refusal_of(moved.watch()),
+        }
+        calls = theft(moved, moved.session)
+        for what in ("GetWeights", "CloseSession"):
+            with pytest.raises(grpc.RpcError) as caught:
+                calls[what]()
+            assert code_of(caught.value)[0] is StatusCode.UNAVAILABLE, what
     assert {what: refusal.reason for what, refusal in told.items()} == {
         "OpenSession": Reason.NOT_READY,
         "Append": Reason.FULL,
@@ -324,9 +326,9 @@ def test_a_certificate_with_a_name_acts_under_no_other(certified: Secure) -> Non
         owner.open()
         with pytest.raises(grpc.RpcError) as caught:
             thief.open()
-        code: Any = caught.value
-        assert code.code() is StatusCode.PERMISSION_DENIED
-        assert f"may act as '{second}'" in code.details()
+        code, text = code_of(caught.value)
+        assert code is StatusCode.PERMISSION_DENIED
+        assert f"may act as '{second}'" in text
         assert owner.send(fragment(owner.session, 1)).acked_through == 1
 
 
@@ -343,8 +345,7 @@ def test_replaced_certificates_are_used_without_a_restart(certified: Secure, tmp
     ):
         actor.open()
         held: list[Any] = []
-        nothing_new = {"known_version": 2**53, "known_begin_through": 2**53, "known_revision": 2**53}
-        watch = threading.Thread(target=lambda: held.append(actor.watch(wait_ms=15_000, **nothing_new)))
+        watch = threading.Thread(target=lambda: held.append(actor.watch(wait_ms=15_000, **NOTHING_NEW)))
         watch.start()
         held_calls = re.compile(r"watchers\S* 1\.0$", re.MULTILINE)
         eventually(lambda: held_calls.search(certified.broker.get("/metrics")[1]), "a held call")
@@ -410,12 +411,8 @@ def test_a_broker_that_could_not_tell_its_callers_does_not_start(
     tmp_path: Path, files: dict[str, str | None], run: str, listen: str, message: str
 ) -> None:
     main(Order(folder=tmp_path, run=RUN))
-    named = {
-        "tls_certificate": "broker.pem",
-        "tls_key": "broker.key",
-        "tls_authority": "authority.pem",
-        **files,
-    }
+    good = {"tls_certificate": "broker.pem", "tls_key": "broker.key", "tls_authority": "authority.pem"}
+    named = {**good, **files}
     security = {key: str(tmp_path / name) for key, name in named.items() if name is not None}
     settings = {"run": run, "security": security}
     broker = launch("unix:///absent", tmp_path / "broker", listen=listen, settings=settings)
@@ -450,7 +447,7 @@ def test_a_flood_of_one_caller_slows_only_that_caller(short_folder: Path) -> Non
         assert codes.count(StatusCode.OK) >= 5
         assert {*codes} == {StatusCode.OK, StatusCode.RESOURCE_EXHAUSTED}
         assert "broker.max_calls_per_s" in next(c for c in calls if c.code() is not StatusCode.OK).details()
-        assert secure.refused("budget") >= 60
+        assert secure.broker.refused("budget") >= 60
         for channel in (*loud, quiet):
             channel.close()
 
@@ -470,13 +467,7 @@ def test_bytes_are_counted_too(short_folder: Path) -> None:
 
 def hold(actor: TlsActor) -> Any:
     """A call that is held for its whole wait: nothing is new for ever."""
-    request = weights_pb2.WatchLatestRequest(
-        session=actor.session,
-        wait_ms=20_000,
-        known_version=2**53,
-        known_begin_through=2**53,
-        known_revision=2**53,
-    )
+    request = weights_pb2.WatchLatestRequest(session=actor.session, wait_ms=20_000, **NOTHING_NEW)
     return actor.weights.WatchLatest.future(request, timeout=PATIENCE_S)
 
 

@@ -20,23 +20,9 @@ from tests.support.experience.fragment_messages import to_proto
 from tests.support.run.small_run import fragment
 
 NUMBERS: Final = (
-    0,
-    1,
-    2,
-    3,
-    7,
-    127,
-    128,
-    255,
-    4095,
-    4097,
-    2**31,
-    2**32 - 1,
-    2**53,
-    2**53 + 1,
-    2**63,
-    2**64 - 1,
-)
+    0, 1, 2, 3, 7, 127, 128, 255, 4095, 4097,
+    2**31, 2**32 - 1, 2**53, 2**53 + 1, 2**63, 2**64 - 1,
+)  # fmt: skip
 TEXTS: Final = (
     "", "a", "run-a", "default", "raw", "lz4", "reward", "observation", "float32", "object",
     "a" * 64, "a" * 65, "../../etc/passwd", "a:b", "*", "\0", "\x7f", "\r\n", "é", "\U0001f600",
@@ -45,7 +31,7 @@ TEXTS: Final = (
 BYTES: Final = (b"", b"\0", b"\xff" * 40, b"\x80\x04N.", b"PK\x03\x04", b'\x04"M\x18', bytes(2000))
 REALS: Final = (0.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e308, 5e-324)
 ROLES: Final = (experience.ROLE_ROLLOUT, experience.ROLE_SERVER, experience.ROLE_EVALUATION)
-_WORDS: Final = struct.Struct("<d")
+OVERWRITES: Final = (b"\xff" * 9 + b"\x01", b"\x80" * 10, b"\x7f", struct.pack("<d", float("nan")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,41 +136,22 @@ def _value(rng: random.Random, field: FieldDescriptor) -> Any:
             return rng.choice(NUMBERS)
 
 
+CHANGES: Final[tuple[Callable[[random.Random, bytes, int], bytes], ...]] = (
+    lambda rng, data, at: data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :],
+    lambda rng, data, at: data[:at] + data[at + rng.choice((1, 2, 16)) :],
+    lambda rng, data, at: data[:at] + rng.randbytes(rng.choice((1, 2, 9))) + data[at:],
+    lambda _, data, at: data[:at],
+    lambda rng, data, _: data * rng.choice((2, 3)),
+    lambda rng, data, at: data[:at] + (new := rng.choice(OVERWRITES)) + data[at + len(new) :],
+)
+"""One bit is turned, bytes go, come, end, are repeated or overwritten."""
+
+
 def _change_bytes(rng: random.Random, data: bytes) -> bytes:
-    changes = (_flip, _drop, _insert, _truncate, _repeat, _overwrite)
     for _ in range(rng.choice((1, 2, 6))):
         if data:
-            data = rng.choice(changes)(rng, data)
+            data = rng.choice(CHANGES)(rng, data, rng.randrange(len(data)))
     return data
-
-
-def _flip(rng: random.Random, data: bytes) -> bytes:
-    at = rng.randrange(len(data))
-    return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
-
-
-def _drop(rng: random.Random, data: bytes) -> bytes:
-    at = rng.randrange(len(data))
-    return data[:at] + data[at + rng.choice((1, 2, 16)) :]
-
-
-def _insert(rng: random.Random, data: bytes) -> bytes:
-    at = rng.randrange(len(data))
-    return data[:at] + rng.randbytes(rng.choice((1, 2, 9))) + data[at:]
-
-
-def _truncate(rng: random.Random, data: bytes) -> bytes:
-    return data[: rng.randrange(len(data))]
-
-
-def _repeat(rng: random.Random, data: bytes) -> bytes:
-    return data * rng.choice((2, 3))
-
-
-def _overwrite(rng: random.Random, data: bytes) -> bytes:
-    at = rng.randrange(len(data))
-    new = rng.choice((b"\xff" * 9 + b"\x01", b"\x80" * 10, b"\x7f", _WORDS.pack(float("nan"))))
-    return data[:at] + new + data[at + len(new) :]
 
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["PolicyService"]

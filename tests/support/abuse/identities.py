@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +21,12 @@ from penstock.launch.commands.certificates import authority_of, issue, main
 from penstock.launch.commands.request import Order
 from penstock.rpc.auth import Credentials, line
 from penstock.rpc.identity import Identity, Party
-from tests.support.run.harness import PATIENCE_S as BROKER_PROCESS_PATIENCE_S
-from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
+from tests.support.run import harness
+from tests.support.run.harness import PATIENCE_S as COMMAND_S
+from tests.support.run.harness import BrokerProcess, open_run
 from tests.support.run.simulated_actor import code_of
 from tests.support.run.small_run import RUN
-from tests.support.storage.redis_server import RedisServer, find_binaries
+from tests.support.storage.redis_server import RedisServer
 
 PATIENCE_S: Final = 60
 OTHER_RUN: Final = "run-b"
@@ -60,18 +61,12 @@ class Secure:
         client.close()
         return found
 
-    def refused(self, label: str) -> float:
-        return self.broker.refused(label)
-
 
 @contextmanager
 def secured(folder: Path, *, tokens: bool = False, **section: Any) -> Iterator[Secure]:
     """A broker that asks for certificates, or for tokens; `section`: more of its own settings."""
     files = folder / "certificates"
     make_certificates(files)
-    server = RedisServer(find_binaries()[0], folder)
-    server.start()
-    learner = open_run(server.url)
     security = {"tls_certificate": str(files / "broker.pem"), "tls_key": str(files / "broker.key")}
     proof = (
         {"accepted_tokens": str(files / "tokens")}
@@ -79,14 +74,12 @@ def secured(folder: Path, *, tokens: bool = False, **section: Any) -> Iterator[S
         else {"tls_authority": str(files / "authority.pem")}
     )
     settings = {"run": RUN, "security": security | proof, "broker": section}
-    broker = launch(server.url, folder / "broker", settings=settings)
-    try:
-        eventually(broker.is_ready, "readiness of the broker", within_s=PATIENCE_S)
+    with (
+        harness.redis(folder) as server,
+        closing(open_run(server.url)) as learner,
+        harness.broker(server.url, folder / "broker", settings=settings) as broker,
+    ):
         yield Secure(broker=broker, server=server, learner=learner, folder=files, settings=settings)
-    finally:
-        broker.end()
-        learner.close()
-        server.kill()
 
 
 def make_certificates(folder: Path) -> None:
@@ -127,13 +120,11 @@ USERS: Final = Path("deploy/redis/users.acl").absolute()
 
 @contextmanager
 def locked_redis(folder: Path) -> Iterator[RedisServer]:
-    server = RedisServer(find_binaries()[0], folder)
-    server.start()
-    client: Any = redis.Redis.from_url(server.url)
-    client.config_set("requirepass", PASSWORD)
-    client.close()
-    yield server
-    server.kill()
+    with harness.redis(folder) as server:
+        client: Any = redis.Redis.from_url(server.url)
+        client.config_set("requirepass", PASSWORD)
+        client.close()
+        yield server
 
 
 def printed(*words: str, **environment: str) -> str:
@@ -142,7 +133,7 @@ def printed(*words: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=BROKER_PROCESS_PATIENCE_S * 3,
+        timeout=COMMAND_S,
         env={**os.environ, **environment},
     )
     return done.stdout + done.stderr
@@ -253,7 +244,7 @@ def leaves_no_secret(
             seen |= lines_of_family(process.pid) | pages_of(run)
     finally:
         process.kill()
-        process.wait(BROKER_PROCESS_PATIENCE_S)
+        process.wait(COMMAND_S)
     assert process.returncode == 0, log.read_text()
     assert any("learner --redis" in line for line in seen)
     assert any("penstock_" in page for page in seen)

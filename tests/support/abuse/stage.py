@@ -1,7 +1,7 @@
 """One broker process, its Redis and the learner's side of the run, and what abuse must leave as it was."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,14 +12,19 @@ from penstock.broker.log.learner_log import LearnerLog
 from penstock.protocol.limits import MIB
 from penstock.protocol.messages import Role
 from penstock.v1 import experience_pb2 as experience
-from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
+from tests.support.run import harness
+from tests.support.run.harness import BrokerProcess, open_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import CHARGE, fragment
-from tests.support.storage.redis_server import RedisServer, find_binaries
+from tests.support.storage.redis_server import RedisServer
 
 BUDGET_FRAGMENTS: Final = 64
 SESSION_TIMEOUT_MS: Final = 3_600_000
 """Longer than any test: an honest actor that waits for the abuse to end says nothing meanwhile."""
+TRACES: Final = (
+    *("acked", "number", "log_bytes", "log_lost"),
+    *("reports", "desired", "session", "shadow_number"),
+)
 SETTLED_BY: Final = 2**40
 """Beyond every entry: gives the whole budget back."""
 
@@ -40,19 +45,7 @@ class Stage:
         """What a run keeps: a refused request changes none of it."""
         client: Any = redis.Redis.from_url(self.server.url)
         state = {name.decode(): value for name, value in client.hgetall("penstock:state").items()}
-        left = {
-            name: state.get(name)
-            for name in (
-                "acked",
-                "number",
-                "log_bytes",
-                "log_lost",
-                "reports",
-                "desired",
-                "session",
-                "shadow_number",
-            )
-        }
+        left = {name: state.get(name) for name in TRACES}
         keys = sorted(key for key in client.scan_iter("*") if not key.startswith(b"penstock:session:"))
         client.close()
         return left | {"keys": keys}
@@ -64,17 +57,14 @@ class Stage:
 @contextmanager
 def staged(folder: Path, settings: dict[str, Any] | None = None) -> Iterator[Stage]:
     """A stage that is ready; ended afterwards."""
-    server = RedisServer(find_binaries()[0], folder)
-    server.start()
-    learner = open_run(server.url, budget=BUDGET_FRAGMENTS * CHARGE, session_timeout_ms=SESSION_TIMEOUT_MS)
-    broker = launch(server.url, folder / "broker", settings=settings)
-    try:
-        eventually(broker.is_ready, "readiness of the broker", within_s=60)
+    with (
+        harness.redis(folder) as server,
+        closing(
+            open_run(server.url, budget=BUDGET_FRAGMENTS * CHARGE, session_timeout_ms=SESSION_TIMEOUT_MS)
+        ) as learner,
+        harness.broker(server.url, folder / "broker", settings=settings) as broker,
+    ):
         yield Stage(broker, learner, server)
-    finally:
-        broker.end()
-        learner.close()
-        server.kill()
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Calls below every stub: raw bytes to any RPC of the broker, and what came back."""
 
-import gzip
 import socket
 import struct
 import zlib
@@ -167,26 +166,17 @@ def _holes(session: int) -> Fragment:
 FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "reward is NaN": (lambda s: fragment(s, reward=reward(np.nan)), "reward: holds NaN"),
     "reward is infinite": (lambda s: fragment(s, reward=reward(np.inf)), "reward: holds NaN or infinity"),
-    "reward is minus infinity": (lambda s: fragment(s, reward=reward(-np.inf)), "reward: holds"),
     "log-probability is NaN": (lambda s: fragment(s, log_prob=reward(np.nan)), "log_prob: holds"),
     "a bool of seven": (
         lambda s: stored(s, "valid", b"\x07" * (STEPS * SLOTS), "raw"), "valid: holds a bool"
     ),
     "unknown dtype": (lambda s: entry(s, dtype="object"), "dtype object"),
-    "complex dtype": (lambda s: entry(s, dtype="complex128"), "dtype complex128"),
     "dtype of another size": (lambda s: entry(s, dtype="float64"), "dtype float64"),
     "big-endian dtype": (lambda s: entry(s, dtype=">f4"), "dtype >f4"),
-    "empty dtype": (lambda s: entry(s, dtype=""), "reward: dtype"),
-    "dtype of 500 letters": (lambda s: entry(s, dtype="f" * 500), "reward: dtype"),
     "shape product overflows 2^63": (lambda s: entry(s, shape=(2**32, 2**32)), "too large axis"),
     "shape product wraps to the right size": (lambda s: entry(s, shape=(2**63, 2, STEPS)), "too large axis"),
-    "axis that is negative as a signed number": (lambda s: entry(s, shape=(HUGE, SLOTS)), "too large axis"),
     "rank of 40": (lambda s: entry(s, shape=(1,) * 40), "rank 40"),
-    "no shape": (lambda s: entry(s, shape=()), "reward: shape ()"),
     "transposed shape": (lambda s: entry(s, shape=(SLOTS, STEPS)), "reward: shape (2, 4)"),
-    "one row too many": (
-        lambda s: fragment(s, reward=np.zeros((STEPS + 1, SLOTS), np.float32)), "shape (5, 2)"
-    ),
     "observation without its last row": (
         lambda s: fragment(s, observation=np.zeros((STEPS, SLOTS, 3), np.float32)), "observation: shape"
     ),
@@ -194,7 +184,6 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "more ended episodes than steps": (lambda s: _ends(s, 99, 99), "99 ended episodes in 8 steps"),
     "ends that disagree": (lambda s: _ends(s, 1, 0), "final/"),
     "raw size of 2^63": (lambda s: entry(s, raw_size=2**63), "raw_size"),
-    "raw size of nothing": (lambda s: entry(s, raw_size=0), "raw_size 0"),
     "stored size of 2^63": (lambda s: entry(s, stored_size=2**63), "stored_size"),
     "offset of 2^63": (lambda s: entry(s, offset=2**63), "offset"),
     "overlapping tensors": (lambda s: entry(s, "valid", offset=0), "valid: offset 0"),
@@ -203,15 +192,10 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "payload too long": (
         lambda s: replace(fragment(s), payload=bytes(fragment(s).payload) + b"\0"), "payload:"
     ),
-    "payload empty": (lambda s: replace(fragment(s), payload=b""), "payload: 0 bytes"),
     "codec of a pickle": (lambda s: entry(s, codec="pickle"), "codec 'pickle'"),
-    "codec of gzip": (lambda s: stored(s, "reward", gzip.compress(bytes(32)), "gzip"), "codec 'gzip'"),
-    "no codec": (lambda s: entry(s, codec=""), "codec ''"),
-    "lz4 that is gzip": (lambda s: stored(s, "reward", gzip.compress(bytes(32))), "reward: not an lz4 frame"),
     "lz4 that is zlib, where it is not read": (
         lambda s: stored(s, "observation", zlib.compress(bytes(120))), "observation: not an lz4 frame"
     ),
-    "lz4 that is empty": (lambda s: stored(s, "observation", b""), "observation: not an lz4 frame"),
     "lz4 that is cut off": (
         lambda s: stored(s, "reward", lz4.frame.compress(bytes(32))[:-9]), "reward: "
     ),
@@ -228,20 +212,15 @@ FRAGMENTS: Final[dict[str, tuple[Callable[[int], Fragment], str]]] = {
     "a tensor is missing": (lambda s: _without(s, "action"), "missing ['action']"),
     "a tensor twice": (_twice, "give each tensor of the schema once"),
     "an unknown tensor": (lambda s: entry(s, "action", name="advantage"), "not in the schema ['advantage']"),
-    "a tensor's name is a path": (lambda s: entry(s, "action", name="../../etc/passwd"), "not in the schema"),
     "no tensors": (lambda s: header(s, tensors=()), "0 rows"),
     "another run": (lambda s: fragment(s, run="run-b"), "header.run='run-b'"),
-    "no run": (lambda s: fragment(s, run=""), "header.run=''"),
     "policy with a path": (lambda s: header(s, policy="../../etc/passwd"), "header.policy="),
-    "policy of 10 kB": (lambda s: header(s, policy="p" * 10_000), "header.policy="),
     "another schema": (lambda s: header(s, schema_id="f" * 64), "header.schema_id"),
     "another session in the header": (lambda s: fragment(s + 1), "header.session"),
     "sequence 0": (lambda s: header(s, sequence=0), "sequence=0"),
     "sequence beyond 2^53": (lambda s: header(s, sequence=2**53 + 1), "at most 2^53"),
-    "sequence of 2^64 - 1": (lambda s: header(s, sequence=HUGE), "at most 2^53"),
         "T = 0": (lambda s: header(s, steps=0), "T=0"),
     "T beyond the unroll length": (lambda s: header(s, steps=STEPS + 1), "header.steps=5"),
-    "T of 2^32 - 1": (lambda s: header(s, steps=2**32 - 1), "header.steps=4294967295"),
     "N = 0": (lambda s: header(s, slots=()), "N=0"),
     "one slot too many": (
         lambda s: header(s, slots=(Slot(0, 0, 0),) * (SLOTS + 1)), "shape (4, 2), the schema says (4, 3)"
@@ -341,17 +320,8 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
     "actor named by a path": (
         f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="../x", role=1), "actor_id='../x'"
     ),
-    "actor named with a colon": (
-        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a:b", role=1), "actor_id="
-    ),
-    "actor named with a star": (
-        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a*", role=1), "actor_id="
-    ),
     "actor named with NUL": (
         f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a\0", role=1), "actor_id="
-    ),
-    "actor named with a newline": (
-        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a\n", role=1), "actor_id="
     ),
     "actor named in Cyrillic": (
         f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="\u0430", role=1), "actor_id="
@@ -359,17 +329,11 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
     "actor named with 65 letters": (
         f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a" * 65, role=1), "actor_id="
     ),
-    "actor named with 10 kB": (
-        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a" * 10_000, role=1), "actor_id='aaaa"
-    ),
     "actor named with 1 MiB": (
         f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a" * MIB, role=1), "at most 16384"
     ),
     "actor without a role": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a"), "role=0"),
     "actor of an unknown role": (f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a", role=9), "role=9"),
-    "actor of a negative role": (
-        f"{EXPERIENCE}OpenSession", lambda _: _open(actor_id="a", role=-1), "role=-1"
-    ),
     "append of session 0": (f"{EXPERIENCE}Append", lambda _: _append(0, _good(1)), "session=0"),
     "append of session 2^64 - 1": (
         f"{EXPERIENCE}Append", lambda _: _append(HUGE, _good(1)), f"session={HUGE}"
@@ -428,11 +392,6 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
         f"{EXPERIENCE}CloseSession", lambda _: b"\x08" + b"\xff" * 11, "no CloseSessionRequest"
     ),
     "close of session 0": (f"{EXPERIENCE}CloseSession", lambda _: b"", "session=0"),
-    "close of session 2^64 - 1": (
-        f"{EXPERIENCE}CloseSession",
-        lambda _: experience.CloseSessionRequest(session=HUGE).SerializeToString(),
-        f"session={HUGE}",
-    ),
     "report 0": (f"{EXPERIENCE}ReportEpisodes", lambda s: _report(s, 0), "sequence=0"),
     "report 2^64 - 1": (f"{EXPERIENCE}ReportEpisodes", lambda s: _report(s, HUGE), f"sequence={HUGE}"),
     "report of session 0": (f"{EXPERIENCE}ReportEpisodes", lambda _: _report(0), "session=0"),
@@ -444,8 +403,10 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
     "return of NaN": (
         f"{EXPERIENCE}ReportEpisodes", lambda s: _report(s, episode_return=float("nan")), "episode_return=nan"
     ),
-    "return of infinity": (
-        f"{EXPERIENCE}ReportEpisodes", lambda s: _report(s, episode_return=float("inf")), "episode_return=inf"
+    "return that overflows in a sum": (
+        f"{EXPERIENCE}ReportEpisodes",
+        lambda s: _report(s, episode_return=1.7e308),
+        "episode_return=1.7e+308",
     ),
     "watch of session 0": (f"{WEIGHTS}WatchLatest", lambda _: _watch(0), "session=0"),
     "watch that waits for hours": (
@@ -475,8 +436,6 @@ CALLS: Final[dict[str, tuple[str, Callable[[int], bytes], str]]] = {
     "pause with 1 KiB of reason": (f"{CONTROL}Pause", lambda _: _reason("x" * 1025), "reason: 1025"),
     "stop with 1 MiB of reason": (f"{CONTROL}Stop", lambda _: _reason("x" * MIB), "at most 16384"),
     "restore of a path": (f"{CONTROL}Restore", lambda _: _named("../x"), "name='../x'"),
-    "restore of no name": (f"{CONTROL}Restore", lambda _: _named(""), "name=''"),
-    "restore of a name with NUL": (f"{CONTROL}Restore", lambda _: _named("a\0b"), "name='a"),
     "restore without an id": (f"{CONTROL}Restore", lambda _: _named("a", ""), "request_id=''"),
     "checkpoint named by a path": (f"{CONTROL}Checkpoint", lambda _: _kept("/etc", "id"), "name='/etc'"),
     "named checkpoint without an id": (f"{CONTROL}Checkpoint", lambda _: _kept("a", ""), "request_id: empty"),

@@ -30,7 +30,8 @@ from penstock.rpc.auth import Credentials
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.v1 import control_pb2, control_pb2_grpc, experience_pb2
 from tests.support.network.proxy import Proxy
-from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
+from tests.support.run import harness
+from tests.support.run.harness import BrokerProcess, eventually, open_run
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import CHARGE, SLOTS, STEPS, fragment
 from tests.support.storage.redis_server import RedisServer
@@ -279,10 +280,7 @@ class NetworkRun:
         return Counter({sender.name: len({s for s, _ in sender.sent}) for sender in self.senders})
 
     def metric(self, name: str) -> float:
-        lines = self.broker.get("/metrics")[1].splitlines()
-        return sum(
-            float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name
-        )
+        return self.broker.metric(name)
 
     def broker_status(self, field_: str) -> int:
         """A field of the broker's /proc status: VmRSS in KiB, Threads."""
@@ -321,9 +319,7 @@ def network_run(
     with ExitStack() as stack:
         log = open_run(server.url, budget=budget, wait_s=PATIENCE_S, max_log_entries=MOST_ENTRIES, **run)
         stack.callback(log.close)
-        broker = launch(server.url, folder / "broker", settings=settings)
-        stack.callback(broker.end)
-        eventually(broker.is_ready, "readiness", PATIENCE_S)
+        broker = stack.enter_context(harness.broker(server.url, folder / "broker", settings=settings))
         proxy = stack.enter_context(Proxy(broker.address, seed=seed))
         reader = Reader(log)
         run_ = NetworkRun(server=server, broker=broker, proxy=proxy, reader=reader)

@@ -1,10 +1,8 @@
-"""Pickles in the place of weights and of tensors: they are bytes like others, and never loaded.
-
-Every payload would make a file if it were loaded; that it really would is tested too.
-"""
+"""Data that somebody else wrote is data: a log in which commands stand, pickles in the place of weights."""
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -25,11 +23,68 @@ from penstock.protocol.fragment import Fragment
 from penstock.protocol.refusal import Reason
 from tests.support.abuse.stage import Stage, nothing_stored, session_of, staged, unharmed
 from tests.support.abuse.wire import stored
+from tests.support.run import harness
 from tests.support.run.actor_run import PROGRAM, Plan, ScriptedLearner
-from tests.support.run.harness import launch
+from tests.support.run.harness import command
 from tests.support.run.simulated_actor import refusal_of
 from tests.support.run.small_run import RUN, SCHEMA, SLOTS, STEPS, fragment
+from tests.support.run.solved_run import SOLVED_RUN
 from tests.support.storage.redis_server import RedisServer
+
+REACHING: Final = {
+    "code": ("MODULE", "LOAD", "theirs.so"),
+    "another machine": ("REPLICAOF", "192.0.2.1", "6379"),
+    "another machine by its old name": ("SLAVEOF", "192.0.2.1", "6379"),
+    "a key that moves": ("MIGRATE", "192.0.2.1", "6379", "x", "0", "1"),
+    "a crash": ("DEBUG", "JMAP"),
+    "a file": ("SAVE",),
+}
+"""Commands that reach beyond the log."""
+STEERING: Final = {
+    "another folder": ("CONFIG", "SET", "dir", ".."),
+    "another user": ("ACL", "SETUSER", "theirs", "on", "nopass", "~*", "+@all"),
+    "a program": ("EVAL", "return 1", "0"),
+    "an end": ("SHUTDOWN",),
+}
+"""Those that a run's own server needs, or that do no harm there, and a reader does not."""
+
+
+def write_log(folder: Path, *commands: tuple[str, ...]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "appendonly.aof").open("wb") as file:
+        for words in commands:
+            file.write(b"*%d\r\n" % len(words))
+            for word in words:
+                file.write(b"$%d\r\n%s\r\n" % (len(word), word.encode()))
+
+
+@pytest.mark.promise("redis-started-somebody-else")
+@pytest.mark.parametrize("words", (REACHING | STEERING).values(), ids=(REACHING | STEERING).keys())
+def test_an_audit_carries_out_nothing_of_a_foreign_log(words: tuple[str, ...], tmp_path: Path) -> None:
+    run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
+    write_log(run / "redis", ("SELECT", "0"), words)
+    done = command("audit", str(run))
+    assert done.returncode == 1, done.stdout
+    assert f"Unknown command '{words[0]}' reading the append only file" in done.stderr
+
+
+@pytest.mark.promise("redis-started-somebody-else")
+@pytest.mark.parametrize("words", REACHING.values(), ids=REACHING.keys())
+def test_a_resumed_run_carries_out_nothing_of_a_foreign_log(
+    words: tuple[str, ...], short_folder: Path
+) -> None:
+    write_log(short_folder / "redis", ("SELECT", "0"), words)
+    done = command("redis", "--socket", str(short_folder / "s"), "--dir", str(short_folder / "redis"))
+    assert done.returncode == 1, done.stderr
+    assert f"Unknown command '{words[0]}' reading the append only file" in done.stderr
+
+
+def test_a_log_of_data_is_read(tmp_path: Path) -> None:
+    run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
+    write_log(run / "redis", ("SELECT", "0"), ("SET", "theirs", "1"))
+    done = command("audit", str(run))
+    assert done.returncode == 0, done.stderr
+
 
 OBSERVATION_BYTES: Final = 4 * (STEPS + 1) * SLOTS * 3
 
@@ -118,6 +173,7 @@ def test_a_pickle_in_the_place_of_weights_is_refused(canary: Path, name: str) ->
     assert encode(module) == before
 
 
+@pytest.mark.promise("nothing-unpickled")
 @pytest.mark.parametrize("name", PAYLOADS)
 def test_a_pickle_in_the_place_of_a_payload_is_refused_and_not_stored(
     stage: Stage, canary: Path, name: str
@@ -160,13 +216,10 @@ def test_an_actor_ends_on_published_pickles(
     learner = ScriptedLearner(redis_server.url, Plan())
     learner.log.publish(PAYLOADS[name](canary), update=0, settled=0, scalars={})
     listen = f"unix:{short_folder}/broker.sock"
-    broker = launch(redis_server.url, short_folder / "broker", listen=listen)
-    try:
+    with harness.broker(redis_server.url, short_folder / "broker", listen=listen):
         ended = subprocess.run(
             [sys.executable, "-c", PROGRAM, listen, "a-1"], capture_output=True, timeout=120, check=False
         )
-    finally:
-        broker.end()
-        learner.log.close()
+    learner.log.close()
     assert ended.returncode == 1
     assert b"weights" in ended.stderr.strip().splitlines()[-1]

@@ -1,18 +1,71 @@
-"""Bad input of services, as processes: told with key, value and remedy, and all stays as it was.
-
-Each of them is refused before the service waits for anybody, so none hangs where its peers are absent.
-"""
+"""Commands on bad input, on a disk without room and on one that is only read: told in words, all stays as it was."""
 
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from penstock.client import PolicyClient
+from penstock.launch.cli.app import app
 from penstock.launch.run.supervisor import penstock
+from penstock.launch.ui.catalogue import Catalogue
+from penstock.registry.registry import Registry
+from tests.support.run import harness
+from tests.support.run.harness import command
+from tests.support.run.serving_run import begun
 from tests.support.run.solved_run import SOLVED_RUN
+from tests.support.storage.small_disk import can_mount, small_disk
+
+WRITING: Final = {
+    "plot": (("plot", "RUN", "-o", "DISK/x.png"), "-o DISK/x.png: "),
+    "record": (("record", "RUN", "--out", "DISK/r", "--steps", "10"), "--out DISK/r: "),
+    "export": (("policy", "export", "RUN", "22", "-o", "DISK/x"), "-o DISK/x: "),
+    "certificates": (("certificates", "DISK/c", "--run", "r"), "DISK/c: "),
+    "keys": (("gateway", "keys", "DISK/k"), "DISK/k: "),
+    "train": (("train", "CartPole-v1", "--run-dir", "DISK/r"), "--run-dir DISK/r: "),
+}
+PLACES: Final = {
+    "full": "No space left on device; make room",
+    "only read": "Read-only file system; name a place",
+}
+
+mounts = pytest.mark.skipif(not can_mount(), reason="a disk of its own needs the right to mount")
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def disk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path]]:
+    folder = tmp_path_factory.mktemp("disk")
+    with small_disk("tmpfs", folder, lambda: None) as small:
+        small.fill(0)
+        if request.param == "only read":
+            small.free()
+            subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        yield PLACES[request.param], folder
+
+
+@mounts
+@pytest.mark.parametrize(("words", "named"), WRITING.values(), ids=WRITING.keys())
+def test_a_disk_that_takes_nothing_is_told_with_the_word_that_named_it(
+    words: tuple[str, ...], named: str, disk: tuple[str, Path]
+) -> None:
+    told, folder = disk
+    given = [word.replace("RUN", str(SOLVED_RUN)).replace("DISK", str(folder)) for word in words]
+    done = command(*given)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(named.replace("DISK", str(folder)) + told), last
+    assert {file.name for file in folder.iterdir() if file.is_file()} <= {"ballast"}
+    assert list(folder.rglob("*.tmp")) == []
+
 
 ENDS_S: Final = 120
 """A service that waits for a peer would do so for longer, or for ever."""
@@ -34,17 +87,12 @@ REFUSED: Final = {
     "redis at a long path": (("redis", "--socket", "x" * 200, "--dir", "d"), "longer than the 107 bytes"),
     "a broker on a file": ((*BROKER, "--listen", "unix:file"), "unix:file: is no socket"),
     "a broker nowhere": ((*BROKER, "--listen", "banana"), "address='banana': write HOST:PORT"),
-    "a broker at no port": ((*BROKER, "--listen", "127.0.0.1:99999"), "write HOST:PORT"),
     "a broker of no Redis": (("broker", "--redis", "banana"), "broker.redis=banana: write redis://"),
-    "not UTF-8": ((*BROKER, "--config", "latin.toml"), "latin.toml: not UTF-8"),
-    "a folder for TOML": ((*BROKER, "--config", "folder"), "folder: Is a directory"),
     "endpoints in no folder": ((*BROKER, "--endpoints", "absent/e"), "absent/e: absent is no folder"),
-    "endpoints below a file": ((*BROKER, "--endpoints", "file/e"), "--endpoints file/e: file is no folder"),
     "endpoints in place of a folder": ((*BROKER, "--endpoints", "folder"), "--endpoints folder: is a folder"),
     "a learner in a file": ((*LEARNER, "--run-dir", "file", "--config", "run.toml"), "file: is a file"),
     "an actor of another alphabet": ((*ACTOR, "--actor-id", "Ünï"), "actor_id='Ünï' is not an id"),
     "an actor of no role": ((*ACTOR, "--role", "banana"), "'banana' is not one of 'rollout'"),
-    "a server on a file": ((*SERVE, "--listen", "unix:file"), "unix:file: is no socket"),
     "a server of a file": (("serve", "--run", "file"), "file/policies/policy.json: "),
     "a server beyond loopback": ((*SERVE, "--listen", "0.0.0.0:0"), "plaintext beyond loopback"),
     "a page on a word": (("ui", "run", "--listen", "banana"), "--listen banana: write HOST:PORT"),
@@ -61,8 +109,6 @@ REFUSED: Final = {
     "a gateway below a file": ((*GATEWAY, "--state", "file"), "--state file: File exists; name a folder"),
     "a gateway of no registry": ((*GATEWAY, "--registry", "banana"), "--registry: registry url: not a URL"),
     "a gateway without templates": ((*GATEWAY, "--templates", "absent"), "--templates absent: no folder"),
-    "a gateway of broken templates": ((*GATEWAY, "--templates", "templates"), "broken.toml: cannot be read"),
-    "a gateway of no UTF-8": ((*GATEWAY, "--config", "latin.toml"), "latin.toml: not UTF-8"),
     "text of no server": ((*TEXT, "--server", "banana"), "--server: address='banana': write HOST:PORT"),
     "text of no agent": (
         ("gateway", "text", "--agent", "a=nowhere", "--listen", "127.0.0.1:0"),
@@ -102,13 +148,11 @@ REFUSED: Final = {
     "a base of no file": (("chat", "pretrain", "absent", "--out", "o"), "absent: cannot be read"),
     "a head without a scale": ((*REWARD, "--out", "o", "--head", "charm"), "head 'charm': write NAME=SCALE"),
     "a run in a file": ((*TRAIN, "--run-dir", "file"), "--run-dir file: File exists; a file stands"),
-    "a run below a file": ((*TRAIN, "--run-dir", "file/x"), "--run-dir file/x: Not a directory"),
     "a run whose logs are a file": ((*TRAIN, "--run-dir", "logged"), "logged/logs: File exists"),
     "a run whose lock is a folder": ((*TRAIN, "--run-dir", "locked"), "locked/launcher.lock: Is a directory"),
     "rewards on no schedule": (
         (*REWARD, "--out", "o", "--set", "schedule=banana"), "schedule='banana': Input should be 'linear'",
     ),
-    "rewards by a word": ((*REWARD, "--out", "o", "--set", "batch=banana"), "batch='banana'"),
     "scores of a file": (("rlhf", "reward", "serve", "file"), "file"),
     "embeddings for a network": (
         ("prompts", "embeddings", "--listen", "0.0.0.0:8766"),
@@ -119,7 +163,6 @@ LOAD_A_MODEL: Final = (
     "rewards into a file",
     "a head without a scale",
     "rewards on no schedule",
-    "rewards by a word",
 )
 """Commands that import what language models need before they refuse, as others here do."""
 
@@ -134,10 +177,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "logged").mkdir()
     (folder / "logged" / "logs").write_bytes(b"somebody's")
     (folder / "logged" / "launcher.lock").touch()
-    (folder / "templates").mkdir()
-    (folder / "templates" / "broken.toml").write_text("run = \n")
     (folder / "rows.jsonl").write_text('{"prompt": "a", "response": "b", "score": 1}\n')
-    (folder / "latin.toml").write_bytes(b'run = "gr\xf6\xdfe"\n')
     (folder / "run.toml").write_text('run = "r"\n[environment]\nid = "CartPole-v1"\n')
     shutil.copytree(SOLVED_RUN, folder / "run")
     return folder
@@ -160,9 +200,7 @@ def test_a_service_refuses_bad_input_and_changes_nothing(
     words: tuple[str, ...], told: str, here: Path
 ) -> None:
     before = content(here)
-    done = subprocess.run(
-        penstock(*words), cwd=here, capture_output=True, text=True, timeout=ENDS_S, check=False
-    )
+    done = command(*words, cwd=here, timeout=ENDS_S)
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
@@ -182,9 +220,7 @@ def test_a_working_folder_that_was_deleted_is_told(tmp_path: Path) -> None:
 
 def test_a_machine_without_room_for_sockets_is_told_what_to_do(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path / "absent"), "PATH": ""}
-    done = subprocess.run(
-        penstock("doctor"), env=environment, capture_output=True, text=True, timeout=ENDS_S, check=False
-    )
+    done = command("doctor", env=environment, timeout=ENDS_S)
     assert done.returncode in {0, 1}
     assert done.stderr == ""
     checks = [line[5:].split()[0] for line in done.stdout.splitlines()]
@@ -198,3 +234,112 @@ def test_the_name_of_a_file_is_printed_byte_for_byte(here: Path, tmp_path: Path)
     )
     assert (done.returncode, done.stdout) == (0, file + b"\n"), done.stderr
     assert Path(os.fsdecode(file)).is_file()
+
+
+ROW: Final = np.zeros(4, np.float32)
+
+
+def written(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file: when it was written, and what it holds."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder to mount on; nothing is mounted there afterwards."""
+    folder = tmp_path / "read_only"
+    folder.mkdir()
+    yield folder
+    subprocess.run(["umount", str(folder)], check=False, capture_output=True)
+
+
+def mount_read_only(source: Path, target: Path) -> None:
+    subprocess.run(["mount", "--bind", str(source), str(target)], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(target)], check=True)
+    with pytest.raises(OSError, match="Read-only file system"):
+        (target / "written").touch()
+
+
+COMMANDS: Final = {
+    "list": ("policy", "list", "RUN"),
+    "show": ("policy", "show", "RUN", "22"),
+    "traffic": ("policy", "traffic", "RUN"),
+    "evaluate": ("evaluate", "RUN", "--episodes", "1"),
+    "plot": ("plot", "RUN", "-o", "OUT.png"),
+    "export": ("policy", "export", "RUN", "22", "-o", "OUT.safetensors"),
+    "audit": ("audit", "RUN"),
+}
+
+
+@mounts
+@pytest.mark.promise("run-read-listed-played")
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
+def test_commands_that_read_work_on_a_run_that_is_only_read(
+    words: tuple[str, ...], mounted: Path, tmp_path: Path
+) -> None:
+    before = written(SOLVED_RUN)
+    mount_read_only(SOLVED_RUN, mounted)
+    given = [word.replace("RUN", str(mounted)).replace("OUT", str(tmp_path / "out")) for word in words]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert written(SOLVED_RUN) == before
+
+
+@mounts
+@pytest.mark.parametrize(
+    "words",
+    [("plot", "RUN"), ("train", "--resume", "RUN"), ("policy", "promote", "RUN", "22", "--reason", "x")],
+)
+def test_what_would_write_there_says_so(words: tuple[str, ...], mounted: Path) -> None:
+    mount_read_only(SOLVED_RUN, mounted)
+    given = [str(mounted) if word == "RUN" else word for word in words]
+    done = command(*given)
+    assert done.returncode in (1, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert "Read-only file system" in last or "only read" in last
+
+
+@mounts
+def test_the_page_shows_it(mounted: Path) -> None:
+    mount_read_only(SOLVED_RUN, mounted)
+    (run,) = Catalogue(mounted).runs()
+    assert run.facts().state in ("solved", "ended")
+    assert run.curve()["env_steps"]
+
+
+@mounts
+@pytest.mark.promise("run-read-listed-played")
+def test_a_server_answers_from_it(mounted: Path, tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    before = written(run.folder)
+    mount_read_only(run.folder, mounted)
+    with (
+        harness.server(tmp_path / "server", mounted) as server,
+        PolicyClient(server.address, deadline_s=60.0) as client,
+    ):
+        assert client.act(ROW).version > 0
+        episode = client.start_episode()
+        episode.act(ROW)
+        episode.reward(1.0)
+        episode.end(terminated=True)
+        assert client.act(ROW).version > 0
+    assert written(run.folder) == before
+
+
+def test_an_empty_file_is_not_made_a_registry(tmp_path: Path) -> None:
+    file = tmp_path / "empty.sqlite"
+    file.touch()
+    done = CliRunner().invoke(app, ("policy", "list", f"sqlite:///{file}"))
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
+    assert file.read_bytes() == b""
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_reading_a_registry_that_is_open_elsewhere_sees_what_was_committed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
+    with Registry.open(url, migrate=True) as writer, Registry.read(url) as reader:
+        written = writer.traffic("default")
+        assert reader.traffic("default") == written
