@@ -1,4 +1,4 @@
-"""Commands on bad input, on a disk without room and on one that is only read: told in words, all stays as it was."""
+"""Commands on bad input, and on a disk that is full or only read: told in words, and all stays as it was."""
 
 import os
 import shutil

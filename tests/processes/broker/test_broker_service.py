@@ -1,11 +1,11 @@
 """A broker process, a real Redis and actors without policies: the whole way up and down."""
 
 import hashlib
-import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -13,26 +13,21 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
-from penstock.protocol.messages import Role
 from penstock.protocol.refusal import Reason
 from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2
 from penstock.v1 import experience_pb2 as experience
-from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
+from tests.support.run import harness
+from tests.support.run.harness import BrokerProcess, eventually, open_run
 from tests.support.run.simulated_actor import SimulatedActor, refusal_of
 from tests.support.run.small_run import CHARGE, RUN, fragment
-from tests.support.storage.redis_server import RedisServer, find_binaries
+from tests.support.storage.redis_server import RedisServer
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, RedisServer]]:
     """One broker for most tests: it keeps nothing of a run, so Redis is emptied between them."""
-    server = RedisServer(find_binaries()[0], tmp_path_factory.mktemp("redis"))
-    server.start()
-    process = launch(server.url, tmp_path_factory.mktemp("broker"))
-    eventually(process.is_ready, "readiness of the broker")
-    yield process, server
-    process.end()
-    server.kill()
+    with harness.redis() as server, harness.broker(server.url, tmp_path_factory.mktemp("broker")) as process:
+        yield process, server
 
 
 @pytest.fixture
@@ -47,18 +42,19 @@ def broker(shared: tuple[BrokerProcess, RedisServer], redis_url: str) -> BrokerP
 
 
 @pytest.fixture
-def own_broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    process = launch(redis_url, tmp_path)
-    eventually(process.is_ready, "readiness of the broker")
-    yield process
-    process.end()
-
-
-@pytest.fixture
 def learner(broker: BrokerProcess, redis_url: str) -> Iterator[LearnerLog]:
     log = open_met_run(broker, redis_url)
     yield log
     log.close()
+
+
+def newest(known: weights_pb2.WatchLatestReply) -> dict[str, Any]:
+    """What a watch says that is only to end with news."""
+    return {
+        "known_version": known.latest.version,
+        "known_begin_through": known.leave.begin_through,
+        "known_revision": known.revision,
+    }
 
 
 def open_met_run(broker: BrokerProcess, redis_url: str, weights: bytes = b"weights-1") -> LearnerLog:
@@ -68,14 +64,6 @@ def open_met_run(broker: BrokerProcess, redis_url: str, weights: bytes = b"weigh
         actor.session = 1
         eventually(lambda: refusal_of(actor.watch()).reason is not Reason.NOT_READY, "this run at the broker")
     return log
-
-
-def test_before_the_learner_an_actor_is_told_to_wait(broker: BrokerProcess) -> None:
-    with SimulatedActor(broker.address, "early") as actor:
-        request = experience.OpenSessionRequest(actor_id="early", role=experience.ROLE_ROLLOUT)
-        refusal = refusal_of(actor.experience.OpenSession(request, timeout=5))
-    assert refusal.reason is Reason.NOT_READY
-    assert refusal.retry_after_ms > 0
 
 
 def test_fragments_come_out_of_the_log_as_they_went_in(broker: BrokerProcess, learner: LearnerLog) -> None:
@@ -114,34 +102,12 @@ def test_a_missing_sequence_number_is_a_gap(broker: BrokerProcess, learner: Lear
     assert (refusal.reason, refusal.expected) == (Reason.GAP, 1)
 
 
-def test_a_closed_session_is_expired_and_a_superseded_one_fenced(
-    broker: BrokerProcess, learner: LearnerLog
-) -> None:
-    with SimulatedActor(broker.address, "a-1") as actor:
-        actor.open()
-        first = actor.session
-        actor.experience.CloseSession(experience.CloseSessionRequest(session=first), timeout=5)
-        assert refusal_of(actor.send(fragment(first, 1))).reason is Reason.EXPIRED
-        actor.open()
-        superseded = actor.session
-        with SimulatedActor(broker.address, "a-1") as twin:
-            twin.open()
-            assert refusal_of(actor.send(fragment(superseded, 1))).reason is Reason.FENCED
-    assert learner.acked() == 0
-
-
 def test_a_watch_is_held_until_the_learner_publishes(broker: BrokerProcess, learner: LearnerLog) -> None:
     with SimulatedActor(broker.address, "a-1") as actor, ThreadPoolExecutor(1) as pool:
         actor.open()
         known = actor.watch()
         assert known.weights == b"weights-1"
-        held = pool.submit(
-            actor.watch,
-            wait_ms=20_000,
-            known_version=known.latest.version,
-            known_begin_through=known.leave.begin_through,
-            known_revision=known.revision,
-        )
+        held = pool.submit(actor.watch, wait_ms=20_000, **newest(known))
         eventually(lambda: "penstock_watchers 1.0" in broker.get("/metrics")[1], "the held call")
         published = learner.publish(b"weights-2", update=1, settled=0, scalars={"epsilon": 0.5})
         reply = held.result(timeout=5)
@@ -149,22 +115,6 @@ def test_a_watch_is_held_until_the_learner_publishes(broker: BrokerProcess, lear
     assert reply.weights == b"weights-2"
     assert reply.latest.sha256 == hashlib.sha256(b"weights-2").hexdigest()
     assert reply.scalars == {"epsilon": 0.5}
-
-
-def test_a_held_watch_ends_with_its_wait_when_nothing_happens(
-    broker: BrokerProcess, learner: LearnerLog
-) -> None:
-    with SimulatedActor(broker.address, "a-1") as actor:
-        actor.open()
-        known = actor.watch()
-        again = actor.watch(
-            wait_ms=300,
-            known_version=known.latest.version,
-            known_begin_through=known.leave.begin_through,
-            known_revision=known.revision,
-        )
-    assert again.latest == known.latest
-    assert again.weights == b""
 
 
 def test_large_weights_come_in_chunks_from_any_offset(redis_url: str, broker: BrokerProcess) -> None:
@@ -185,36 +135,6 @@ def test_large_weights_come_in_chunks_from_any_offset(redis_url: str, broker: Br
     assert got == blob
     assert news.latest.sha256 == hashlib.sha256(got).hexdigest()
     log.close()
-
-
-def test_an_evaluation_session_is_told_at_once_what_to_play(
-    broker: BrokerProcess, learner: LearnerLog
-) -> None:
-    with (
-        SimulatedActor(broker.address, "e-1", Role.EVALUATION) as evaluator,
-        SimulatedActor(broker.address, "a-1") as rollout,
-    ):
-        evaluator.open()
-        rollout.open()
-        version = evaluator.watch().latest.version
-        learner.request_evaluation(version)
-        told = evaluator.watch(wait_ms=20_000, known_version=version, known_begin_through=99)
-        assert told.evaluate_version == version
-        assert rollout.watch(known_version=version).evaluate_version == 0
-
-
-def test_episode_reports_are_taken_once(broker: BrokerProcess, learner: LearnerLog) -> None:
-    with SimulatedActor(broker.address, "a-1") as actor:
-        actor.open()
-        report = experience.ReportEpisodesRequest(
-            session=actor.session,
-            sequence=1,
-            episodes=[experience.Episode(episode_id=3, episode_return=12.5, length=9, version=1)],
-        )
-        for _ in range(2):
-            assert actor.experience.ReportEpisodes(report, timeout=5).acked_through == 1
-    (entry,) = learner.read_reports(0, 10)
-    assert entry.report.episodes[0].episode_return == 12.5
 
 
 def test_control_reaches_actors_and_status_shows_the_run(broker: BrokerProcess, learner: LearnerLog) -> None:
@@ -259,44 +179,25 @@ def test_pages_say_ready_and_show_the_run(broker: BrokerProcess, learner: Learne
 
 
 def test_a_drain_answers_the_held_calls_and_exits_cleanly(
-    own_broker: BrokerProcess, learner: LearnerLog
+    redis_url: str, learner: LearnerLog, tmp_path: Path
 ) -> None:
-    with SimulatedActor(own_broker.address, "a-1") as actor, ThreadPoolExecutor(1) as pool:
+    with (
+        harness.broker(redis_url, tmp_path) as own_broker,
+        SimulatedActor(own_broker.address, "a-1") as actor,
+        ThreadPoolExecutor(1) as pool,
+    ):
         actor.open()
         known = actor.watch()
-        held = pool.submit(
-            actor.watch,
-            wait_ms=20_000,
-            known_version=known.latest.version,
-            known_begin_through=known.leave.begin_through,
-            known_revision=known.revision,
-        )
+        held = pool.submit(actor.watch, wait_ms=20_000, **newest(known))
         eventually(lambda: "penstock_watchers 1.0" in own_broker.get("/metrics")[1], "the held call")
         own_broker.process.send_signal(signal.SIGTERM)
         assert held.result(timeout=5).latest == known.latest
         assert own_broker.wait()[0] == 0
 
 
-def test_a_killed_broker_is_replaced_without_a_trace(
-    own_broker: BrokerProcess, broker: BrokerProcess, learner: LearnerLog
-) -> None:
-    with SimulatedActor(own_broker.address, "a-1") as actor:
-        actor.open()
-        actor.send(fragment(actor.session, 1))
-        own_broker.end()
-    with SimulatedActor(broker.address, "a-1") as again:
-        again.session = actor.session
-        reply = again.send(fragment(actor.session, 1), fragment(actor.session, 2))
-    assert reply.acked_through == 2
-    assert learner.acked() == 2
-
-
 def test_credit_that_an_append_has_told_wakes_no_held_watch(
     broker: BrokerProcess, learner: LearnerLog
 ) -> None:
-    def watchers() -> float:
-        return float(re.findall(r"^penstock_watchers ([0-9.]+)", broker.get("/metrics")[1], re.MULTILINE)[0])
-
     with SimulatedActor(broker.address, "actor-0") as actor, ThreadPoolExecutor(1) as threads:
         actor.open()
         known = actor.watch()
@@ -304,13 +205,7 @@ def test_credit_that_an_append_has_told_wakes_no_held_watch(
         learner.settle(actor.acked_through)
         actor.send_all_with_credit(at_most=1)
         assert actor.begin_through > known.leave.begin_through
-        held = threads.submit(
-            actor.watch,
-            wait_ms=20_000,
-            known_version=known.latest.version,
-            known_begin_through=known.leave.begin_through,
-            known_revision=known.revision,
-        )
-        eventually(lambda: watchers() == 1, "the watch to be held")
+        held = threads.submit(actor.watch, wait_ms=20_000, **newest(known))
+        eventually(lambda: broker.metric("penstock_watchers") == 1, "the watch to be held")
         learner.publish(b"weights-2", update=1, settled=0, scalars={})
         assert held.result().latest.version > known.latest.version

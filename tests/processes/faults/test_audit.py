@@ -8,7 +8,6 @@ so that part of the log is not in any checkpoint. Each test tampers with a copy.
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +20,10 @@ from penstock.actor.link.ack_journal import journal_files, read_journal
 from penstock.broker.log import keys
 from penstock.launch.audit.audit_command import audit
 from penstock.launch.audit.findings import AuditResult, Kind
-from penstock.launch.run.supervisor import penstock
 from penstock.protocol.fragment import header_bytes, parse_header
 from tests.support.fleet.fleet import Fleet, Shape
+from tests.support.run import harness
+from tests.support.run.harness import command
 from tests.support.storage.redis_server import RedisServer, find_binaries
 
 Entry = tuple[int, dict[bytes, bytes]]
@@ -92,17 +92,13 @@ def copy(ended_run: Path, tmp_path: Path, short_folder: Path) -> Iterator[Copy]:
         source = folder / "redis" / name
         if source.exists():
             shutil.move(source, short_folder / name)
-    server = RedisServer(binary, short_folder)
-    server.start()
-    yield Copy(folder, server)
-    server.kill()
+    with harness.redis(short_folder, binary=binary) as server:
+        yield Copy(folder, server)
 
 
 def test_a_run_that_was_killed_is_clean_and_says_which_records_it_had(ended_run: Path) -> None:
     before = {path: path.read_bytes() for path in ended_run.rglob("*") if path.is_file()}
-    process = subprocess.run(
-        penstock("audit", str(ended_run), "--json"), capture_output=True, text=True, timeout=60, check=False
-    )
+    process = command("audit", str(ended_run), "--json")
     assert process.returncode == 0, process.stdout + process.stderr
     report = json.loads(process.stdout)
     assert report["clean"]
@@ -120,8 +116,7 @@ def test_the_list_is_printed_and_the_last_line_says_what_is_wrong(copy: Copy) ->
     number, values = copy.resident()
     copy.redis.xdel(keys.LOG, keys.entry_id(number))
     header = parse_header(values[b"h"])
-    command = penstock("audit", str(copy.folder), "--redis", copy.server.url)
-    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    process = command("audit", str(copy.folder), "--redis", copy.server.url)
     assert process.returncode == 1
     assert f"lost: session {header.session}, sequence {header.sequence}" in process.stdout
     assert "1 lost" in process.stderr.splitlines()[-1]

@@ -1,16 +1,13 @@
-"""A run that cannot go on ends non-zero, with the cause on its last line.
-
-Whole runs, from `penstock train`.
-"""
+"""Whole runs that cannot go on end non-zero, with the cause on the last line; some faults they outlive."""
 
 import json
 import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -18,21 +15,13 @@ from penstock.launch.run.supervisor import MAX_FAILURES
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.network.proxy import Proxy
 from tests.support.run import harness
-from tests.support.run.harness import Training, wait_until_gone
+from tests.support.run.harness import LONG, OFTEN, Training, trainings
 from tests.support.storage.small_disk import KINDS, SmallDisk, can_mount, small_disk
 
 pytestmark = pytest.mark.timeout(900)
 PATIENCE_S = 600.0
 
-ENDLESS = (
-    "CartPole-v1",
-    "--actors",
-    "1",
-    "--total-steps",
-    "100000000",
-    "--set",
-    "learner.stop_at_target=false",
-)
+ENDLESS = ("CartPole-v1", *LONG, "--actors", "1")
 
 FALLS = """
 import gymnasium
@@ -64,17 +53,8 @@ def leave():
 def start(tmp_path: Path, disk: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
     """Start a run in `tmp_path/run`; nothing of it is left when its disk goes."""
     monkeypatch.setattr(harness, "PATIENCE_S", PATIENCE_S)
-    trainings: list[Training] = []
-
-    def start(*arguments: str) -> Training:
-        trainings.append(Training(tmp_path / "run", *arguments))
-        return trainings[-1]
-
-    yield start
-    for training in trainings:
-        training.process.kill()
-        training.process.communicate()
-        wait_until_gone(training)
+    with trainings(tmp_path / "run") as starter:
+        yield starter
 
 
 @pytest.fixture
@@ -114,7 +94,7 @@ def test_a_full_disk_under_the_checkpoints(
 ) -> None:
     running: list[Training] = []
     small = disk(kind, "checkpoints", lambda: running[0].pids().get("learner") if running else None)
-    training = start(*ENDLESS, "--set", "learner.checkpoint_interval_s=1")
+    training = start(*ENDLESS, *OFTEN)
     running.append(training)
     checkpoints = training.run_dir / "checkpoints"
     training.until(lambda: list(checkpoints.glob("0*/manifest.json")) != [])
@@ -125,7 +105,7 @@ def test_a_full_disk_under_the_checkpoints(
     assert not list(checkpoints.glob(".tmp-*"))
     if kind == "tmpfs":
         small.free()
-    again = start("--resume", "--set", "learner.checkpoint_interval_s=1")
+    again = start("--resume", *OFTEN)
     again.until_steps(2_000)
     again.process.send_signal(signal.SIGTERM)
     code, _, err = again.end()
@@ -159,7 +139,7 @@ def test_a_run_whose_whole_folder_is_on_a_full_disk(
     start: Callable[..., Training], disk: Callable[..., SmallDisk]
 ) -> None:
     small = disk("tmpfs", ".", lambda: None)
-    training = start(*ENDLESS, "--set", "learner.checkpoint_interval_s=1", "--set", "broker.redis_wait_s=5")
+    training = start(*ENDLESS, *OFTEN, "--set", "broker.redis_wait_s=5")
     training.until_steps(1_000)
     small.fill(0)
     _, err = training.process.communicate(timeout=PATIENCE_S)
@@ -191,23 +171,20 @@ def test_an_environment_that_leaves_the_program(
     assert (tmp_path / "lives-actor-0").stat().st_size == MAX_FAILURES
 
 
-def has_another_pid(training: Training, name: str, pid: int) -> bool:
-    return training.pids()[name] != pid
-
-
-def is_beyond(training: Training, steps: int) -> bool:
-    return training.steps() > steps
+def kill_an_actor(training: Training) -> None:
+    """And let the run come further three times."""
+    pid = training.pids()["actor-0"]
+    os.kill(pid, signal.SIGKILL)
+    training.until(lambda: training.pids()["actor-0"] != pid)
+    for _ in range(3):
+        training.until_steps(training.steps() - training.began_steps + 1)
 
 
 def test_kills_between_which_the_run_comes_further_do_not_end_it(start: Callable[..., Training]) -> None:
     training = start(*ENDLESS)
     training.until_steps(1_000)
     for _ in range(MAX_FAILURES + 1):
-        pid = training.pids()["actor-0"]
-        os.kill(pid, signal.SIGKILL)
-        training.until(partial(has_another_pid, training, "actor-0", pid))
-        for _ in range(3):
-            training.until(partial(is_beyond, training, training.steps()))
+        kill_an_actor(training)
     training.process.send_signal(signal.SIGTERM)
     code, _, err = training.end()
     assert code == 130, err
@@ -243,3 +220,47 @@ def test_weights_that_never_reach_an_actor(start: Callable[..., Training]) -> No
         last = ending(training)
     assert "no update for 25 s (learner.stall_timeout_s)" in last
     assert "no actor acts with the newest weights: actor-0 acts with version 0" in last
+
+
+SOLVES_S: Final = 2400.0
+HANGS_NOW_AND_THEN: Final = """
+import random, sys, threading, gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class Hangs(CartPoleEnv):
+    def step(self, action):
+        if "evaluation" not in sys.argv and random.random() < 0.001:
+            threading.Event().wait()
+        return super().step(action)
+gymnasium.register("Hangs-v0", Hangs, max_episode_steps=500, reward_threshold=475)
+"""
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Modules of the folder are found here and by every process that is started meanwhile."""
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv("PYTHONPATH", path)
+        yield
+
+
+@pytest.mark.promise("run-solved-whose-environments")
+@pytest.mark.slow
+@pytest.mark.timeout(2700)
+def test_a_run_whose_environments_hang_once_in_a_thousand_steps_solves(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGS_NOW_AND_THEN)
+    run_dir = tmp_path / "run"
+    with importable(tmp_path), trainings(run_dir) as start:
+        training = start(
+            "hanging:Hangs-v0", "--actors", "4", "--seed", "1",
+            "--set", 'actor.allow_modules=["hanging"]', "--set", "actor.stall_timeout_s=1",
+        )  # fmt: skip
+        code, _, err = training.end(SOLVES_S)
+    assert code == 0, err
+    summary = training.summary()
+    assert summary["solved"]
+    assert summary["ledger"]["balanced"]
+    restarts = [one["restarts"] for one in summary["processes"] if one["role"] == "actor"]
+    assert len(restarts) == 4
+    assert all(restarts)

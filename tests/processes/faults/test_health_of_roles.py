@@ -1,9 +1,10 @@
 """`/healthz` of a role turns red when its own progress stops, says why, and turns green when it goes on."""
 
+import itertools
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +12,9 @@ import pytest
 import redis
 
 from penstock.broker.log import keys
-from penstock.launch.run.supervisor import penstock
-from penstock.runtime.health import ENDPOINT_VARIABLE
+from tests.support.run import harness
 from tests.support.run.actor_run import Plan, ScriptedLearner
-from tests.support.run.harness import BrokerProcess, eventually, launch
+from tests.support.run.harness import BrokerProcess, eventually
 
 PATIENCE_S = 60.0
 
@@ -43,38 +43,17 @@ Start = Callable[..., BrokerProcess]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `penstock ARGUMENTS` with an endpoint file; it is gone afterwards.
-
-    Any role has a broker's ports.
-    """
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(*arguments: str, **environment: str) -> BrokerProcess:
-        number = len(processes)
-        endpoint_file, log = tmp_path / f"{number}.json", tmp_path / f"{number}.log"
-        with log.open("wb") as stderr:
-            processes.append(
-                subprocess.Popen(
-                    penstock(*arguments),
-                    stdout=stderr,
-                    stderr=stderr,
-                    env={**os.environ, **environment, ENDPOINT_VARIABLE: str(endpoint_file)},
-                )
-            )
-        return BrokerProcess(process=processes[-1], endpoint_file=endpoint_file, log=log)
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
+    names = map(str, itertools.count())
+    with ExitStack() as stack:
+        yield lambda *words, **environment: stack.enter_context(
+            harness.service(tmp_path, *words, name=next(names), **environment)
+        )
 
 
 @pytest.fixture
 def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    broker = launch(redis_url, tmp_path / "broker")
-    eventually(broker.is_ready, "readiness", PATIENCE_S)
-    yield broker
-    broker.end()
+    with harness.broker(redis_url, tmp_path / "broker") as broker:
+        yield broker
 
 
 def becomes(process: BrokerProcess, status: int, name: str = "") -> str:
@@ -93,20 +72,31 @@ def becomes(process: BrokerProcess, status: int, name: str = "") -> str:
     return told[-1]
 
 
-@pytest.mark.promise("healthz-role-turns-red")
-def test_an_actor_whose_environment_hangs(
-    redis_url: str, broker: BrokerProcess, start: Start, tmp_path: Path
-) -> None:
+@pytest.fixture
+def learner(redis_url: str, tmp_path: Path) -> ScriptedLearner:
+    """Of a run whose environments sleep while a file of their name is there."""
     (tmp_path / "sleeping.py").write_text(SLEEPS)
-    asleep = tmp_path / "asleep.step"
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(tmp_path / "asleep")}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         learner = ScriptedLearner(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
     learner.publish()
+    return learner
+
+
+def start_sleeping(start: Start, broker: BrokerProcess, folder: Path) -> BrokerProcess:
+    """An actor of that run."""
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     told = ("--set", "actor.stall_timeout_s=1", "--set", 'actor.allow_modules=["sleeping"]')
-    actor = start("actor", "--broker", broker.address, "--actor-id", "a", *told, **environment)
+    words = ("actor", "--broker", broker.address, "--actor-id", "a", *told)
+    return start(*words, PYTHONPATH=path, SLEEP_WHILE=str(folder / "asleep"))
+
+
+@pytest.mark.promise("healthz-role-turns-red")
+def test_an_actor_whose_environment_hangs(
+    learner: ScriptedLearner, broker: BrokerProcess, start: Start, tmp_path: Path
+) -> None:
+    asleep = tmp_path / "asleep.step"
+    actor = start_sleeping(start, broker, tmp_path)
     eventually(lambda: learner.learn() >= 2, "experience", PATIENCE_S)
     assert actor.get("/healthz") == (200, "ok\n")
     asleep.touch()
@@ -127,22 +117,14 @@ def _has_come(learner: ScriptedLearner, known: int) -> bool:
 
 @pytest.mark.promise("healthz-role-turns-red", "actor-makes-environments-session")
 def test_an_actor_whose_environment_never_gets_going(
-    redis_url: str, broker: BrokerProcess, start: Start, tmp_path: Path
+    redis_url: str, learner: ScriptedLearner, broker: BrokerProcess, start: Start, tmp_path: Path
 ) -> None:
-    (tmp_path / "sleeping.py").write_text(SLEEPS)
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    environment = {"PYTHONPATH": path, "SLEEP_WHILE": str(tmp_path / "asleep")}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
-        learner = ScriptedLearner(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
-    learner.publish()
-    told = ("--set", "actor.stall_timeout_s=1", "--set", 'actor.allow_modules=["sleeping"]')
     # Credit comes while the reset hangs, so that the first step waits for nothing.
     for places in (["make"], ["reset", "step"]):
         for where in places:
             (tmp_path / f"asleep.{where}").touch()
         before = learner.learn()
-        actor = start("actor", "--broker", broker.address, "--actor-id", "a", *told, **environment)
+        actor = start_sleeping(start, broker, tmp_path)
         eventually(actor.endpoint_file.exists, "the actor", PATIENCE_S)
         for where in places:
             eventually(

@@ -1,17 +1,16 @@
-"""Learning while processes die: a random one is killed every 20 s, and the return stays what it is without.
-
-Whole runs of `penstock train` at equal steps, undisturbed and under fire, the same seeds for both. Any
-process but the launcher may be hit: Redis, broker, learner, a rollout worker or the evaluator. The return is
-that of the last version on the evaluation's fixed episodes. Each run under fire ends with an audit.
-"""
+"""Learning while processes die, and while an actor sends poison: the task is solved all the same."""
 
 import importlib.util
+import json
 import os
 import random
 import signal
 import subprocess
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,11 @@ import numpy as np
 import pytest
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.run.harness import Training, is_alive
+from penstock.protocol.spaces import Box, Discrete, Space
+from tests.support.abuse.poison import Way
+from tests.support.abuse.poisoner import read_poisons, ways_against
+from tests.support.oracles.poison_books import PoisonBooks
+from tests.support.run.harness import OFTEN, Training, is_alive, trainings
 
 KILL_EVERY_S: Final = 20.0
 LARGEST_LOSS: Final = 0.1
@@ -102,3 +105,160 @@ def interval(
     values = changes.tolist()
     means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(RESAMPLES))
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
+
+
+CHOICE: Final = Discrete(2)
+FORCE: Final = Box(np.full(1, -2, np.float32), np.full(1, 2, np.float32))
+TIMES: Final = 4
+SLOW_S: Final = 900.0
+BEGUN_STEPS: Final = 50_000
+PASSES: Final = 10
+EXPLORES_BRIEFLY: Final = ("algorithm.epsilon_fraction=0.0002",)
+"""20,000 of the steps of a run that ends when it is asked to."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task that a run must solve. max_reward: as a person sets it who knows the task."""
+
+    environment: str
+    algorithm: str
+    target: float
+    action: Space
+    max_reward: float
+    weighs: bool = False
+    settings: tuple[str, ...] = ()
+
+    @property
+    def ways(self) -> list[Way]:
+        return ways_against(self.action, weighs=self.weighs)
+
+    def arguments(self) -> list[str]:
+        said = (f"algorithm.name={self.algorithm}", f"broker.max_reward={self.max_reward}", *self.settings)
+        return [
+            *(self.environment, "--seed", "1", "--actors", "2", "--target-return", str(self.target), *OFTEN),
+            *("--total-steps", "100000000", "--set", "learner.stop_at_target=false"),
+            *(part for text in said for part in ("--set", text)),
+        ]
+
+
+PPO = Task("CartPole-v1", "ppo", 475, CHOICE, 10.0, weighs=True)
+TASKS = (
+    PPO,
+    Task("CartPole-v1", "impala", 475, CHOICE, 10.0, weighs=True),
+    Task("CartPole-v1", "reinforce", 475, CHOICE, 10.0, weighs=True),
+    Task("CartPole-v1", "dqn", 195, CHOICE, 10.0, settings=EXPLORES_BRIEFLY),
+    Task("Pendulum-v1", "sac", -250, FORCE, 20.0),
+)
+
+
+@contextmanager
+def poisoner(training: Training, poisons: Path, task: Task, *, every: int) -> Iterator[None]:
+    """An actor of the run that spoils one of so many fragments; it ends with the block."""
+    training.until(lambda: bool(_broker(training)))
+    weighs = ("--weighs",) if task.weighs else ()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tests.support.abuse.poisoner", "--broker", _broker(training)),
+            *("--actor-id", "poisoner", "--poisons", str(poisons), "--every", str(every), *weighs),
+        ],
+        stderr=(poisons.parent / "poisoner.log").open("ab"),
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0, (poisons.parent / "poisoner.log").read_text()[-2000:]
+
+
+def _broker(training: Training) -> str:
+    path = training.run_dir / "endpoints.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    alive = [one["address"] for name, one in found.items() if name.startswith("broker")]
+    return str(alive[0]) if alive and training.steps() > training.began_steps else ""
+
+
+def unnamed(run_dir: Path, poisons: Path, ways: Sequence[Way]) -> set[str]:
+    return PoisonBooks(run_dir).unnamed(read_poisons(poisons), ways)
+
+
+def is_tried(run_dir: Path, poisons: Path, ways: Sequence[Way]) -> bool:
+    """Whether all are found out, or each came several times: the newest lie in no checkpoint yet."""
+    return not unnamed(run_dir, poisons, ways) or len(read_poisons(poisons)) > TIMES * len(ways)
+
+
+def check_books(run_dir: Path, poisons: Path) -> None:
+    """See `PoisonBooks.check`; the summary's books balance."""
+    PoisonBooks(run_dir).check(read_poisons(poisons))
+    assert json.loads((run_dir / "summary.json").read_text())["ledger"]["balanced"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    with trainings(tmp_path / "run") as starter:
+        yield starter
+
+
+def stop(training: Training) -> None:
+    training.process.send_signal(signal.SIGINT)
+    code, _, err = training.end()
+    assert code == 130, err
+
+
+@pytest.mark.promise("run-poisoned-ways-books")
+def test_every_way_that_can_be_known_is_named_and_nothing_honest(
+    start: Callable[..., Training], tmp_path: Path
+) -> None:
+    poisons = tmp_path / "poisons.jsonl"
+    training = start(*PPO.arguments())
+    with poisoner(training, poisons, PPO, every=2):
+        training.until(lambda: is_tried(training.run_dir, poisons, PPO.ways))
+    stop(training)
+    check_books(training.run_dir, poisons)
+    assert not unnamed(training.run_dir, poisons, PPO.ways)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SLOW_S)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.algorithm)
+def test_a_poisoned_run_is_resumed_and_solved(
+    task: Task, start: Callable[..., Training], tmp_path: Path
+) -> None:
+    poisons = tmp_path / "poisons.jsonl"
+    training = start(*task.arguments())
+    with poisoner(training, poisons, task, every=5):
+        training.until(lambda: is_tried(training.run_dir, poisons, task.ways))
+    stop(training)
+    training = start("--resume", "--set", "learner.stop_at_target=true")
+    with poisoner(training, poisons, task, every=5):
+        code, _, err = training.end(SLOW_S)
+    assert code == 0, err
+    assert training.summary()["solved"]
+    check_books(training.run_dir, poisons)
+    assert not unnamed(training.run_dir, poisons, task.ways)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * SLOW_S)
+def test_what_a_poisoned_run_recorded_is_cloned_and_the_clone_solves(
+    start: Callable[..., Training], tmp_path: Path
+) -> None:
+    poisons, recording = tmp_path / "poisons.jsonl", tmp_path / "recording"
+    training = start(*PPO.arguments(), "--set", f"learner.record={recording}")
+    with poisoner(training, poisons, PPO, every=5):
+        training.until(lambda: is_tried(training.run_dir, poisons, PPO.ways))
+    stop(training)
+    check_books(training.run_dir, poisons)
+    assert not unnamed(training.run_dir, poisons, PPO.ways)
+    with trainings(tmp_path / "clone") as start_clone:
+        clone = start_clone(
+            *("CartPole-v1", "--from", str(recording), "--set", "algorithm.name=clone", *OFTEN),
+            *("--target-return", str(PPO.target), "--total-steps", str(PASSES * training.steps())),
+            *("--set", "learner.stop_at_target=false"),
+        )
+        clone.until_steps(BEGUN_STEPS)
+        stop(clone)
+        clone = start_clone("--resume", "--set", "learner.stop_at_target=true")
+        code, _, err = clone.end(SLOW_S)
+        assert code == 0, err
+        assert clone.summary()["solved"]

@@ -1,14 +1,16 @@
-"""kill -9 of actors, brokers and Redis under load, at fail points and at random moments: the books balance.
+"""Whole runs under kill -9, at fail points and at random moments, and with too much experience.
 
 Afterwards every process lives again, the actors drain and the learner commits; then `penstock audit` looks
-for each fragment that an actor saw acknowledged, and for any number that was used twice.
-"""
+for each fragment that an actor saw acknowledged, and for any number that was used twice."""
 
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from benchmarks.actors import measure
+from benchmarks.stand import services
+from penstock.protocol.limits import MIB
 from tests.support.fleet.campaign import (
     IN_REWRITE,
     IN_USE,
@@ -21,6 +23,7 @@ from tests.support.fleet.campaign import (
     Pace,
 )
 from tests.support.fleet.fleet import Audit, Fleet, Shape
+from tests.support.fleet.flow_scenarios import Report, absent_learner, full_redis, overload
 
 BUSY: Final = ("learner.lease_ttl_s=2", "algorithm.batch_steps=256")
 """Work for the actors at any time, and a learner that soon notices what happened to Redis."""
@@ -97,3 +100,32 @@ def balance(fleet: Fleet, audit: Audit, kills: int) -> None:
     assert audit.report["clean"]
     assert audit.report["fragments"]["trained"] >= 4 * kills
     assert sum(audit.report["journalled"].values()) >= 4 * kills
+
+
+@pytest.mark.parametrize("seconds", [0, pytest.param(60, marks=pytest.mark.slow)])
+def test_all_that_frees_memory_goes_on_in_a_full_redis(tmp_path: Path, seconds: int) -> None:
+    full_redis(tmp_path, seconds, Report())
+
+
+@pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.slow)])
+def test_actors_outwait_an_absent_learner(tmp_path: Path, seconds: int) -> None:
+    absent_learner(tmp_path, seconds, Report())
+
+
+MOST_MEMORY = 512 * MIB
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds"), [(0.5, 6), pytest.param(5, 60, marks=pytest.mark.slow)], ids=["low", "full"]
+)
+def test_two_hundred_actors_at_one_broker(rate: float, seconds: float) -> None:
+    with services(durability="fsync_1s") as here:
+        outcome = measure(here, actors=200, rate=rate, seconds=seconds)
+    assert outcome.acked > 200, "the actors sent next to nothing"
+    assert outcome.lost == 0
+    assert outcome.broker_memory < MOST_MEMORY
+
+
+@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_twice_overload_with_a_small_buffer(tmp_path: Path, seconds: int) -> None:
+    overload(tmp_path, seconds, Report())
