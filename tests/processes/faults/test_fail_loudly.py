@@ -5,7 +5,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -235,28 +235,18 @@ gymnasium.register("Hangs-v0", Hangs, max_episode_steps=500, reward_threshold=47
 """
 
 
-@contextmanager
-def importable(folder: Path) -> Iterator[None]:
-    """Modules of the folder are found here and by every process that is started meanwhile."""
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", path)
-        yield
-
-
 @pytest.mark.promise("run-solved-whose-environments")
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
-def test_a_run_whose_environments_hang_once_in_a_thousand_steps_solves(tmp_path: Path) -> None:
-    (tmp_path / "hanging.py").write_text(HANGS_NOW_AND_THEN)
-    run_dir = tmp_path / "run"
-    with importable(tmp_path), trainings(run_dir) as start:
-        training = start(
-            "hanging:Hangs-v0", "--actors", "4", "--seed", "1",
-            "--set", 'actor.allow_modules=["hanging"]', "--set", "actor.stall_timeout_s=1",
-        )  # fmt: skip
-        code, _, err = training.end(SOLVES_S)
+def test_a_run_whose_environments_hang_once_in_a_thousand_steps_solves(
+    start: Callable[..., Training], importable: Path
+) -> None:
+    (importable / "hanging.py").write_text(HANGS_NOW_AND_THEN)
+    training = start(
+        "hanging:Hangs-v0", "--actors", "4", "--seed", "1",
+        "--set", 'actor.allow_modules=["hanging"]', "--set", "actor.stall_timeout_s=1",
+    )  # fmt: skip
+    code, _, err = training.end(SOLVES_S)
     assert code == 0, err
     summary = training.summary()
     assert summary["solved"]

@@ -50,12 +50,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         )
 
 
-@pytest.fixture
-def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    with harness.broker(redis_url, tmp_path / "broker") as broker:
-        yield broker
-
-
 def becomes(process: BrokerProcess, status: int, name: str = "") -> str:
     """Wait until `/healthz` has that status, for what is named; its text.
 
@@ -73,22 +67,19 @@ def becomes(process: BrokerProcess, status: int, name: str = "") -> str:
 
 
 @pytest.fixture
-def learner(redis_url: str, tmp_path: Path) -> ScriptedLearner:
+def learner(redis_url: str, importable: Path) -> ScriptedLearner:
     """Of a run whose environments sleep while a file of their name is there."""
-    (tmp_path / "sleeping.py").write_text(SLEEPS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
-        learner = ScriptedLearner(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
+    (importable / "sleeping.py").write_text(SLEEPS)
+    learner = ScriptedLearner(redis_url, Plan(environment={"id": "sleeping:Sleeps-v0", "count": 1}))
     learner.publish()
     return learner
 
 
 def start_sleeping(start: Start, broker: BrokerProcess, folder: Path) -> BrokerProcess:
     """An actor of that run."""
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     told = ("--set", "actor.stall_timeout_s=1", "--set", 'actor.allow_modules=["sleeping"]')
     words = ("actor", "--broker", broker.address, "--actor-id", "a", *told)
-    return start(*words, PYTHONPATH=path, SLEEP_WHILE=str(folder / "asleep"))
+    return start(*words, SLEEP_WHILE=str(folder / "asleep"))
 
 
 @pytest.mark.promise("healthz-role-turns-red")

@@ -193,12 +193,6 @@ def check_books(run_dir: Path, poisons: Path) -> None:
     assert json.loads((run_dir / "summary.json").read_text())["ledger"]["balanced"]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Training]]:
-    with trainings(tmp_path / "run") as starter:
-        yield starter
-
-
 def stop(training: Training) -> None:
     training.process.send_signal(signal.SIGINT)
     code, _, err = training.end()

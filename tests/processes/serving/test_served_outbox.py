@@ -34,21 +34,12 @@ from penstock.v1.control_pb2_grpc import ControlServiceStub
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from tests.support.run import harness
 from tests.support.run.actor_run import Plan, ScriptedLearner
-from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
+from tests.support.run.harness import BrokerProcess, eventually, open_run
 from tests.support.run.serving_run import SERVICE, terminate
 from tests.support.run.small_run import CHARGE, RUN, SCHEMA, STEPS, fragment
 from tests.support.storage.redis_server import RedisServer
 
 SERVER: Final = "server-0"
-
-
-@pytest.fixture
-def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that is ready."""
-    process = launch(redis_url, tmp_path)
-    eventually(process.is_ready, "readiness of the broker", within_s=60)
-    yield process
-    process.end()
 
 
 @pytest.fixture

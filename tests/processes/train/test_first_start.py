@@ -1,15 +1,22 @@
-"""A first start: a fresh clone, a home without caches, one that is only read, or none; not as root."""
+"""A first start, on a machine without caches or rights and from Python, and what trackers are told."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pytest
+
+from penstock.training import TrainingConfig, TrainingFailed, estimate, resume
+from penstock.training import start as begin
+from tests.support.observers.wandb_file import history
+from tests.support.run.harness import PATIENCE_S, Training, eventually
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 START_S: Final = 240
@@ -27,7 +34,7 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def start(clone: Path, home: Path, *user: str) -> subprocess.CompletedProcess[str]:
+def train(clone: Path, home: Path, *user: str) -> subprocess.CompletedProcess[str]:
     """`penstock train` of the clone's own code, with an environment that knows no caches of this machine.
 
     user: what runs it as somebody else.
@@ -82,13 +89,13 @@ def check(clone: Path, done: subprocess.CompletedProcess[str]) -> None:
 def test_a_first_start_with_an_empty_home(clone: Path, tmp_path: Path, name: str) -> None:
     home = tmp_path / name
     home.mkdir()
-    check(clone, start(clone, home))
+    check(clone, train(clone, home))
 
 
 @pytest.mark.slow
 def test_a_first_start_with_a_home_that_is_not_there(clone: Path, tmp_path: Path) -> None:
     home = tmp_path / "absent"
-    check(clone, start(clone, home))
+    check(clone, train(clone, home))
 
 
 def test_a_first_start_of_a_user_without_rights_and_with_a_home_that_is_only_read(
@@ -99,5 +106,88 @@ def test_a_first_start_of_a_user_without_rights_and_with_a_home_that_is_only_rea
     user = as_nobody()
     tried = subprocess.run([*user, "mkdir", str(home / "written")], capture_output=True, check=False)
     assert tried.returncode != 0
-    check(own_clone, start(own_clone, home, *user))
+    check(own_clone, train(own_clone, home, *user))
     assert list(home.iterdir()) == []
+
+
+def config(folder: Path, **learner: Any) -> TrainingConfig:
+    settings = {
+        "actor": {"count": 1},
+        "algorithm": {"batch_steps": 512},
+        "learner": {"stop_at_target": False} | learner,
+        "evaluation": {"episodes": 2},
+    }
+    return TrainingConfig("CartPole-v1", settings=settings, run_dir=folder / "run")
+
+
+def test_a_run_is_started_waited_for_and_told(tmp_path: Path) -> None:
+    job = begin(config(tmp_path, total_updates=2, total_steps=100_000))
+    with pytest.raises(TimeoutError):
+        job.result(timeout_s=0)
+    result = job.result(PATIENCE_S)
+    assert (result.updates, result.interrupted, result.run_dir) == (2, False, tmp_path / "run")
+    assert result.env_steps == result.summary["env_steps"]
+    assert result.env_steps
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert not job.is_running
+
+
+def test_a_run_that_is_stopped_says_so_and_goes_on(tmp_path: Path) -> None:
+    job = begin(config(tmp_path, total_steps=10**9, total_updates=150))
+    lines = tmp_path / "run" / "metrics.jsonl"
+    for _ in range(int(PATIENCE_S / 0.2)):
+        if lines.exists() and lines.stat().st_size:
+            break
+        with pytest.raises(TimeoutError):
+            job.result(timeout_s=0.2)
+    job.stop()
+    stopped = job.result(PATIENCE_S)
+    assert stopped.interrupted
+    assert stopped.updates is not None
+    assert stopped.updates < 150
+    assert any((tmp_path / "run" / "checkpoints").iterdir())
+    result = resume(tmp_path / "run").result(PATIENCE_S)
+    assert (result.interrupted, result.updates, result.run_dir) == (False, 150, tmp_path / "run")
+
+
+def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    wrong = TrainingConfig("No-such-environment-v0", run_dir=tmp_path / "run")
+    with pytest.raises(TrainingFailed, match="No-such-environment-v0"):
+        begin(wrong).result(PATIENCE_S)
+    with pytest.raises(TrainingFailed, match="unheard"):
+        estimate(TrainingConfig("CartPole-v1", settings={"unheard": {"of": 1}}))
+
+
+def test_nothing_of_a_learner_is_loaded() -> None:
+    code = "import sys, penstock.training; print(sorted(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for module in ("torch", "grpc", "penstock.launch", "penstock.learner", "gymnasium"):
+        assert f"'{module}'" not in told
+
+
+def test_both_trackers_hold_the_lines_of_a_run(
+    start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("wandb")
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "wandb"))
+    training = start(
+        "CartPole-v1", "--total-steps", "20000", "--json",
+        "--set", 'metrics.trackers=["tensorboard", "wandb"]', "--set", "metrics.wandb_mode=offline",
+    )  # fmt: skip
+    code, _, err = training.end()
+    assert code == 0, err
+    lines = [json.loads(line) for line in (training.run_dir / "metrics.jsonl").read_text().splitlines()]
+    reader = tensorboard.EventAccumulator(str(training.run_dir / "tensorboard"))
+    reader.Reload()
+    for name in ("updates", "mean_return", "entropy"):
+        written = [
+            (row["env_steps"], float(np.float32(row[name]))) for row in lines if row.get(name) is not None
+        ]
+        assert [(event.step, event.value) for event in reader.Scalars(name)] == written, name
+    (file,) = (training.run_dir / "wandb").glob("offline-run-*/run-*.wandb")
+    eventually(lambda: history(file) != [], "rows of wandb", PATIENCE_S)
+    known = {(row["env_steps"], row["updates"]) for row in lines}
+    assert {(row["env_steps"], row["updates"]) for row in history(file)} <= known
+    assert "a tracker did not take a line" not in (training.run_dir / "logs" / "learner.log").read_text()

@@ -1,15 +1,14 @@
 """Versions of a real run: registered, answered for, promoted, rolled back and retired while it learns."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from penstock.launch.run.supervisor import penstock
 from penstock.policy import weights
 from penstock.registry.records import PolicyVersion
 from penstock.registry.registry import Registry
@@ -17,11 +16,11 @@ from penstock.registry.weight_files import read_kept, registry_url
 from penstock.rpc.auth import Credentials
 from penstock.rpc.channel import open_channel
 from penstock.v1 import control_pb2, control_pb2_grpc, weights_pb2, weights_pb2_grpc
-from tests.support.run.harness import Training, eventually, launch, open_run, wait_until_gone
+from tests.support.run import harness
+from tests.support.run.harness import LONG, Training, command, open_run
 from tests.support.run.simulated_actor import code_of
 
-LONG = ("--actors", "2", "--total-steps", "100000000", "--set", "learner.stop_at_target=false")
-OFTEN = ("--set", "evaluation.interval_steps=4000", "--set", "evaluation.episodes=8")
+EVALUATED = ("--set", "evaluation.interval_steps=4000", "--set", "evaluation.episodes=8")
 SOME = ("--set", "learner.keep_every_updates=40")
 """Versions that are kept however few of them are better than the ones before."""
 
@@ -29,20 +28,16 @@ SOME = ("--set", "learner.keep_every_updates=40")
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Training]:
     """A run that goes on until it is asked to end, with an evaluation after every 4,000 steps."""
-    running = Training(tmp_path / "run", "CartPole-v1", *LONG, *OFTEN, *SOME)
-    yield running
-    running.process.kill()
-    running.process.communicate()
-    wait_until_gone(running)
+    with harness.run(tmp_path / "run", "CartPole-v1", *LONG, *EVALUATED, *SOME) as running:
+        yield running
 
 
 class Operator:
     """Who looks at a run by its broker and by its folder."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        endpoints = json.loads((run_dir / "endpoints.json").read_text())
-        channel = open_channel(endpoints["broker"]["address"], Credentials())
+    def __init__(self, training: Training) -> None:
+        self.run_dir = training.run_dir
+        channel = open_channel(training.endpoints()["broker"]["address"], Credentials())
         self.control = control_pb2_grpc.ControlServiceStub(channel)
         self._weights = weights_pb2_grpc.WeightServiceStub(channel)
 
@@ -74,10 +69,7 @@ class Operator:
         return blob
 
     def policy(self, *arguments: str) -> Any:
-        reply = subprocess.run(
-            penstock("policy", arguments[0], str(self.run_dir), *arguments[1:], "--json"),
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        reply = command("policy", arguments[0], str(self.run_dir), *arguments[1:], "--json")
         assert reply.returncode == 0, reply.stderr
         return json.loads(reply.stdout)
 
@@ -85,7 +77,7 @@ class Operator:
 @pytest.mark.promise("weights-registered-version-available")
 def test_versions_of_a_run_are_answered_for_until_they_are_retired(training: Training) -> None:
     training.until_steps(1)
-    operator = Operator(training.run_dir)
+    operator = Operator(training)
     training.until_steps(15_000)
     # Chosen just before they are asked for: the oldest make room for newer ones.
     training.until(lambda: len(operator.having("active")) == 1 and len(operator.having("candidate")) >= 2)
@@ -137,19 +129,14 @@ def check_files(run_dir: Path, retired: int) -> None:
 @pytest.fixture
 def control(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., control_pb2_grpc.ControlServiceStub]]:
     learner = open_run(redis_url)
-    brokers = []
 
     def start(**registry: str) -> control_pb2_grpc.ControlServiceStub:
-        broker = launch(redis_url, tmp_path, settings={"run": "run-a", "registry": registry})
-        brokers.append(broker)
-        eventually(broker.is_ready, "readiness of the broker", within_s=60)
-        channel = open_channel(broker.address, Credentials())
-        return control_pb2_grpc.ControlServiceStub(channel)
+        settings = {"run": "run-a", "registry": registry}
+        broker = stack.enter_context(harness.broker(redis_url, tmp_path, settings=settings))
+        return control_pb2_grpc.ControlServiceStub(open_channel(broker.address, Credentials()))
 
-    yield start
-    for broker in brokers:
-        broker.end()
-    learner.close()
+    with closing(learner), ExitStack() as stack:
+        yield start
 
 
 def test_a_broker_without_a_registry_says_what_to_set(
