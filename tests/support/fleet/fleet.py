@@ -1,4 +1,4 @@
-"""The processes of one run, each of which a test may kill, freeze and start again, and the audit at the end."""
+"""The processes of one run, each of which a test may kill, freeze and start again, and the audit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""More experience than there is room for: three flows, for as many seconds as wanted, and what a soak reports."""
+"""More experience than there is room for: three flows, and what a soak reports."""
 
 import http.client
 import os
