@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from penstock.client import EpisodeUnknown, PolicyClient
+from penstock.client import PolicyClient
 from penstock.protocol.limits import MAX_MESSAGE_BYTES, MIB
 from penstock.protocol.refusal import Reason, Refusal
 from penstock.protocol.tensor import to_tensor
@@ -346,14 +346,6 @@ def open_episodes(server: BrokerProcess) -> int:
     return next(
         int(float(line.split()[-1])) for line in page if line.startswith("penstock_policy_episodes_open")
     )
-
-
-def test_who_was_given_up_is_told_so(server: BrokerProcess) -> None:
-    with unharmed(server), PolicyClient(server.address, deadline_s=PATIENCE_S) as client:
-        episode = client.start_episode()
-        eventually(lambda: open_episodes(server) == 0, "given up", within_s=60)
-        with pytest.raises(EpisodeUnknown, match="given up"):
-            episode.act(np.zeros(4, np.float32))
 
 
 @pytest.mark.promise("clients-cannot-exhaust-server")

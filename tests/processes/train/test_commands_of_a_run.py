@@ -308,26 +308,6 @@ def test_ctrl_c_leaves_no_process_and_no_folder(dry_run: "subprocess.Popen[str]"
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [(("--from", "{folder}"), "--dry-run --from"), (("--serve", "127.0.0.1:0"), "--dry-run --serve")],
-)
-def test_what_has_no_pace_of_its_own_is_bad_usage(more: tuple[str, ...], named: str, tmp_path: Path) -> None:
-    (tmp_path / "recording").mkdir()
-    (tmp_path / "recording/recording.json").write_text("{}")
-    told = said("--dry-run", *(word.format(folder=tmp_path / "recording") for word in more), cwd=tmp_path)
-    assert told.returncode == 2
-    assert named in told.stderr.splitlines()[-1]
-
-
-def test_a_run_that_is_resumed_is_not_predicted(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.toml").write_text('run = "r"\n')
-    told = command("train", "--resume", str(tmp_path / "run"), "--dry-run")
-    assert told.returncode == 2
-    assert "--dry-run --resume" in told.stderr.splitlines()[-1]
-
-
 @pytest.mark.promise("learner-finished-stays-alive")
 def test_a_learner_that_is_done_stays_until_it_is_asked_to_end(redis_url: str, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"

@@ -101,17 +101,6 @@ def test_a_process_that_stands_still_is_named_as_the_bottleneck(
     watched.until(lambda: not asked(watched, f"api/runs/{name}")["now"]["bottleneck"]["stands_still"])
 
 
-def test_the_page_tells_the_curve_as_it_grows(watched: Training) -> None:
-    name = watched.run_dir.name
-    (listed,) = asked(watched, "api/runs")["runs"]
-    assert (listed["name"], listed["state"], listed["environment"]) == (name, "running", "CartPole-v1")
-    before = asked(watched, f"api/runs/{name}/curve")["env_steps"][-1]
-    watched.until(lambda: asked(watched, f"api/runs/{name}/curve")["env_steps"][-1] > before)
-    curve = asked(watched, f"api/runs/{name}/curve")
-    assert len({len(column) for column in curve.values()}) == 1
-    assert curve["mean_return"][-1] > 0
-
-
 def test_the_page_ends_with_its_run(tmp_path: Path) -> None:
     with harness.run(tmp_path / "short", "CartPole-v1", "--ui", *SHORT, "--json") as training:
         code, out, err = training.end()

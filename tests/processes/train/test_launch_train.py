@@ -79,23 +79,6 @@ def test_a_launcher_killed_while_services_start_leaves_nothing_running(
         pause.wait(0.05)
 
 
-def test_what_the_policy_cannot_handle_ends_with_exit_2(tmp_path: Path) -> None:
-    module = tmp_path / "strange_environments.py"
-    module.write_text(
-        "import gymnasium\n"
-        "class Strange(gymnasium.Env):\n"
-        "    observation_space = gymnasium.spaces.Text(5)\n"
-        "    action_space = gymnasium.spaces.Discrete(2)\n"
-        "    def reset(self, *, seed=None, options=None): return 'a', {}\n"
-        "    def step(self, action): return 'a', 0.0, True, False, {}\n"
-        "gymnasium.register('Strange-v0', Strange, reward_threshold=1)\n"
-    )
-    words = ("train", "strange_environments:Strange-v0", "--run-dir", str(tmp_path / "run"))
-    process = command(*words, cwd=tmp_path)
-    assert process.returncode == 2, process.stderr
-    assert "observation_space" in process.stderr.splitlines()[-1]
-
-
 GAME = "tests.support.experience.minatar_games:MinAtar/Breakout-v1"
 LIMIT = 1000
 SETTINGS: tuple[str, ...] = (
