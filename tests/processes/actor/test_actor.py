@@ -25,7 +25,6 @@ from tests.support.experience import faulty_environments
 from tests.support.run.actor_run import (
     UNROLL,
     ActorThread,
-    LossyLine,
     Plan,
     ScriptedLearner,
     actors,
@@ -117,20 +116,6 @@ def test_credit_without_new_weights_is_followed_by_the_next_watch_at_once(
         for _ in range(6):
             settle_one()
     assert {fragment.header.oldest_version for fragment in learner.fragments} == {1}
-
-
-@pytest.mark.promise("lost-replies-cost-fragment")
-def test_replies_that_get_lost_cost_no_fragment(broker: BrokerProcess, begin: Begin) -> None:
-    learner = begin()
-    line = LossyLine(broker.address, 0.3)
-    actor = ActorThread(line.address, "actor-0")
-    # How many fragments go into one Append depends on the load, so losses are waited for as well.
-    eventually(
-        lambda: learner.learn() >= 100 and line.lost.count("Append") > 3, "a hundred fragments and losses", 60
-    )
-    assert actor.drain() == EXIT_OK
-    assert_dense(learner)
-    line.close()
 
 
 @pytest.mark.promise("actor-continues-without-help")

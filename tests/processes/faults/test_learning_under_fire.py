@@ -19,8 +19,7 @@ import pytest
 
 from penstock.launch.run.supervisor import penstock
 from penstock.protocol.spaces import Box, Discrete, Space
-from tests.support.abuse.poison import Way
-from tests.support.abuse.poisoner import read_poisons, ways_against
+from tests.support.abuse.poisoner import Way, read_poisons, ways_against
 from tests.support.oracles.poison_books import PoisonBooks
 from tests.support.run.harness import OFTEN, Training, is_alive, trainings
 

@@ -322,6 +322,7 @@ def test_an_idle_connection_is_kept(redis_server: RedisServer, tmp_path: Path, s
         assert len(run.proxy.accepted_s) == 1
 
 
+@pytest.mark.promise("lost-replies-cost-fragment")
 @pytest.mark.parametrize("fragments", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_lost_replies_leave_every_fragment_once_and_in_order(
     redis_server: RedisServer, tmp_path: Path, fragments: int

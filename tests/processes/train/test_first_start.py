@@ -15,8 +15,8 @@ import pytest
 
 from penstock.training import TrainingConfig, TrainingFailed, estimate, resume
 from penstock.training import start as begin
-from tests.support.observers.wandb_file import history
 from tests.support.run.harness import PATIENCE_S, Training, eventually
+from tests.support.run.wandb_file import history
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 START_S: Final = 240

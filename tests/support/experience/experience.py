@@ -87,7 +87,8 @@ class Collector:
             rows.append((acted.action["action"], acted.log_prob, [result[1:] for result in results]))
         arrays = self._arrays(observations, rows, finals)
         self._sequence += 1
-        return _header(self._session, self._sequence, steps, count, update), arrays
+        span = WeightSpan(0, 0, steps, update, update)
+        return header_of(self._session, self._sequence, steps, count, span), arrays
 
     def _step(self, slot: int, action: Any, t: int, finals: list[tuple[int, int, Array]]) -> tuple[Any, ...]:
         observation, reward, terminated, truncated, _ = self._environments[slot].step(action)
@@ -115,7 +116,7 @@ class Collector:
         }
 
 
-def _header(session: int, sequence: int, steps: int, slots: int, update: int) -> FragmentHeader:
+def header_of(session: int, sequence: int, steps: int, slots: int, weights: WeightSpan) -> FragmentHeader:
     return FragmentHeader(
         run="run-a",
         session=session,
@@ -123,7 +124,7 @@ def _header(session: int, sequence: int, steps: int, slots: int, update: int) ->
         schema_id="",
         steps=steps,
         slots=tuple(Slot(index, 0, 0) for index in range(slots)),
-        weights=(WeightSpan(0, 0, steps, update, update),),
+        weights=(weights,),
         tensors=(),
     )
 

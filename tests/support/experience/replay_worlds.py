@@ -6,12 +6,14 @@ import numpy as np
 import torch
 
 from penstock.config.settings import DQNSection, PolicySection, SACSection
+from penstock.learner.algorithms.off_policy.memory import Steps, Transitions
 from penstock.learner.batch import Batch, assemble
 from penstock.policy.policy import Policy, build
-from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan
+from penstock.policy.recurrent import FrameStack
+from penstock.protocol.fragment import FragmentHeader, WeightSpan
 from penstock.protocol.spaces import Box, Discrete
 from penstock.protocol.tensor import Array
-from tests.support.experience.experience import box
+from tests.support.experience.experience import box, header_of
 
 CPU = torch.device("cpu")
 STATES = 4
@@ -28,16 +30,16 @@ def soft_policy(section: SACSection, *, seed: int = 0, action: Box | None = None
 
 
 def header(steps: int, slots: int) -> FragmentHeader:
-    return FragmentHeader(
-        run="run-a",
-        session=1,
-        sequence=1,
-        schema_id="",
-        steps=steps,
-        slots=tuple(Slot(index, 0, 0) for index in range(slots)),
-        weights=(WeightSpan(0, 0, steps, 1, 0),),
-        tensors=(),
+    """The digest of a fragment that no reader checks."""
+    return header_of(1, 1, steps, slots, WeightSpan(0, 0, steps, 1, 0))
+
+
+def read(steps: Steps, stack: FrameStack) -> Transitions:
+    """Transitions of a fragment as a policy reads them, without a replay memory."""
+    before, after = (
+        {path: frames[rows] for path, frames in steps.frames.items()} for rows in (steps.before, steps.after)
     )
+    return Transitions(stack.row(before), steps.action, steps.reward, steps.discount, stack.row(after))
 
 
 def corridor(number: int, *, steps: int = 8, slots: int = 4) -> Batch:
@@ -146,17 +148,7 @@ def fragment(
         "final/step": np.array([step for step, _ in order], np.int32),
         "final/observation": finals,
     }
-    header = FragmentHeader(
-        run="run-a",
-        session=1,
-        sequence=1,
-        schema_id="",
-        steps=steps,
-        slots=tuple(Slot(index, 0, 0) for index in range(slots)),
-        weights=(WeightSpan(0, 0, steps, 1, 0),),
-        tensors=(),
-    )
-    return header, arrays
+    return header(steps, slots), arrays
 
 
 def batch(*parts: tuple[FragmentHeader, dict[str, Array]], first_number: int = 1, size: int = 10) -> Batch:

@@ -13,9 +13,10 @@ from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.learner.algorithms.token_ppo import TokenPPO
 from penstock.learner.batch import Batch, assemble, check_meaning
 from penstock.policy.tokens import TokenOutputs, TokenPolicy, TokenRows
-from penstock.protocol.fragment import Fragment, FragmentHeader, Slot, WeightSpan, build, check
+from penstock.protocol.fragment import Fragment, WeightSpan, build, check
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
+from tests.support.experience.experience import header_of
 
 RUN: Final = "tokens"
 PAD, EOS = 0, 1
@@ -131,7 +132,9 @@ def fragment(
     slot, step = (arrays["terminated"] | arrays["truncated"]).T.nonzero()
     arrays["final/slot"], arrays["final/step"] = slot.astype(np.int32), step.astype(np.int32)
     arrays["final/observation"] = arrays["observation"][step + 1, slot]
-    made = build(_header(count, steps, update, schema.schema_id), arrays)
+    span = WeightSpan(0, 0, steps, update + 1, update)
+    header = replace(header_of(1, 1, steps, count, span), run=RUN, schema_id=schema.schema_id)
+    made = build(header, arrays)
     check(made, schema, RUN)
     check_meaning(made.header, made.arrays())
     return made
@@ -146,19 +149,6 @@ def _write(arrays: dict[str, np.ndarray], column: int, one: Response) -> None:
     arrays["log_prob"][first : last + 1, column] = one.log_prob
     arrays["reward"][last, column] = one.score
     arrays["terminated" if one.finished else "truncated"][last, column] = True
-
-
-def _header(count: int, steps: int, update: int, schema_id: str) -> FragmentHeader:
-    return FragmentHeader(
-        run=RUN,
-        session=1,
-        sequence=1,
-        schema_id=schema_id,
-        steps=steps,
-        slots=tuple(Slot(index, 0, 0) for index in range(count)),
-        weights=(WeightSpan(0, 0, steps, update + 1, update),),
-        tensors=(),
-    )
 
 
 def batch_of(*fragments: Fragment) -> Batch:

@@ -7,8 +7,7 @@ from typing import Final
 
 from penstock.launch.audit.books import Lineage, read_lineage
 from penstock.learner.checkpoint.store import CheckpointStore
-from tests.support.abuse.poison import Way
-from tests.support.abuse.poisoner import Poison
+from tests.support.abuse.poisoner import Poison, Way
 
 FOUND_OUT: Final = ("invalid", "nan")
 """How a fragment is booked that was recognised."""

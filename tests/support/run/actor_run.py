@@ -1,16 +1,13 @@
-"""Real actors in a run: the learner's side that a test steps by hand, actors in threads, a lossy line."""
+"""Real actors in a run: the learner's side that a test steps by hand, actors in threads."""
 
-import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import grpc
 import numpy as np
 
 from penstock.actor import process
@@ -24,10 +21,10 @@ from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Episode, Publication, Report, Role
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.specification import Probe, RunSpecification
-from penstock.rpc.channel import CHANNEL_OPTIONS
 from penstock.runtime.lifecycle import Lifecycle
+from tests.support.run import small_run
+from tests.support.run.small_run import RUN
 
-RUN: Final = "run-a"
 UNROLL: Final = 4
 PATIENCE_S: Final = 20.0
 PROGRAM: Final = """
@@ -137,8 +134,12 @@ class ScriptedLearner:
 
     def _specify(self, plan: Plan) -> RunSpecification:
         made = self.settings
-        return RunSpecification(
-            run=RUN,
+        return replace(
+            small_run.specification(
+                session_timeout_ms=plan.session_timeout_ms,
+                lock_step=plan.lock_step,
+                unroll_length=plan.unroll,
+            ),
             seed=7,
             environment_json=made.environment.canonical_json(),
             policy_json=made.policy.canonical_json(),
@@ -149,9 +150,6 @@ class ScriptedLearner:
             action_space=self.action,
             schema=self.schema,
             probe=self.probe,
-            unroll_length=plan.unroll,
-            lock_step=plan.lock_step,
-            session_timeout_ms=plan.session_timeout_ms,
         )
 
     def _pace(self, plan: Plan) -> Pacing:
@@ -208,39 +206,3 @@ def actors(*started: ActorThread) -> Iterator[None]:
 
 def launch_actor(address: str, actor_id: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", PROGRAM, address, actor_id])
-
-
-class LossyLine:
-    """A gRPC proxy that passes every request on and loses some of the replies."""
-
-    def __init__(self, upstream: str, loss: float) -> None:
-        self._channel = grpc.insecure_channel(upstream, options=CHANNEL_OPTIONS)
-        self._loss, self._random = loss, random.Random(0)
-        self.lost: list[str] = []
-        self._server = grpc.server(futures.ThreadPoolExecutor(8), options=CHANNEL_OPTIONS)
-        self._server.add_generic_rpc_handlers((_Forward(self._handle),))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-
-    def _handle(self, method: str, request: bytes, context: grpc.ServicerContext) -> bytes:
-        call: Callable[..., bytes] = self._channel.unary_unary(method, None, None)
-        reply = call(request, timeout=context.time_remaining())
-        if self._random.random() < self._loss:
-            self.lost.append(method.rpartition("/")[2])
-            context.abort(grpc.StatusCode.UNAVAILABLE, "the reply got lost")
-        return reply
-
-    def close(self) -> None:
-        self._server.stop(0)
-        self._channel.close()
-
-
-class _Forward(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
-    def __init__(self, handle: Callable[[str, bytes, grpc.ServicerContext], bytes]) -> None:
-        self._handle = handle
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        method = details.method
-        return grpc.unary_unary_rpc_method_handler(
-            lambda request, context: self._handle(method, request, context)
-        )

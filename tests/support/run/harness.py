@@ -22,11 +22,11 @@ from typing import Any, Final
 import pytest
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.replies import Pacing
 from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import ENDPOINT_VARIABLE, Endpoint, read_endpoint
+from tests.support.run import store_run
 from tests.support.run.forked_process import PENSTOCK, ForkedProcess
-from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
+from tests.support.run.small_run import CHARGE, STEPS, specification
 from tests.support.storage.redis_server import Binary, RedisServer, find_binaries
 
 BROKER: Final = """
@@ -228,28 +228,17 @@ def _ended(started: BrokerProcess, what: str, within_s: float) -> Iterator[None]
 def open_run(
     redis_url: str,
     *,
-    budget: int = 64 * CHARGE,
-    session_timeout_ms: int = 30_000,
     weights: bytes = b"weights-1",
     wait_s: float = ANSWER_S,
-    max_log_entries: int = 10_000,
     unroll_length: int = STEPS,
+    session_timeout_ms: int = 30_000,
+    **pacing: Any,
 ) -> LearnerLog:
-    log = LearnerLog.connect(redis_url, wait_s=wait_s)
-    log.acquire(RUN, "learner", 15_000)
-    pacing = Pacing(
-        budget=budget,
-        fragment_charge=CHARGE,
-        actor_count=1,
-        lock_step=False,
-        session_timeout_ms=session_timeout_ms,
-        max_log_bytes=2**28,
-        max_log_entries=max_log_entries,
-    )
-    given = specification(session_timeout_ms=session_timeout_ms, unroll_length=unroll_length)
-    log.start(given.encode(), pacing)
-    log.publish(weights, update=0, settled=0, scalars={})
-    return log
+    """A learner that has taken the lease, opened a run with much room and published once."""
+    run = specification(session_timeout_ms=session_timeout_ms, unroll_length=unroll_length)
+    room = {"budget": 64 * CHARGE, "max_log_bytes": 2**28, "max_log_entries": 10_000, **pacing}
+    given = {"weights": weights, "wait_s": wait_s, "run": run, "session_timeout_ms": session_timeout_ms}
+    return store_run.open_run(redis_url, **given, **room)
 
 
 class Training:

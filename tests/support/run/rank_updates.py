@@ -1,9 +1,13 @@
-"""Updates by one rank or by several, for the comparison of the two.
+"""Updates by one rank or by several, compared: processes that meet as under torchrun.
 
-`python -m tests.support.run.rank_updates FOLDER UPDATES CASE…` is one rank of several, by its environment."""
+`python -m tests.support.run.rank_updates FOLDER UPDATES CASE…` is one rank of several, by its environment.
+"""
 
+import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, by its documentation
 
 from penstock.config.settings import ImpalaSection, OnPolicySection, PPOSection, ReinforceSection
 from penstock.learner.algorithms.gradient import Hardware
@@ -25,6 +30,54 @@ from penstock.learner.ranks.roles import divide
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete
 from tests.support.experience.experience import Collector, Fragment, cartpoles, small_policy
+from tests.support.run.forked_process import MODULE, ForkedProcess
+
+PATIENCE_S = 120.0
+
+
+@contextmanager
+def meeting_place() -> Iterator[dict[str, str]]:
+    """A store on loopback, and what torchrun's agent would put into the environment about it."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = int(listening.getsockname()[1])
+    store = TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    yield {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    del store
+
+
+def run(size: int, folder: Path, module: str, *words: str) -> None:
+    """Run each rank of `python -m MODULE WORDS…`; AssertionError with what one said that fails.
+
+    folder: where each writes what it says.
+    """
+    logs = [folder / f"rank-{rank}.log" for rank in range(size)]
+    with meeting_place() as place:
+        started = [
+            ForkedProcess(
+                MODULE,
+                module,
+                *words,
+                output=log,
+                environment={**os.environ, **place, "RANK": str(rank), "WORLD_SIZE": str(size)},
+            )
+            for rank, log in enumerate(logs)
+        ]
+        try:
+            for process, log in zip(started, logs, strict=True):
+                assert process.wait(PATIENCE_S) == 0, log.read_text()
+        finally:
+            for process in started:
+                process.kill()
+
 
 SCHEMA = fragment_schema(Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32)), Discrete(2))
 SHAPES = ((16, 3), (9, 1), (12, 2), (16, 2))

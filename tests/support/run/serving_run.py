@@ -1,7 +1,7 @@
 """A run's folder made on the spot, and `penstock serve` over it as a process: no training, no broker."""
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,18 +18,18 @@ from penstock.policy.policy import Policy, build
 from penstock.policy.weights import encode, sha256
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete
-from penstock.protocol.specification import Probe, RunSpecification
+from penstock.protocol.specification import RunSpecification
 from penstock.protocol.tensor import Array
 from penstock.registry.records import Evaluation, NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import path_of, registry_url, write_kept
+from tests.support.run import small_run
 from tests.support.run.harness import BrokerProcess, eventually
 from tests.support.storage.postgresql_server import with_registry
 
 RUN: Final = "served-run"
 POLICY: Final = "default"
 SERVICE: Final = "penstock.v1.PolicyService"
-REFRESH_S: Final = 0.05
 OBSERVATION: Final = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))
 ACTION: Final = Discrete(3)
 _BY: Final = "test"
@@ -52,21 +52,13 @@ class ServedRun:
         return registry_url(self.folder)
 
     def specification(self) -> RunSpecification:
-        return RunSpecification(
-            run=RUN,
-            seed=0,
-            environment_json="{}",
+        return replace(
+            small_run.specification(RUN),
             policy_json=self.section.canonical_json(),
             actor_json=ActorSection().canonical_json(),
-            evaluation_json="{}",
-            workload="control",
             observation_space=OBSERVATION,
             action_space=ACTION,
             schema=fragment_schema(OBSERVATION, ACTION),
-            probe=Probe({}, {}),
-            unroll_length=4,
-            lock_step=False,
-            session_timeout_ms=30_000,
         )
 
     def build(self, seed: int) -> Policy:

@@ -9,6 +9,7 @@ from penstock.broker.log.replies import Appended, AppendItem, Opened, Pacing
 from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.protocol.fragment import Kind, header_bytes
 from penstock.protocol.messages import Credit, Role, Watch
+from penstock.protocol.specification import RunSpecification
 from tests.support.run import small_run
 
 TTL_MS = 60_000
@@ -31,12 +32,22 @@ def item(session: int, sequence: int, *, steps: int | None = None, kind: Kind = 
     return AppendItem(header=header, header_bytes=header_bytes(header), payload=fragment.payload)
 
 
-def open_run(url: str, *, publish: bool = True, holder: str = "learner", **pacing: Any) -> LearnerLog:
-    log = LearnerLog.connect(url, wait_s=5.0)
+def open_run(
+    url: str,
+    *,
+    publish: bool = True,
+    holder: str = "learner",
+    weights: bytes = BLOB,
+    wait_s: float = 5.0,
+    run: RunSpecification | None = None,
+    **pacing: Any,
+) -> LearnerLog:
+    """A learner that has taken the lease, opened the log and published."""
+    log = LearnerLog.connect(url, wait_s=wait_s)
     log.acquire(small_run.RUN, holder, TTL_MS)
-    log.start(small_run.specification().encode(), replace(PACING, **pacing))
+    log.start((run or small_run.specification()).encode(), replace(PACING, **pacing))
     if publish:
-        log.publish(BLOB, update=0, settled=0, scalars={})
+        log.publish(weights, update=0, settled=0, scalars={})
     return log
 
 

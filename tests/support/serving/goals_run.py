@@ -1,5 +1,5 @@
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.config.settings import ActorSection, PolicySection
+from penstock.config.settings import PolicySection
 from penstock.launch.run.supervisor import penstock
 from penstock.policy.policy import Policy, build
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Box, Discrete
-from penstock.protocol.specification import Probe, RunSpecification
+from penstock.protocol.specification import RunSpecification
 from penstock.workloads.goals.host import HEALTHY, NUMBERS, STATES, GoalReward, host_model
-from tests.support.run.serving_run import RUN, ServedRun
+from tests.support.run.serving_run import ServedRun
 
 # ---- The best that can be earned on the simulated host, by value iteration over its tables.
 
@@ -68,12 +68,12 @@ class GoalsRun(ServedRun):
 
     def specification(self) -> RunSpecification:
         """The spaces of two goals."""
-        return RunSpecification(
-            run=RUN, seed=0, environment_json="{}", policy_json=self.section.canonical_json(),
-            actor_json=ActorSection().canonical_json(), evaluation_json="{}", workload="control",
-            observation_space=OBSERVATION, action_space=ACTION, schema=fragment_schema(OBSERVATION, ACTION),
-            probe=Probe({}, {}), unroll_length=4, lock_step=False, session_timeout_ms=30_000,
-        )  # fmt: skip
+        return replace(
+            super().specification(),
+            observation_space=OBSERVATION,
+            action_space=ACTION,
+            schema=fragment_schema(OBSERVATION, ACTION),
+        )
 
     def build(self, seed: int) -> Policy:
         """What it sees hardly matters; the bias does."""

@@ -30,7 +30,7 @@ from penstock.protocol.fragment import build, check_content
 from penstock.protocol.schema import Ranges
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from penstock.runtime import metrics
-from tests.support.abuse.poison import (
+from tests.support.abuse.poisoner import (
     OF_BOXES,
     OF_CHOICES,
     OF_DENSITIES,

@@ -21,9 +21,9 @@ from tests.support.experience.replay_worlds import (
     corridor_values,
     one_shot,
     q_policy,
+    read,
     soft_policy,
 )
-from tests.support.experience.steps import read
 
 DISCOUNT = 0.9
 SMALL: dict[str, Any] = {

@@ -14,8 +14,7 @@ from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError
 from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.ranks.roles import RankPlace, _agreed, divide, meet, place_of
-from tests.support.run.rank_updates import CASES, learn
-from tests.support.run.ranks import run
+from tests.support.run.rank_updates import CASES, learn, run
 
 RUNS = [
     *((2, name) for name in CASES if name != "poisoned"),

@@ -20,8 +20,7 @@ from penstock.learner.algorithms.rows import see
 from penstock.policy.recurrent import FrameStack
 from tests.support.experience.experience import box
 from tests.support.experience.remembering import Actor, entry_of, remembering
-from tests.support.experience.replay_worlds import Ends, batch, fragment
-from tests.support.experience.steps import read
+from tests.support.experience.replay_worlds import Ends, batch, fragment, read
 
 CPU = torch.device("cpu")
 

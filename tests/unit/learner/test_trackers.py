@@ -122,7 +122,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
 
 def test_wandb_reads_back_what_was_written_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
-    from tests.support.observers.wandb_file import history
+    from tests.support.run.wandb_file import history
 
     for folder in ("DATA", "CACHE", "CONFIG"):
         monkeypatch.setenv(f"WANDB_{folder}_DIR", str(tmp_path))
