@@ -236,8 +236,18 @@ def open_run(
 ) -> LearnerLog:
     """A learner that has taken the lease, opened a run with much room and published once."""
     run = specification(session_timeout_ms=session_timeout_ms, unroll_length=unroll_length)
-    room = {"budget": 64 * CHARGE, "max_log_bytes": 2**28, "max_log_entries": 10_000, **pacing}
-    given = {"weights": weights, "wait_s": wait_s, "run": run, "session_timeout_ms": session_timeout_ms}
+    room: dict[str, Any] = {
+        "budget": 64 * CHARGE,
+        "max_log_bytes": 2**28,
+        "max_log_entries": 10_000,
+        **pacing,
+    }
+    given: dict[str, Any] = {
+        "weights": weights,
+        "wait_s": wait_s,
+        "run": run,
+        "session_timeout_ms": session_timeout_ms,
+    }
     return store_run.open_run(redis_url, **given, **room)
 
 
