@@ -1,7 +1,6 @@
 """A Redis that is down, unsuitable, killed, frozen, filled anew or on a full disk."""
 
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,16 +19,6 @@ from tests.support.run.simulated_actor import SimulatedActor, code_of, refusal_o
 from tests.support.run.small_run import CHARGE, fragment
 from tests.support.storage.redis_server import Binary, RedisServer
 from tests.support.storage.small_disk import KINDS, SmallDisk, small_disk
-
-
-def test_a_redis_that_is_down_is_waited_for_with_a_message_and_given_up(tmp_path: Path) -> None:
-    url = "redis://user@127.0.0.1:9/0"
-    broker = launch(url, tmp_path, settings={"broker": {"redis_wait_s": 1}})
-    code, last = broker.wait()
-    assert code == 1
-    assert "redis://user@127.0.0.1:9/0" in last
-    assert "redis_wait_s" in last
-    assert "waiting for redis" in broker.log.read_text()
 
 
 def test_a_redis_that_comes_up_late_is_served(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -73,29 +62,6 @@ def test_an_unsuitable_redis_is_refused_at_start(
     assert expected in last
 
 
-@pytest.mark.parametrize(
-    ("url", "listen", "expected"),
-    [
-        ("http://localhost", "127.0.0.1:0", "broker.redis=http://localhost"),
-        ("redis://127.0.0.1:9", "nowhere", "address='nowhere'"),
-        ("redis://127.0.0.1:9", "0.0.0.0:0", "plaintext beyond loopback"),
-    ],
-)
-def test_a_bad_address_is_a_usage_error(tmp_path: Path, url: str, listen: str, expected: str) -> None:
-    code, last = launch(url, tmp_path, listen=listen).wait()
-    assert code == 2
-    assert expected in last
-
-
-def test_a_port_in_use_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        code, last = launch("redis://127.0.0.1:9", tmp_path, listen=f"127.0.0.1:{port}").wait()
-    assert code == 2
-    assert f"127.0.0.1:{port}" in last
-    assert "in use" in last
-
-
 @pytest.mark.promise("redis-away-actors-wait")
 def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_server: RedisServer) -> None:
     learner = open_run(redis_server.url)
@@ -125,18 +91,6 @@ def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_serve
         eventually(lambda: actor.send(fragment(actor.session, 2)).acked_through == 2, "the fragment")
     assert learner.acked() == 2
     learner.close()
-
-
-def test_a_password_that_redis_refuses_is_a_configuration_error(tmp_path: Path, short_folder: Path) -> None:
-    with harness.redis(short_folder) as server:
-        redis.Redis.from_url(server.url).config_set("requirepass", "right")
-        for password in ("wrong", None):
-            settings = {"security": {"redis_password": password}}
-            code, last = launch(server.url, tmp_path / str(password), settings=settings).wait()
-            assert code == 2
-            assert "security.redis_password" in last
-        with harness.broker(server.url, tmp_path, settings={"security": {"redis_password": "right"}}):
-            pass
 
 
 @pytest.mark.promise("redis-away-actors-wait")

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +19,6 @@ import grpc
 import pytest
 
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.protocol.refusal import Reason
 from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from penstock.v1 import experience_pb2 as experience
 from tests.support.experience.fragment_messages import to_proto
@@ -28,7 +26,7 @@ from tests.support.network.network_run import MOST_ENTRIES, PATIENCE_S, Reader
 from tests.support.network.proxy import Proxy
 from tests.support.run import harness
 from tests.support.run.harness import BrokerProcess, eventually, launch, open_run
-from tests.support.run.simulated_actor import SimulatedActor, refusal_of
+from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import CHARGE, fragment
 from tests.support.storage.redis_server import RedisServer
 
@@ -131,26 +129,6 @@ def test_callers_that_hang_up_leave_an_exact_log(redis_url: str, tmp_path: Path)
     entries = log.read(0, 1000, 0)
     assert [entry.header.sequence for entry in entries if entry.header] == list(range(1, 201))
     assert all(payload is not None for payload in log.fetch([entry.number for entry in entries]))
-    log.close()
-
-
-@pytest.mark.promise("killed-brokers-callers-hang")
-@pytest.mark.slow
-def test_a_frozen_redis_delays_and_loses_nothing(redis_server: RedisServer, tmp_path: Path) -> None:
-    log = open_run(redis_server.url)
-    with (
-        harness.broker(redis_server.url, tmp_path) as broker,
-        SimulatedActor(broker.address, "a-1") as actor,
-    ):
-        actor.open()
-        assert actor.send(fragment(actor.session, 1)).acked_through == 1
-        os.kill(redis_server.pid, signal.SIGSTOP)
-        refusal = refusal_of(actor.send(fragment(actor.session, 2)))
-        os.kill(redis_server.pid, signal.SIGCONT)
-        assert refusal.reason is Reason.FULL
-        eventually(lambda: not actor.send(fragment(actor.session, 2)).refusal.reason, "the ack")
-    assert log.acked() == 2
-    assert log.residue(0).entries == 2
     log.close()
 
 

@@ -184,6 +184,7 @@ def noticed(who: str) -> Callable[[], float]:
     return lambda: float(metrics.REFUSALS.labels("full")._value.get())
 
 
+@pytest.mark.promise("killed-brokers-callers-hang")
 @pytest.mark.parametrize(
     ("who", "times", "seconds"),
     [

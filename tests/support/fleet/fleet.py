@@ -190,52 +190,21 @@ def service_specs(place: Place, shape: Shape, through: Callable[[str], str]) -> 
     journals = ("--set", f"actor.ack_journal={folder / 'journals'}")
     actor = (*python, "tests.support.fleet.crowd_actor", *journals)
     poisoner = (*python, "tests.support.abuse.poisoner", *journals, "--made-up", "--every", "2")
-    return [
-        ServiceSpec(name="redis", role="redis", command=redis),
-        *(
-            ServiceSpec(
-                name=f"broker-{index}",
-                role="broker",
-                command=penstock("broker", "--redis", place.redis_url, "--listen", address, *sets),
-            )
-            for index, address in enumerate(brokers)
-        ),
-        ServiceSpec(
-            name="learner",
-            role="learner",
-            command=(*learner, "--run-dir", str(folder), *sets, *shape.learner_options),
-            on_restart=("--resume",),
-        ),
-        *(
-            ServiceSpec(
-                name=f"actor-{index}",
-                role="actor",
-                command=(
-                    *actor,
-                    *("--broker", through(brokers[index % len(brokers)]), "--actor-id", f"actor-{index}"),
-                    *sets,
-                    *shape.actor_options,
-                ),
-            )
-            for index in range(shape.actors)
-        ),
-        *(
-            ServiceSpec(
-                name=name,
-                role="actor",
-                command=(
-                    *poisoner,
-                    *("--broker", brokers[index % len(brokers)], "--actor-id", name),
-                    *("--poisons", str(place.poisons / f"{name}.jsonl"), *sets),
-                ),
-            )
-            for index in range(shape.actors, shape.actors + shape.poisoners)
-            for name in (f"actor-{index}",)
-        ),
-    ]
-
-
-__all__ = ["PATIENCE_S", "ROOT", "Audit", "Fleet", "Member", "Shape"]
+    specs = [ServiceSpec(name="redis", role="redis", command=redis)]
+    for index, address in enumerate(brokers):
+        command = penstock("broker", "--redis", place.redis_url, "--listen", address, *sets)
+        specs.append(ServiceSpec(name=f"broker-{index}", role="broker", command=command))
+    command = (*learner, "--run-dir", str(folder), *sets, *shape.learner_options)
+    specs.append(ServiceSpec(name="learner", role="learner", command=command, on_restart=("--resume",)))
+    for index in range(shape.actors + shape.poisoners):
+        name, at = f"actor-{index}", brokers[index % len(brokers)]
+        if index < shape.actors:
+            command = (*actor, "--broker", through(at), "--actor-id", name, *sets, *shape.actor_options)
+        else:
+            file = place.poisons / f"{name}.jsonl"
+            command = (*poisoner, "--broker", at, "--actor-id", name, "--poisons", str(file), *sets)
+        specs.append(ServiceSpec(name=name, role="actor", command=command))
+    return specs
 
 
 ROOT: Final = Path(__file__).resolve().parents[3]

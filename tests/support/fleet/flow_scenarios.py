@@ -1,13 +1,14 @@
 """More experience than there is room for: three flows, and what a soak reports."""
 
-import http.client
+import json
 import os
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -67,36 +68,10 @@ class Report:
             "log": fleet.log.lines() if fleet else [],
         }
 
-    def table(self) -> str:
-        found = self.to_json()
-        rows = [
-            ("seed", found["seed"]),
-            ("seconds", found["seconds"]),
-            ("result", f"failed: {self.failure.splitlines()[0]}" if self.failure else "every audit balances"),
-            *(_kills(found) if self._fleet else self.figures.items()),
-            ("fragments acknowledged", f"{found['acknowledged']:,}"),
-            ("where they went", _each((self._audits[-1]["fragments"] or {}) if self._audits else {})),
-            ("audits", f"{sum(one['exit'] == 0 for one in self._audits)} of {len(self._audits)} clean"),
-        ]
-        lines = ["| what | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
-        return "\n".join(lines) + ("\n\n" + self._fleet.log.table() if self._fleet else "")
-
-
-def _kills(found: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("kills", f"{found['kills']} ({_each(found['by_role'])})"),
-        ("how", _each(found["by_kind"])),
-        ("share that hit an idle process", f"{found['share_idle']:.0%}"),
-        ("the same of those at random moments", f"{found['share_idle_at_random_moments']:.0%}"),
-        ("actors killed while they hung", found["hung"]),
-        ("states of the network", _each(found["network"])),
-        ("freezes", _each(found["freezes"])),
-        ("restarts", _each(found["restarts"])),
-    ]
-
-
-def _each(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"
+    def summary(self) -> str:
+        """All but the single kills and audits."""
+        found = {key: value for key, value in self.to_json().items() if key not in ("log", "audits")}
+        return json.dumps(found, indent=2)
 
 
 STEPS, SLOTS = 4, 2
@@ -113,15 +88,7 @@ def flow(folder: Path, *, pace_s: float, shape: Shape) -> "Iterator[Flow]":
     folder.mkdir(parents=True, exist_ok=True)
     pace.write_text(str(pace_s))
     options = (*shape.learner_options, "--pace", str(pace), "--observation-floats", str(WIDE))
-    made = Shape(
-        actors=shape.actors,
-        brokers=shape.brokers,
-        durability=shape.durability,
-        settings=shape.settings,
-        learner_options=options,
-        actor_options=shape.actor_options,
-    )
-    with Fleet(folder, made) as fleet:
+    with Fleet(folder, replace(shape, learner_options=options)) as fleet:
         fleet.start_all()
         client = redis.Redis.from_url(fleet.redis_url)
         try:
@@ -186,12 +153,9 @@ class Flow:
         process = self.fleet.members[name].process
         endpoint = process.endpoint() if process is not None else None
         assert endpoint is not None, f"{name} does not run"
-        connection = http.client.HTTPConnection("127.0.0.1", endpoint.metrics_port, timeout=30)
-        try:
-            connection.request("GET", "/metrics")
-            return connection.getresponse().read().decode()
-        finally:
-            connection.close()
+        url = f"http://127.0.0.1:{endpoint.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as page:
+            return str(page.read().decode())
 
 
 class Ceiling:

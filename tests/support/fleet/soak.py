@@ -166,7 +166,7 @@ def main() -> int:
         target = given.report or Path("runs") / f"{name}.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(report.to_json(), indent=2) + "\n")
-        sys.stdout.write(f"{report.table()}\n{target}\n")
+        sys.stdout.write(f"{report.summary()}\n{target}\n")
     if report.failure:
         sys.stderr.write(
             f"soak {given.scenario} {given.seed} failed: {report.failure}\nits records are in {folder}\n"
