@@ -180,21 +180,6 @@ def test_a_call_that_is_replayed_a_thousand_times_counts_once(server: BrokerProc
         } == {(2, 3.0)}
 
 
-def test_an_episode_of_somebody_elses_cannot_be_guessed(server: BrokerProcess) -> None:
-    with (
-        unharmed(server),
-        PolicyClient(server.address, deadline_s=PATIENCE_S) as client,
-        stub_of(server) as stub,
-    ):
-        episode = client.start_episode()
-        name, number, token = episode.episode_id.split("-")
-        for guess in (f"{name}-{number}-", f"{name}-{number}", f"{name}-{number}-{token[:-1]}", f"{name}--"):
-            assert refusal_of(stub.Act(asking(episode_id=guess))).reason is Reason.EPISODE_UNKNOWN
-            ended = stub.EndEpisode(pb.EndEpisodeRequest(episode_id=guess, ending=pb.ENDING_TERMINATED))
-            assert refusal_of(ended).reason is Reason.EPISODE_UNKNOWN
-        assert episode.act(np.zeros(4, np.float32)).step == 0
-
-
 def late_rewards(episode_id: str, first_step: int = 0) -> pb.RewardRequest:
     steps = range(first_step, first_step + 1024)
     return pb.RewardRequest(

@@ -17,11 +17,10 @@ from typing import Final
 import numpy as np
 import pytest
 
-from penstock.launch.run.supervisor import penstock
 from penstock.protocol.spaces import Box, Discrete, Space
 from tests.support.abuse.poisoner import Way, read_poisons, ways_against
 from tests.support.oracles.poison_books import PoisonBooks
-from tests.support.run.harness import OFTEN, Training, is_alive, trainings
+from tests.support.run.harness import OFTEN, Training, command, is_alive, trainings
 
 KILL_EVERY_S: Final = 20.0
 LARGEST_LOSS: Final = 0.1
@@ -85,7 +84,7 @@ def train(environment: str, steps: int, seed: int, run_dir: Path, hits: Counter[
     assert summary["env_steps"] >= steps
     assert summary["ledger"]["balanced"], summary["ledger"]
     if hits is not None:
-        audit = subprocess.run(penstock("audit", str(run_dir)), capture_output=True, text=True, check=False)
+        audit = command("audit", str(run_dir))
         assert audit.returncode == 0, audit.stdout + audit.stderr
     return float(summary["evaluation"]["mean"])
 

@@ -128,14 +128,7 @@ def locked_redis(folder: Path) -> Iterator[RedisServer]:
 
 
 def printed(*words: str, **environment: str) -> str:
-    done = subprocess.run(
-        [*PENSTOCK, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=COMMAND_S,
-        env={**os.environ, **environment},
-    )
+    done = harness.command(*words, env={**os.environ, **environment})
     return done.stdout + done.stderr
 
 

@@ -1,5 +1,6 @@
 """Networks that a user might write: one that is right, and one for each way to be wrong."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,25 +26,21 @@ class Good(nn.Module):
         return features
 
 
-class TooNarrow(Good):
-    """Gives fewer features than it says."""
+def _altered(name: str, change: Callable[[Tensor], Any]) -> type[Good]:
+    """The good one, but for its features."""
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        return super().forward(inputs)[:, 1:]
+    def forward(self: Good, inputs: Inputs) -> Any:
+        return change(Good.forward(self, inputs))
 
-
-class OneRow(Good):
-    """Forgets how many rows there are."""
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        return super().forward(inputs).mean(0)
+    return type(name, (Good,), {"forward": forward, "__module__": __name__})
 
 
-class Double(Good):
-    """Features of another dtype."""
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        return super().forward(inputs).double()
+TooNarrow = _altered("TooNarrow", lambda features: features[:, 1:])
+OneRow = _altered("OneRow", lambda features: features.mean(0))
+Double = _altered("Double", Tensor.double)
+NotFinite = _altered("NotFinite", lambda features: features / (features - features))
+Numbers = _altered("Numbers", Tensor.tolist)
+LooksAround = _altered("LooksAround", lambda features: features - features.mean(0))
 
 
 class DoubleWeights(Good):
@@ -52,14 +49,6 @@ class DoubleWeights(Good):
     def __init__(self, reader: Reader) -> None:
         super().__init__(reader)
         self.extra = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-
-
-class NotFinite(Good):
-    """Divides by what is zero."""
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        features = super().forward(inputs)
-        return features / (features - features)
 
 
 class Raises(Good):
@@ -75,13 +64,6 @@ class RaisesAtOnce(Good):
 
     def __init__(self, reader: Reader) -> None:
         raise RuntimeError("no such file")
-
-
-class Numbers(Good):
-    """No tensor."""
-
-    def forward(self, inputs: Inputs) -> Any:
-        return super().forward(inputs).tolist()
 
 
 class Writes(Good):
@@ -100,14 +82,6 @@ class Remembers(Good):
     def forward(self, inputs: Inputs) -> Tensor:
         self.calls += 1
         return super().forward(inputs) + self.calls
-
-
-class LooksAround(Good):
-    """Centres over the rows."""
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        features = super().forward(inputs)
-        return features - features.mean(0)
 
 
 class TorchDropout(Good):

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from penstock.launch.run.supervisor import Exit, ServiceProcess, ServiceSpec, la
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE, PHASE_VARIABLE, RECORD
 from tests.support.abuse.poisoner import read_poisons
 from tests.support.oracles.poison_books import PoisonBooks
+from tests.support.run.harness import command
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,15 +422,9 @@ class Fleet:
 
     def audit(self, *, running: bool = True) -> Audit:
         """`penstock audit` of the run as it is, with the journals; without `running` from Redis's files."""
-        command = penstock("audit", str(self.folder), "--journal", str(self.folder / "journals"))
-        process = subprocess.run(
-            [*command, *(("--redis", self.redis_url) if running else ()), "--json"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PYTHONPATH": _python_path()},
-            timeout=300,
-        )
+        redis = ("--redis", self.redis_url) if running else ()
+        words = ("audit", str(self.folder), "--journal", str(self.folder / "journals"), *redis, "--json")
+        process = command(*words, env={**os.environ, "PYTHONPATH": _python_path()})
         try:
             report = dict(json.loads(process.stdout))
         except ValueError:
