@@ -20,8 +20,8 @@ from deploy.grafana import queries
 from tests.deploy.alert_scenes import PATIENCE_S, going_on, watched
 from tests.deploy.prometheus_server import needs_prometheus
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
-from tests.support.gateway.gateway_process import GatewayProcess, end_jobs
-from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.job_templates import end_jobs, write_templates
+from tests.support.run.harness import GatewayProcess
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
 pytestmark = [

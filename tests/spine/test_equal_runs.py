@@ -25,7 +25,7 @@ from penstock.runtime.health import ENDPOINT_VARIABLE, read_endpoint
 from penstock.workloads.language.policy import LanguagePolicy
 from tests.support.language.language_learner import PATIENCE_S as SCRIPTED_LANGUAGE_LEARNER_PATIENCE_S
 from tests.support.language.language_learner import WRONG, Fault, ScriptedLanguageLearner
-from tests.support.run.actor_run import ActorThread, actors
+from tests.support.run.actor_run import ActorThread
 from tests.support.run.harness import BrokerProcess, Training, eventually, is_alive, wait_until_gone
 from tests.support.run.learner_run import (
     BATCH,
@@ -556,7 +556,7 @@ def test_a_wrong_adapter_is_caught_by_the_first_answer(
 ) -> None:
     judged = Judged(begin())
     places = {"model": str(base), "prompts": str(prompts), "reward": TRUE}
-    with actors(ActorThread(broker.address, "actor-0", places=places)):
+    with ActorThread(broker.address, "actor-0", places=places):
         assert not judged.verdict(judged.publish().version)
         fault.way = way
         assert judged.verdict(judged.publish().version)

@@ -27,7 +27,6 @@ from tests.support.run.actor_run import (
     ActorThread,
     Plan,
     ScriptedLearner,
-    actors,
     launch_actor,
 )
 from tests.support.run.harness import BrokerProcess, eventually, launch
@@ -63,7 +62,7 @@ def assert_dense(learner: ScriptedLearner) -> None:
 
 def test_fragments_are_what_the_published_weights_did(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin()
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         eventually(lambda: learner.learn() >= 30, "thirty fragments")
     assert_dense(learner)
     versions = {fragment.header.oldest_version for fragment in learner.fragments}
@@ -93,7 +92,7 @@ def test_every_episode_that_ended_is_reported_once(broker: BrokerProcess, begin:
 
 def test_an_actor_stands_still_without_credit(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin(budget_fragments=3)
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         eventually(lambda: learner.read() == 3, "the budget")
         assert learner.log.read(learner.position, 10, 500) == []
         learner.publish()
@@ -112,7 +111,7 @@ def test_credit_without_new_weights_is_followed_by_the_next_watch_at_once(
         eventually(lambda: learner.read() > before, "a fragment")
         learner.log.settle(learner.position)
 
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         for _ in range(6):
             settle_one()
     assert {fragment.header.oldest_version for fragment in learner.fragments} == {1}
@@ -123,7 +122,7 @@ def test_an_actor_goes_on_when_the_broker_is_killed(
     broker: BrokerProcess, begin: Begin, redis_url: str, tmp_path: Path
 ) -> None:
     learner = begin()
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         eventually(lambda: learner.learn() >= 10, "ten fragments")
         broker.process.send_signal(signal.SIGKILL)
         broker.process.wait()
@@ -141,7 +140,7 @@ def test_an_actor_goes_on_when_redis_is_killed(
     redis_server: RedisServer, broker: BrokerProcess, begin: Begin
 ) -> None:
     learner = begin()
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         eventually(lambda: learner.learn() >= 10, "ten fragments")
         redis_server.restart()
         learner.log.reopen(learner.log.snapshot())
@@ -153,7 +152,7 @@ def test_an_actor_goes_on_when_redis_is_killed(
 def test_a_lost_session_is_followed_by_another_with_new_seeds(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin()
     channel = open_channel(broker.address, Credentials())
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         eventually(lambda: learner.learn() >= 5, "five fragments")
         session = learner.fragments[0].header.session
         experience_pb2_grpc.ExperienceServiceStub(channel).CloseSession(
@@ -178,7 +177,7 @@ def test_an_actor_keeps_nothing_of_the_sessions_that_it_lost(
         learner.learn()
         return max(session_numbers(), default=0)
 
-    with only_new_objects(), actors(ActorThread(broker.address, "actor-0", role)):
+    with only_new_objects(), ActorThread(broker.address, "actor-0", role):
         for _ in range(3):
             eventually(newest, "a session")
             number = newest()
@@ -234,7 +233,7 @@ def test_a_second_actor_of_the_same_name_ends_the_first(broker: BrokerProcess, b
     learner = begin()
     first = ActorThread(broker.address, "actor-0")
     eventually(lambda: learner.learn() >= 3, "fragments of the first")
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         eventually(lambda: learner.learn() and first.error is not None, "the end of the first")
         eventually(lambda: learner.learn() and len(learner.sequences()) >= 2, "fragments of the second")
     error = first.join()
@@ -262,7 +261,7 @@ def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_
 ) -> None:
     module = "tests.support.experience.faulty_environments"
     learner = begin(environment={"id": f"{module}:NotANumberAtItsEnd-v0", "count": 2})
-    with actors(ActorThread(broker.address, "actor-0", allow_modules=[module])):
+    with ActorThread(broker.address, "actor-0", allow_modules=[module]):
         eventually(lambda: learner.learn() and len(learner.sequences()) >= 4, "more than three sessions")
     assert_dense(learner)
     assert learner.episodes() == []
@@ -276,7 +275,7 @@ def test_what_was_collected_before_an_environment_stands_still_is_delivered(
     faulty_environments.GOES_ON.clear()
     learner = begin(environment={"id": f"{module}:StandsStill-v0", "count": 2})
     actor = ActorThread(broker.address, "actor-0", allow_modules=[module], stall_timeout_s=3)
-    with actors(actor):
+    with actor:
         try:
             eventually(lambda: learner.read() == 2, "the steps before")
             assert [len(f.arrays()["reward"]) for f in learner.fragments] == [UNROLL, 2]
@@ -321,7 +320,7 @@ def test_an_actor_with_another_environment_refuses_to_start(
 @pytest.mark.promise("ceiling-log-stays-below")
 def test_a_full_log_makes_the_actor_wait_and_drops_nothing(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin(budget_fragments=64, max_log_bytes=6_000)
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         eventually(lambda: broker.refused("full") > 0, "the ceiling")
         stuck = learner.read()
         assert learner.log.read(learner.position, 10, 500) == []
@@ -335,7 +334,7 @@ def test_what_a_lost_session_had_not_sent_is_not_sent_by_the_next(
 ) -> None:
     learner = begin(budget_fragments=64, max_log_bytes=6_000)
     channel = open_channel(broker.address, Credentials())
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         eventually(lambda: broker.refused("full") > 0, "the ceiling")
         learner.read()
         lost = learner.fragments[0].header.session
@@ -385,7 +384,7 @@ def test_an_actor_follows_pause_resume_and_stop(broker: BrokerProcess, begin: Be
 
 def test_an_actor_waits_for_the_run(broker: BrokerProcess, begin: Begin) -> None:
     actor = ActorThread(broker.address, "actor-0")
-    with actors(actor):
+    with actor:
         eventually(lambda: broker.get("/metrics")[1].count('reason="not_ready"') > 0, "a first refusal")
         learner = begin()
         eventually(lambda: learner.learn() >= 3, "three fragments")
@@ -393,7 +392,7 @@ def test_an_actor_waits_for_the_run(broker: BrokerProcess, begin: Begin) -> None
 
 def test_weights_above_one_message_come_in_chunks(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin(policy={"hidden_sizes": [500, 500]})
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
         eventually(lambda: learner.learn() >= 10, "ten fragments")
     assert len({fragment.header.oldest_version for fragment in learner.fragments}) > 1
 
@@ -402,7 +401,7 @@ def test_weights_above_one_message_come_in_chunks(broker: BrokerProcess, begin: 
 def test_an_actor_says_what_it_really_acts_with(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin()
     answers: list[ProbeAnswer] = []
-    with actors(ActorThread(broker.address, "actor-0")):
+    with ActorThread(broker.address, "actor-0"):
 
         def has_answered() -> bool:
             learner.learn()
@@ -420,7 +419,7 @@ def test_an_evaluation_actor_measures_the_version_asked_for(broker: BrokerProces
     old = learner.publish(pin=True)
     for _ in range(5):
         learner.publish()
-    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
+    with ActorThread(broker.address, "evaluator", Role.EVALUATION):
         learner.log.request_evaluation(old.version)
         eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 5, "a result")
         newest = learner.publish()
@@ -435,7 +434,7 @@ def test_an_evaluation_actor_draws_its_actions_where_the_run_says_so(
     broker: BrokerProcess, begin: Begin
 ) -> None:
     learner = begin(evaluation={"episodes": 3, "deterministic": False})
-    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
+    with ActorThread(broker.address, "evaluator", Role.EVALUATION):
         learner.log.request_evaluation(1)
         eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 3, "a result")
     assert [report.deterministic for report in learner.reports] == [False]
@@ -447,7 +446,7 @@ def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
     learner = begin(evaluation={"episodes": 4, "both": True})
     blob = encode(learner.policies[1])
     again = learner.log.publish(blob, update=1, settled=learner.position, scalars={})
-    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
+    with ActorThread(broker.address, "evaluator", Role.EVALUATION):
         learner.log.request_evaluation(1)
         eventually(
             lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 8, "both results"
@@ -467,7 +466,7 @@ def test_a_version_that_is_gone_is_not_evaluated_and_the_next_one_is(
     learner = begin()
     for _ in range(5):
         newest = learner.publish()
-    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
+    with ActorThread(broker.address, "evaluator", Role.EVALUATION):
         learner.log.request_evaluation(1)
         learner.log.request_evaluation(newest.version)
         eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 5, "a result")
@@ -483,7 +482,7 @@ def record(binary: Any, folder: Path, rounds: int) -> dict[tuple[int, str], byte
         eventually(process.is_ready, "readiness of the broker")
         learner = ScriptedLearner(server.url, Plan(lock_step=True, actor_count=2))
         learner.publish(opens=0)
-        with actors(ActorThread(process.address, "a"), ActorThread(process.address, "b")):
+        with ActorThread(process.address, "a"), ActorThread(process.address, "b"):
             for number in range(rounds):
 
                 def is_complete(at: int = number) -> bool:

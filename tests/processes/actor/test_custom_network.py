@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.config.settings import ConfigurationError
-from tests.support.run.actor_run import ActorThread, Plan, ScriptedLearner, actors
+from tests.support.run.actor_run import ActorThread, Plan, ScriptedLearner
 from tests.support.run.harness import BrokerProcess, eventually
 
 MODULE = "tests.support.experience.own_networks"
@@ -23,7 +23,7 @@ def learner(redis_url: str) -> Iterator[ScriptedLearner]:
 
 
 def test_an_actor_acts_with_what_was_published(broker: BrokerProcess, learner: ScriptedLearner) -> None:
-    with actors(ActorThread(broker.address, "actor-0", allow_modules=[MODULE])):
+    with ActorThread(broker.address, "actor-0", allow_modules=[MODULE]):
         eventually(lambda: learner.learn() >= 8, "eight fragments")
     learner.read()
     for fragment in learner.fragments:

@@ -18,8 +18,8 @@ import httpx2
 
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator, sign_in
 from tests.support.gateway import generated_callers
-from tests.support.gateway.gateway_process import GatewayProcess, end_jobs
-from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.job_templates import end_jobs, write_templates
+from tests.support.run.harness import GatewayProcess
 
 SERVICE: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service" / "rlhf.toml"
 CHECKS: Final = (

@@ -17,8 +17,8 @@ from penstock.registry.versions import RANGE
 from penstock.runtime.health import read_endpoint
 from tests.processes.gateway.test_gateway_process import new_token
 from tests.processes.gateway.test_jobs import JOBS, Client, until
-from tests.support.gateway.gateway_process import GatewayProcess, end_jobs
-from tests.support.gateway.job_templates import write_tiny
+from tests.support.gateway.job_templates import end_jobs, write_tiny
+from tests.support.run.harness import GatewayProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 POLICY: Final = "alpha/my_agent"

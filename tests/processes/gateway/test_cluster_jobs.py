@@ -25,8 +25,8 @@ from penstock.launch.jobs.local_job import read_noted
 from tests.processes.gateway.test_gateway_process import new_token, shared_database
 from tests.processes.gateway.test_jobs import JOBS, LONG, Client
 from tests.support.gateway.api_server import ApiServer
-from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.gateway.job_templates import taken_job, write_templates
+from tests.support.run.harness import GatewayProcess
 from tests.support.storage.postgresql_server import find_programs
 
 __all__ = ["shared_database"]

@@ -17,8 +17,8 @@ import httpx2
 
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
-from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess, end_jobs
-from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.job_templates import end_jobs, write_templates
+from tests.support.run.harness import PATIENCE_S, GatewayProcess
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page

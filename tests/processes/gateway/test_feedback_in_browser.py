@@ -23,8 +23,8 @@ from tests.processes.gateway.test_console_in_browser import (
 )
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
 from tests.support.browser.tabs import check_look, expect, needs_chromium, open_tab
-from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess, end_jobs
-from tests.support.gateway.job_templates import write_tiny
+from tests.support.gateway.job_templates import end_jobs, write_tiny
+from tests.support.run.harness import PATIENCE_S, GatewayProcess
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

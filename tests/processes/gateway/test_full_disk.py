@@ -15,9 +15,9 @@ from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.workloads.rlhf.policy_service import service
 from tests.processes.gateway.test_gateway_process import new_token
-from tests.support.gateway.gateway_process import GatewayProcess
 from tests.support.gateway.job_templates import write_tiny
 from tests.support.gateway.small_gateway import SmallGateway
+from tests.support.run.harness import GatewayProcess
 from tests.support.storage.small_disk import SmallDisk, can_mount, small_disk
 
 pytestmark = pytest.mark.skipif(not can_mount(), reason="needs leave to mount a small disk")

@@ -17,7 +17,7 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 import httpx2
 
 from penstock.launch.run.supervisor import penstock
-from tests.support.gateway.gateway_process import GatewayProcess
+from tests.support.run.harness import GatewayProcess
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
 PASSWORD = "correct horse battery"  # noqa: S105 - only this test's

@@ -24,8 +24,7 @@ from penstock.gateway.store.tables import JobState, Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.launch.jobs.local_job import MAX_STARTS
 from penstock.registry.records import Unavailable
-from tests.support.gateway.gateway_process import end_jobs
-from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.job_templates import end_jobs, write_templates
 from tests.support.gateway.small_gateway import SmallGateway
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 from tests.support.storage.small_disk import can_mount, small_disk

@@ -30,8 +30,8 @@ from tests.processes.gateway.test_gateway_process import (
     shared_database,
     sign_in,
 )
-from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess, end_jobs
-from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.job_templates import end_jobs, write_templates
+from tests.support.run.harness import PATIENCE_S, GatewayProcess
 from tests.support.storage.postgresql_server import find_programs
 
 __all__ = ["shared_database"]

@@ -9,8 +9,8 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 pytest.importorskip("oidc_provider_mock", reason="a provider for tests, of the extra test-people")
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
 from tests.support.browser.tabs import chromium, needs_chromium
-from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess
 from tests.support.gateway.identity_provider import identity_provider
+from tests.support.run.harness import PATIENCE_S, GatewayProcess
 
 pytestmark = [needs_chromium, pytest.mark.timeout(300)]
 

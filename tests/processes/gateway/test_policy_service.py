@@ -20,7 +20,8 @@ import httpx2
 
 from tests.processes.gateway.test_gateway_process import new_token
 from tests.support.gateway import agent_program
-from tests.support.gateway.gateway_process import GatewayProcess, end_jobs
+from tests.support.gateway.job_templates import end_jobs
+from tests.support.run.harness import GatewayProcess
 
 SHIPPED: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service"
 QUICK: Final = 8

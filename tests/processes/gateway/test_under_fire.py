@@ -22,8 +22,8 @@ import psutil
 
 from tests.processes.gateway.test_gateway_process import new_token
 from tests.processes.gateway.test_jobs import LONG, Client, trainings, until
-from tests.support.gateway.gateway_process import GatewayProcess, end_jobs
-from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.job_templates import end_jobs, write_templates
+from tests.support.run.harness import GatewayProcess
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
 CLIENTS: Final = 32

@@ -18,8 +18,8 @@ from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import read_endpoint
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
-from tests.support.gateway.gateway_process import PATIENCE_S, GatewayProcess, end_jobs
-from tests.support.run.harness import eventually
+from tests.support.gateway.job_templates import end_jobs
+from tests.support.run.harness import PATIENCE_S, GatewayProcess, eventually
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -27,7 +27,7 @@ from tests.support.language.language_learner import (
     log_probs,
     responses,
 )
-from tests.support.run.actor_run import ActorThread, actors
+from tests.support.run.actor_run import ActorThread
 from tests.support.run.harness import BrokerProcess, eventually, reward_server
 
 
@@ -44,7 +44,7 @@ def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
     places = {"model": str(base), "prompts": str(prompts), "reward": address}
     with reward_server(reward, tmp_path / "first", address) as first:
         actor = ActorThread(broker.address, "actor-0", places=places)
-        with actors(actor):
+        with actor:
             eventually(lambda: learner.learn() >= 4, "four fragments", within_s=PATIENCE_S)
             first.process.send_signal(signal.SIGKILL)
             first.process.wait(PATIENCE_S)
@@ -98,7 +98,7 @@ def test_the_probe_is_answered_with_the_adapter_that_generates(
         answers.update((answer.version, answer) for answer in learner.log.renew().probes)
         return max(answers, default=0) >= version
 
-    with actors(ActorThread(broker.address, "actor-0", places=places)):
+    with ActorThread(broker.address, "actor-0", places=places):
         for _ in range(3):
             version = learner.publish().version
             eventually(partial(answered, version), "an answer", within_s=PATIENCE_S)
@@ -131,7 +131,7 @@ def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
     def reported(count: int) -> bool:
         return learner.read() == 0 and len(learner.episodes(evaluation=True)) == count
 
-    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION, places=places)):
+    with ActorThread(broker.address, "evaluator", Role.EVALUATION, places=places):
         for count, asked in ((12, version), (24, again.version)):
             learner.log.request_evaluation(asked)
             eventually(partial(reported, count), "both results", within_s=PATIENCE_S)
@@ -156,7 +156,7 @@ def test_an_evaluation_begins_with_the_base_on_the_same_prompts_and_draws(
     def reported(count: int) -> bool:
         return learner.read() == 0 and len(learner.episodes(evaluation=True)) == count
 
-    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION, places=places)):
+    with ActorThread(broker.address, "evaluator", Role.EVALUATION, places=places):
         eventually(partial(reported, 6), "the base's result", within_s=PATIENCE_S)
         for count, asked in ((18, 1), (30, untouched)):
             learner.log.request_evaluation(asked)

@@ -11,7 +11,7 @@ from penstock.config import settings as configuration
 from penstock.config.settings import Settings
 from penstock.workloads.language.policy import LanguagePolicy
 from tests.support.language.language_learner import PATIENCE_S, UNROLL, Fault
-from tests.support.run.actor_run import ActorThread, actors
+from tests.support.run.actor_run import ActorThread
 from tests.support.run.harness import BrokerProcess, eventually
 from tests.support.run.learner_run import LearnerThread, account, audited
 
@@ -69,7 +69,7 @@ def test_the_learner_leaves_out_whose_adapter_never_arrives_and_goes_on_with_the
         bad = ActorThread(broker.address, "actor-bad", places=places, ack_journal=journal)
         eventually(lambda: fault.has_victim, "its first adapter", within_s=PATIENCE_S)
         good = ActorThread(broker.address, "actor-good", places=places, ack_journal=journal)
-        with actors(bad, good):
+        with bad, good:
             fault.way = "never"
             eventually(lambda: told("session quarantined"), "the alarm", within_s=PATIENCE_S)
             fault.way = "applied"

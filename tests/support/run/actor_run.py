@@ -3,10 +3,9 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -165,7 +164,7 @@ class ScriptedLearner:
 
 
 class ActorThread:
-    """An actor in this process; `code` or `error` is set when it has ended."""
+    """An actor in this process, drained when its block ends; `code` or `error` is set when it has ended."""
 
     def __init__(self, address: str, actor_id: str, role: Role = Role.ROLLOUT, **actor: Any) -> None:
         self.lifecycle = Lifecycle("actor" if role is Role.ROLLOUT else "evaluator")
@@ -175,6 +174,12 @@ class ActorThread:
         arguments = {"broker": address, "actor_id": actor_id, "role": role, "settings": made}
         self._thread = threading.Thread(target=self._run, args=(arguments,), daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.drain()
 
     def _run(self, arguments: dict[str, Any]) -> None:
         try:
@@ -191,17 +196,6 @@ class ActorThread:
     def drain(self) -> int | BaseException | None:
         self.lifecycle.drain("the test is over")
         return self.join()
-
-
-@contextmanager
-def actors(*started: ActorThread) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for actor in started:
-            actor.lifecycle.drain("the test is over")
-        for actor in started:
-            actor.join()
 
 
 def launch_actor(address: str, actor_id: str) -> "subprocess.Popen[bytes]":

@@ -1,9 +1,11 @@
 """The one place where tests start Redis, the services and whole runs.
 
-`redis`, `broker`, `server`, `reward_server` and `run` are context managers: what they start serves when the
-block begins and is gone when it ends. `launch` and `service` return at once.
+`redis`, `broker`, `server`, `reward_server`, `GatewayProcess` and `run` are context managers: what they start
+serves when the block begins and is gone when it ends. What `service` and `launch` start is not waited for.
+Actors and learners in threads of the test are `ActorThread` (actor_run) and `LearnerThread` (learner_run).
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pytest
 
@@ -208,6 +210,52 @@ def reward_server(
     )
     with _ended(started, "readiness of the reward service", SERVER_READY_S):
         yield started
+
+
+class GatewayProcess:
+    """`penstock gateway` in a folder, on a free port. Entering waits until it serves; leaving ends it."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        name = f"gateway-{next(self._numbers)}"
+        self.log, self._endpoint_file = folder / f"{name}.log", folder / f"{name}.json"
+        words = ("gateway", "--listen", "127.0.0.1:0", "--endpoints", str(self._endpoint_file), *options)
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                penstock(*words), cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+
+    def __enter__(self) -> Self:
+        eventually(self._is_announced, "the gateway", PATIENCE_S)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.process.poll() is None:
+            self.end()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        endpoint = read_endpoint(self._endpoint_file)
+        assert endpoint is not None, self.log.read_text()
+        return endpoint
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.endpoint.address}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://127.0.0.1:{self.endpoint.metrics_port}/metrics"
+
+    def end(self) -> int:
+        """Ask it to end; its exit code."""
+        self.process.terminate()
+        return self.process.wait(PATIENCE_S)
+
+    def _is_announced(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return read_endpoint(self._endpoint_file) is not None
 
 
 def reward_secured(certificates: Path, run: str) -> list[str]:
