@@ -159,11 +159,7 @@ REFUSED: Final = {
         "0.0.0.0:8766: embeddings are served on this machine only",
     ),
 }  # fmt: skip
-LOAD_A_MODEL: Final = (
-    "rewards into a file",
-    "a head without a scale",
-    "rewards on no schedule",
-)
+LOAD_A_MODEL: Final = ("rewards into a file", "a head without a scale", "rewards on no schedule")
 """Commands that import what language models need before they refuse, as others here do."""
 
 

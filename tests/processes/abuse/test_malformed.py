@@ -103,11 +103,7 @@ def test_the_good_fragments_before_a_bad_one_are_taken(stage: Stage, actor: Simu
 
 
 def test_all_of_them_leave_an_honest_actor_unharmed(stage: Stage) -> None:
-    with (
-        unharmed(stage),
-        RawChannel(stage.address) as channel,
-        session_of(stage, "malformed") as actor,
-    ):
+    with unharmed(stage), RawChannel(stage.address) as channel, session_of(stage, "malformed") as actor:
         session = actor.session
         for make, _ in FRAGMENTS.values():
             request = experience.AppendRequest(session=session, fragments=[to_proto(make(session))])

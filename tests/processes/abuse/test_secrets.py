@@ -11,13 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.support.abuse.identities import (
-    PASSWORD,
-    command_line,
-    leaves_no_secret,
-    locked_redis,
-    printed,
-)
+from tests.support.abuse.identities import PASSWORD, command_line, leaves_no_secret, locked_redis, printed
 from tests.support.run import harness
 from tests.support.run.harness import BrokerProcess, eventually
 from tests.support.run.small_run import RUN

@@ -65,10 +65,7 @@ def test_an_unsuitable_redis_is_refused_at_start(
 @pytest.mark.promise("redis-away-actors-wait")
 def test_while_redis_is_away_actors_are_told_to_wait(tmp_path: Path, redis_server: RedisServer) -> None:
     learner = open_run(redis_server.url)
-    with (
-        harness.broker(redis_server.url, tmp_path) as broker,
-        SimulatedActor(broker.address, "a-1") as actor,
-    ):
+    with harness.broker(redis_server.url, tmp_path) as broker, SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         assert actor.send(fragment(actor.session, 1)).acked_through == 1
         redis_server.write_out()

@@ -113,10 +113,7 @@ def test_a_killed_broker_under_load_loses_and_doubles_nothing(redis_url: str, tm
 def test_callers_that_hang_up_leave_an_exact_log(redis_url: str, tmp_path: Path) -> None:
     rng = random.Random(7)
     log = open_run(redis_url, budget=1000 * CHARGE)
-    with (
-        harness.broker(redis_url, tmp_path) as broker,
-        SimulatedActor(broker.address, "a-1") as actor,
-    ):
+    with harness.broker(redis_url, tmp_path) as broker, SimulatedActor(broker.address, "a-1") as actor:
         actor.open()
         for sequence in range(1, 201):
             message = to_proto(fragment(actor.session, sequence))

@@ -107,10 +107,7 @@ def test_what_one_side_does_not_know_changes_nothing(redis_server: RedisServer, 
 def test_a_header_of_a_newer_actor_goes_through_to_the_learner(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    with (
-        network_run(redis_server, tmp_path) as run,
-        SimulatedActor(run.broker.address, "a-0") as actor,
-    ):
+    with network_run(redis_server, tmp_path) as run, SimulatedActor(run.broker.address, "a-0") as actor:
         actor.open()
         append(actor, 1)
         message = to_proto(own_fragment(actor.session, 2))

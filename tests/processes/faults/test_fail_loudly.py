@@ -115,8 +115,7 @@ def test_a_full_disk_under_the_checkpoints(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("durability", "words"),
-    [("fsync_1s", "MISCONF"), ("fsync", "redis-server died (exit 1)")],
+    ("durability", "words"), [("fsync_1s", "MISCONF"), ("fsync", "redis-server died (exit 1)")]
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_disk_under_the_append_only_file(

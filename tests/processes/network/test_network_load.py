@@ -136,10 +136,7 @@ def verify(run: NetworkRun, over: threading.Event) -> int:
 def test_calls_that_are_given_up_mix_nothing_and_leak_nothing(
     redis_server: RedisServer, tmp_path: Path, cancels: int
 ) -> None:
-    with (
-        network_run(redis_server, tmp_path, weights=BLOB) as run,
-        ThreadPoolExecutor(CANCELLERS + 1) as pool,
-    ):
+    with network_run(redis_server, tmp_path, weights=BLOB) as run, ThreadPoolExecutor(CANCELLERS + 1) as pool:
         over = threading.Event()
         run.reader.publishes = False  # the version that is verified would be gone
         cancellers = [Canceller(run.broker.address, number) for number in range(CANCELLERS)]

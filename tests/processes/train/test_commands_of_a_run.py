@@ -256,7 +256,7 @@ def test_a_run_without_an_early_end_is_predicted_from_a_short_one(tmp_path: Path
     steps_s = measured["seconds_per_step"] * (100_000_000 - measured["steps"])
     assert predicted["seconds"] > steps_s > measured["seconds"]
     assert predicted["memory_bytes_by_role"].keys() == {
-        *("redis", "broker", "learner", "actor", "evaluator", "launcher"),
+        *("redis", "broker", "learner", "actor", "evaluator", "launcher")
     }
     assert all(predicted["memory_bytes_by_role"].values())
     assert predicted["memory_bytes"] >= max(predicted["memory_bytes_by_role"].values())

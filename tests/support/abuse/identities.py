@@ -136,11 +136,7 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-ENVIRONMENT: Final = {
-    "PGPASSWORD": "pg",
-    "WANDB_API_KEY": "wandb",
-    "HF_TOKEN": "hub",
-}
+ENVIRONMENT: Final = {"PGPASSWORD": "pg", "WANDB_API_KEY": "wandb", "HF_TOKEN": "hub"}
 """Secrets that libraries take from the environment, by what theirs begin with."""
 
 

@@ -275,12 +275,7 @@ class Spoiler:
         """The honest one acts again in the next session."""
 
     def _note(self, session: int, sequence: int) -> None:
-        line = {
-            "session": session,
-            "sequence": sequence,
-            "way": self._way.name,
-            "outcome": self._way.outcome,
-        }
+        line = {"session": session, "sequence": sequence, "way": self._way.name, "outcome": self._way.outcome}
         with self._poisons.open("a") as file:
             file.write(json.dumps(line) + "\n")
 

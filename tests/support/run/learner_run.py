@@ -239,9 +239,7 @@ class Producer:
         )
         fragment = wire.build(header, random_arrays(sequence, self._seeds[session]) | tensors)
         return AppendItem(
-            header=fragment.header,
-            header_bytes=wire.header_bytes(fragment.header),
-            payload=fragment.payload,
+            header=fragment.header, header_bytes=wire.header_bytes(fragment.header), payload=fragment.payload
         )
 
 

@@ -17,11 +17,7 @@ SCHEMA = fragment_schema(OBSERVATION, Discrete(2))
 
 
 def specification(
-    run: str = RUN,
-    *,
-    session_timeout_ms: int = 30_000,
-    lock_step: bool = False,
-    unroll_length: int = STEPS,
+    run: str = RUN, *, session_timeout_ms: int = 30_000, lock_step: bool = False, unroll_length: int = STEPS
 ) -> RunSpecification:
     return RunSpecification(
         run=run,
