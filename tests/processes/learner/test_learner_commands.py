@@ -17,7 +17,7 @@ from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
 from tests.processes.learner.test_learner_replay import replaying
 from tests.spine import test_equal_runs as ranks_of
 from tests.spine.test_equal_runs import assert_equal_learning, recorded, replay, replayed
-from tests.support.run.broker_process import eventually
+from tests.support.run.harness import eventually
 from tests.support.run.learner_run import (
     BATCH,
     CHARGE,

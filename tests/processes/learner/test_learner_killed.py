@@ -15,7 +15,7 @@ from penstock.learner.checkpoint.store import CheckpointStore
 from penstock.registry.registry import Registry
 from penstock.registry.weight_files import kept_files, read_kept, registry_url
 from tests.support.fleet.fleet import ROOT, Fleet, Member, Shape
-from tests.support.fleet.learner_books import (
+from tests.support.fleet.one_parameter_learner import (
     RunSnapshot,
     Versions,
     View,
