@@ -24,27 +24,21 @@ ENDLESS: Final = ("--total-steps=1000000000", "--set=learner.stop_at_target=fals
 
 
 class Scene:
-    """See the module."""
-
     def __init__(self, prometheus: WatchingPrometheus) -> None:
         self.prometheus = prometheus
 
     def fires(self, *alerts: str) -> None:
-        """Wait until all of them fire."""
         self.prometheus.until(lambda: set(alerts) <= self.prometheus.firing(), f"{alerts}", PATIENCE_S)
 
     def clears(self, *alerts: str) -> None:
-        """Wait until none of them fires."""
         self.prometheus.until(lambda: not set(alerts) & self.prometheus.firing(), f"no {alerts}", PATIENCE_S)
 
     def until_seen(self, query: str) -> None:
-        """Wait until the query has an answer."""
         self.prometheus.until(lambda: bool(self.prometheus.query(query)), query, PATIENCE_S)
 
 
 @contextmanager
 def training(run_dir: Path, *words: str, steps: int = 20_000) -> Iterator[Training]:
-    """`penstock train` on its way; nothing of it is left afterwards."""
     running = Training(run_dir, *words)
     try:
         running.until_steps(steps)
@@ -57,7 +51,6 @@ def training(run_dir: Path, *words: str, steps: int = 20_000) -> Iterator[Traini
 
 @contextmanager
 def seen(folder: Path, run: Training) -> Iterator[Scene]:
-    """A Prometheus that has seen the run for a while."""
     with watching(folder, run.run_dir / "targets.json", faster=FASTER) as prometheus:
         scene = Scene(prometheus)
         scene.until_seen("penstock:actors_wanted")
@@ -74,7 +67,6 @@ def watched(folder: Path, **services: Endpoint) -> Iterator[Scene]:
 
 
 def _targets(file: Path, services: dict[str, Endpoint]) -> Path:
-    """As the launcher writes them."""
     content = [
         {"targets": [f"127.0.0.1:{one.metrics_port}"], "labels": {"run": "a", "instance": name}}
         for name, one in services.items()
@@ -103,7 +95,6 @@ def going_on(act: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def stopped(run: Training, *names: str) -> Iterator[None]:
-    """Services stand still: SIGSTOP."""
     pids = [run.pids()[name] for name in names]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

@@ -28,7 +28,6 @@ needs_kubectl: Final = pytest.mark.skipif(
 
 @cache
 def render(folder: Path) -> tuple[Object, ...]:
-    """The objects of a kustomization, built offline."""
     done = subprocess.run(
         ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False, timeout=60
     )
@@ -37,7 +36,6 @@ def render(folder: Path) -> tuple[Object, ...]:
 
 
 def overlay(name: str) -> tuple[Object, ...]:
-    """The objects of an overlay."""
     return render(KUBERNETES / "overlays" / name)
 
 
@@ -54,19 +52,15 @@ def with_components(folder: Path, *names: str) -> Path:
 
 
 def kinds(objects: tuple[Object, ...], *names: str) -> list[Object]:
-    """Those of some kinds."""
     return [one for one in objects if one["kind"] in names]
 
 
 def name_of(one: Object) -> str:
-    """What messages call an object."""
     return f"{one['kind']}/{one['metadata']['name']}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Something that makes pods."""
-
     kind: str
     name: str
     replicas: int
@@ -77,28 +71,23 @@ class Workload:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of its pods."""
         return dict(self.template["metadata"]["labels"])
 
     @property
     def spec(self) -> Object:
-        """Of its pods."""
         return dict(self.template["spec"])
 
     @property
     def serves(self) -> bool:
-        """Whether it runs until somebody ends it."""
         return self.kind != "Job"
 
     def containers(self) -> Iterator[tuple[str, Object]]:
-        """Its containers, those that begin first included, each with what messages call it."""
         for key in ("initContainers", "containers"):
             for container in self.spec.get(key, ()):
                 yield f"{self.kind}/{self.name}/{container['name']}", container
 
 
 def workloads(objects: tuple[Object, ...]) -> list[Workload]:
-    """Everything that makes pods."""
     return [
         Workload(
             kind=one["kind"],
@@ -113,7 +102,6 @@ def workloads(objects: tuple[Object, ...]) -> list[Workload]:
 
 
 def all_containers(objects: tuple[Object, ...]) -> list[tuple[str, Object]]:
-    """Of every workload."""
     return [pair for workload in workloads(objects) for pair in workload.containers()]
 
 

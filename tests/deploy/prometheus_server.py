@@ -28,15 +28,11 @@ needs_prometheus = pytest.mark.skipif(
 
 @dataclass(frozen=True, kw_only=True)
 class WatchingPrometheus(Prometheus):
-    """One that was started here."""
-
     def firing(self) -> set[str]:
-        """Names of the alerts that fire now."""
         alerts = self.get("alerts")["alerts"]
         return {one["labels"]["alertname"] for one in alerts if one["state"] == "firing"}
 
     def until(self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait for `condition`."""
         deadline = time.monotonic() + patience_s
         pause = threading.Event()
         while not condition():

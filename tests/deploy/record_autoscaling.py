@@ -52,7 +52,6 @@ tests:
 
 
 def recorded(name: str, folder: Path) -> Iterator[str]:
-    """The lines of a run's series."""
     training = Training(folder / name, *LONG, *RUNS[name])
     try:
         training.until_steps(4096)
@@ -93,7 +92,6 @@ def _questions() -> Iterator[str]:
 
 
 def main() -> None:
-    """Record both, write the file."""
     with tempfile.TemporaryDirectory(prefix="ps-", dir="/tmp") as folder:
         lines = [line for name in RUNS for line in recorded(name, Path(folder))]
     (RULES / "autoscaling_test.yml").write_text(HEAD + "".join([*lines, *_questions()]))

@@ -25,7 +25,6 @@ with_promtool = pytest.mark.skipif(
 
 
 def promtool(*arguments: str | Path) -> None:
-    """It must be content."""
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -24,7 +24,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
 
 @pytest.fixture(scope="module")
 def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """With a Prometheus that has seen it for a while."""
     with seen(tmp_path_factory.mktemp("prometheus"), run) as scene:
         yield scene
 

@@ -32,7 +32,6 @@ CONVERSATIONS: Final = 1_000_000
 
 
 def install(folder: Path, forgets: Path) -> Path:
-    """The engine as a package in a folder."""
     metadata = folder / "their_engine-1.0.dist-info"
     metadata.mkdir(parents=True)
     (folder / "their_engine.py").write_text(ENGINE.format(forgets=str(forgets)))

@@ -51,34 +51,28 @@ class People:
         self.headers = {"Authorization": f"Bearer {token}"}
 
     def call(self, method: str, path: str, **more: Any) -> Any:
-        """The answer to a call of the program."""
         url = f"{self.gateway.url}{path}"
         return httpx2.request(method, url, headers=self.headers, timeout=60, **more)
 
     def rate(self) -> None:
-        """Give a rating."""
         self.call("POST", "/api/policies/feedback/a", json={"prompt": "p", "response": "r", "score": 0.5})
 
     def rate_many(self) -> None:
-        """Give a thousand ratings."""
         line = json.dumps({"prompt": "p", "response": "r", "score": 0.5})
         self.call("POST", "/api/projects/alpha/agents/a/feedback", content="\n".join([line] * 1000))
 
     def submit(self, template: str, **numbers: float) -> None:
-        """Have an agent trained."""
         body = {"agent": template, "template": template, "numbers": numbers}
         reply = self.call("POST", JOBS, json=body)
         assert reply.status_code == 201, reply.text
 
     def try_password(self) -> None:
-        """Sign in with a wrong one."""
         form = {"grant_type": "password", "username": "ada", "password": "guess"}
         httpx2.post(f"{self.gateway.url}/api/auth/token", data=form, timeout=60)
 
 
 @pytest.fixture
 def people(tmp_path: Path) -> Iterator[People]:
-    """Such a gateway, as it serves."""
     programs = find_programs()
     assert programs is not None
     folder = Path(tempfile.mkdtemp(prefix="ps-", dir="/tmp"))

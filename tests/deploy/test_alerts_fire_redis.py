@@ -61,14 +61,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
 
 @pytest.fixture(scope="module")
 def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """With a Prometheus that has seen it for a while."""
     with seen(tmp_path_factory.mktemp("prometheus"), run) as scene:
         yield scene
 
 
 @pytest.fixture
 def client(run: Training) -> Iterator[Any]:
-    """A connection to the run's Redis that asks for no permission."""
     url = json.loads((run.run_dir / "endpoints.json").read_text())["redis"]["address"]
     with redis.Redis.from_url(url) as client:
         yield client
@@ -141,7 +139,6 @@ def test_a_redis_that_comes_back_without_its_last_moments_and_finds_no_learner(
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """The append-only files, in place of those that are there."""
     for name in ("appendonly.aof", "appendonlydir"):
         if (source / name).is_dir():
             shutil.rmtree(target / name, ignore_errors=True)

@@ -115,7 +115,6 @@ def test_answers_that_take_long(tmp_path: Path) -> None:
 
 
 def address_of(run: Training) -> str:
-    """Of its policy server."""
     return str(json.loads((run.run_dir / "endpoints.json").read_text())["server"]["address"])
 
 

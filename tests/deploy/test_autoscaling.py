@@ -24,13 +24,11 @@ RUN: Final = "penstock"
 
 
 def scaled_object() -> dict[str, Any]:
-    """As rendered."""
     (found,) = kinds(overlay("production"), "ScaledObject")
     return dict(found["spec"])
 
 
 def trigger() -> dict[str, str]:
-    """Query and threshold."""
     (found,) = scaled_object()["triggers"]
     return dict(found["metadata"])
 

@@ -98,7 +98,6 @@ def prepare(folder: Path, data: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Every file of a role's volume or of the authority's."""
     return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in folder.glob("*/*")}
 
 

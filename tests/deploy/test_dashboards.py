@@ -28,7 +28,6 @@ DECLARED_ELSEWHERE: Final = (envelope,)
 
 
 def name_of(panel: Panel) -> str:
-    """Of a test's case."""
     return f"{panel.dashboard}-{panel.title}"
 
 

@@ -23,7 +23,6 @@ USED: Final = {("batch", "jobs"): {"create", "list", "delete"}, ("", "pods"): {"
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], ...]:
-    """As an operator's own overlay renders them."""
     folder = tmp_path_factory.mktemp("trainings")
     here = Path("../" * (len(folder.resolve().parts) - 1)) / KUBERNETES.relative_to("/")
     told = {
@@ -39,13 +38,11 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], .
 
 @pytest.fixture(scope="module")
 def cluster() -> Cluster:
-    """As the component describes it."""
     return read_cluster(COMPONENT_FOLDER / "cluster.toml")
 
 
 @pytest.fixture
 def job(cluster: Cluster) -> dict[str, Any]:
-    """The Job of a training."""
     return job_object(
         cluster,
         job=JOB,
@@ -57,7 +54,6 @@ def job(cluster: Cluster) -> dict[str, Any]:
 
 
 def workload_of(job: dict[str, Any]) -> Workload:
-    """What it makes."""
     name, template = job["metadata"]["name"], job["spec"]["template"]
     return Workload(kind="Job", name=name, replicas=1, template=template)
 

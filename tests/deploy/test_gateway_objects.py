@@ -33,7 +33,6 @@ LEAST_PREFIX: Final = 16
 
 @pytest.fixture(scope="module")
 def objects() -> tuple[dict[str, Any], ...]:
-    """As `kubectl apply -k` would send them."""
     return render(KUBERNETES / "overlays" / "gateway")
 
 
@@ -118,7 +117,6 @@ def test_only_the_paths_to_the_database_are_open_inside(objects: tuple[dict[str,
 
 
 def allows(policies: dict[str, Any], way: str, pod: Workload, peer: Workload) -> bool:
-    """Whether a policy lets a pod reach, or be reached by, another one of the namespace."""
     return any(
         selects(spec["podSelector"], pod.labels) and selects(side["podSelector"], peer.labels)
         for spec in policies.values()

@@ -90,7 +90,6 @@ def torch_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def started(built: Built, words: list[str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """The image's process; killed at the end."""
     endpoint = folder / "endpoint.json"
     environment = {**built.environment, ENDPOINT_VARIABLE: str(endpoint)}
     with (folder / "log").open("wb") as log:
@@ -117,7 +116,6 @@ def why_not_ready(folder: Path) -> str | None:
 
 
 def build(name: str, folder: Path, torch: Path | None) -> Built:
-    """The image's build stage; torch is lent."""
     arguments = {} if torch is None else {"PYTHONPATH": str(torch)}
     built = Built(name, folder, arguments)
     if torch is not None:

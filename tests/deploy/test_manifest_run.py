@@ -55,7 +55,6 @@ def run(overlay: Path, folder: Path, *, whole_drain: bool) -> dict[str, Any]:
 
 
 def check(overlay: Path, report: dict[str, Any]) -> None:
-    """Everything of the overlay ran as it should, and the run was solved."""
     there = workloads(render(overlay))
     words = report["words"]
     assert report["finished"], words

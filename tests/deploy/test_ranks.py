@@ -29,12 +29,10 @@ def rendered(folder: Path) -> tuple[Object, ...]:
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> tuple[Object, ...]:
-    """Of the overlay."""
     return rendered(tmp_path_factory.mktemp("overlay") / "ranks")
 
 
 def learner(objects: tuple[Object, ...]) -> Workload:
-    """Its StatefulSet."""
     (found,) = [workload for workload in workloads(objects) if workload.name == "learner"]
     return found
 
@@ -80,7 +78,6 @@ def test_only_ranks_talk_to_ranks(objects: tuple[Object, ...]) -> None:
 
 
 def _only(side: dict[str, Any]) -> str:
-    """The component that a peer must be."""
     assert side.keys() == {"podSelector"}
     (label,) = side["podSelector"]["matchLabels"].values()
     return str(label)

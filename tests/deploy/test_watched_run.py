@@ -45,13 +45,11 @@ class Watched:
     began_s: float
 
     def values(self, query: Query) -> list[float]:
-        """All that a panel would show of a query, in the whole time."""
         asked = query.asked(window=WINDOW)
         found = self.prometheus.query_range(asked, self.began_s, time.time(), STEP_S)
         return [float(text) for series in found for _, text in series["values"] if text != "NaN"]
 
     def is_shown(self, panel: Panel, query: Query) -> bool:
-        """Whether there is something to see; 0 alone only where 0 is right."""
         values, key = self.values(query), (panel.dashboard, panel.title, query.legend)
         return (bool(values) and (any(values) or key in NOTHING_WRONG)) or key in NO_SERIES
 

@@ -22,7 +22,6 @@ def content(name: str) -> dict[Any, Any]:
 
 
 def commands(file: Path) -> list[str]:
-    """Of all steps of all jobs."""
     jobs = yaml.safe_load(file.read_text())["jobs"].values()
     return [step["run"] for job in jobs for step in job.get("steps", ()) if "run" in step]
 

@@ -32,21 +32,16 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedRun:
-    """A run that goes on."""
-
     training: Training
 
     @property
     def targets(self) -> Path:
-        """What Prometheus reads."""
         return self.training.run_dir / "targets.json"
 
     def endpoint(self, name: str) -> dict[str, Any]:
-        """Where a service can be reached."""
         return dict(json.loads((self.training.run_dir / "endpoints.json").read_text())[name])
 
     def versions(self) -> list[int]:
-        """Those that the registry keeps."""
         done = self._penstock("policy", "list", str(self.training.run_dir), "--json", check=False)
         if done.returncode != 0:
             return []  # nothing is registered yet

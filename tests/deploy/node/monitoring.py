@@ -41,7 +41,6 @@ def configuration(objects: tuple[Object, ...], pods: Sequence[Pod], every_s: int
 
 
 def rules(objects: tuple[Object, ...]) -> Object:
-    """Of every PrometheusRule, as a file for Prometheus."""
     return {"groups": [group for one in kinds(objects, "PrometheusRule") for group in one["spec"]["groups"]]}
 
 
@@ -52,7 +51,6 @@ def _ports(pod: Pod) -> Iterator[tuple[Object, Object]]:
 
 
 def _discovered(pods: Sequence[Pod], namespace: str) -> Iterator[Object]:
-    """Every port of every container, as role `pod` of kubernetes_sd_configs finds it."""
     for pod in pods:
         labels = {
             "__meta_kubernetes_namespace": namespace,

@@ -18,7 +18,6 @@ def ask_http(address: str, container: Object, get: Object, timeout: float) -> st
 
 
 def fetch(address: str, port: int, path: str, timeout: float) -> tuple[int, str]:
-    """Status and text; raises OSError or HTTPException."""
     connection = http.client.HTTPConnection(address, port, timeout=timeout)
     try:
         connection.request("GET", path)
@@ -29,6 +28,5 @@ def fetch(address: str, port: int, path: str, timeout: float) -> tuple[int, str]
 
 
 def port_of(container: Object, name: str) -> int:
-    """The number of a named port."""
     (number,) = [port["containerPort"] for port in container["ports"] if port["name"] == name]
     return int(number)

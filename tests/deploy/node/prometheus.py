@@ -47,7 +47,6 @@ class Watch:
         self._began = datetime.now(UTC)
 
     def start(self) -> None:
-        """When the node has its network; returns when it answers."""
         settings = configuration(self._objects, self._pods, self._every_s)
         (self._folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
         (self._folder / "rules.yml").write_text(yaml.safe_dump(rules(self._objects)))
@@ -107,7 +106,6 @@ class Watch:
         return all(datetime.fromisoformat(look) > moment for look in looks)
 
     def _runs(self) -> list[str]:
-        """What the dashboards' variable offers."""
         return list(self._prometheus.get("label/run/values", **{"match[]": "penstock_cpu_seconds_total"}))
 
     def _shown(self, panel: queries.Panel, query: queries.Query) -> Object:
