@@ -30,13 +30,9 @@ class Resource(Part):
 # cert-manager
 
 
-class SecretName(Part):
-    secretName: Name  # noqa: N815 - as it is written there
-
-
 class IssuerSpec(Part):
     selfSigned: dict[str, Any] | None = None  # noqa: N815
-    ca: SecretName | None = None
+    ca: dict[Literal["secretName"], Name] | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> "IssuerSpec":
@@ -134,14 +130,10 @@ class RuleGroup(Part):
     rules: Annotated[list[Rule], Field(min_length=1)]
 
 
-class PrometheusRuleSpec(Part):
-    groups: Annotated[list[RuleGroup], Field(min_length=1)]
-
-
 class PrometheusRule(Resource):
     apiVersion: Literal["monitoring.coreos.com/v1"]  # noqa: N815
     kind: Literal["PrometheusRule"]
-    spec: PrometheusRuleSpec
+    spec: dict[Literal["groups"], Annotated[list[RuleGroup], Field(min_length=1)]]
 
 
 # KEDA
@@ -158,19 +150,6 @@ class ScalingRules(Part):
     policies: Annotated[list[ScalingPolicy], Field(min_length=1)]
 
 
-class Behavior(Part):
-    scaleUp: ScalingRules  # noqa: N815
-    scaleDown: ScalingRules  # noqa: N815
-
-
-class AutoscalerConfig(Part):
-    behavior: Behavior
-
-
-class Advanced(Part):
-    horizontalPodAutoscalerConfig: AutoscalerConfig  # noqa: N815
-
-
 class PrometheusQuery(Part):
     serverAddress: Annotated[str, Field(pattern="^https?://")]  # noqa: N815
     query: str
@@ -185,16 +164,15 @@ class Trigger(Part):
     metadata: PrometheusQuery
 
 
-class ScaleTarget(Part):
-    name: Name
+Behavior = dict[Literal["scaleUp", "scaleDown"], ScalingRules]
 
 
 class ScaledObjectSpec(Part):
-    scaleTargetRef: ScaleTarget  # noqa: N815
+    scaleTargetRef: dict[Literal["name"], Name]  # noqa: N815
     minReplicaCount: Count  # noqa: N815
     maxReplicaCount: Annotated[int, Field(gt=0)]  # noqa: N815
     pollingInterval: Annotated[int, Field(gt=0)]  # noqa: N815
-    advanced: Advanced
+    advanced: dict[Literal["horizontalPodAutoscalerConfig"], dict[Literal["behavior"], Behavior]]
     triggers: Annotated[list[Trigger], Field(min_length=1)]
 
 

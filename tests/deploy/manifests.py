@@ -1,9 +1,7 @@
-"""The overlays as `kubectl` renders them, and what tests ask of them.
-
-Objects, workloads, pods, containers.
-"""
+"""The overlays as `kubectl` renders them: objects, workloads, containers, and whether commands are known."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import typer
 import yaml
+
+from penstock.config.settings import from_environment, load
+from penstock.launch.cli.app import app
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
@@ -39,15 +41,27 @@ def overlay(name: str) -> tuple[Object, ...]:
     return render(KUBERNETES / "overlays" / name)
 
 
-def with_components(folder: Path, *names: str) -> Path:
-    """`local` with some components, as an overlay of one's own; it names no namespace."""
+def with_components(folder: Path, *names: str, base: str = "local") -> Path:
+    """An overlay with some components, as an overlay of one's own; it names no namespace."""
     folder.mkdir()
-    here = Path("../" * (len(folder.parts) - 1)) / KUBERNETES.relative_to("/")
+    here = Path("../" * (len(folder.resolve().parts) - 1)) / KUBERNETES.relative_to("/")
     components = [str(here / "components" / name) for name in names]
     (folder / "kustomization.yaml").write_text(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-        f"resources: [{here / 'overlays' / 'local'}]\ncomponents: {json.dumps(components)}\n"
+        f"resources: [{here / 'overlays' / base}]\ncomponents: {json.dumps(components)}\n"
     )
+    return folder
+
+
+def of_page(folder: Path, page: str) -> Path:
+    """The last kustomization that a page of docs shows, with the way to this repository."""
+    folder.mkdir()
+    blocks = re.findall(
+        r"```yaml\n# kustomization.yaml\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL
+    )
+    here = "../" * (len(folder.resolve().parts) - 1) + str(ROOT.relative_to("/"))
+    (folder / "kustomization.yaml").write_text(blocks[-1].replace("penstock/deploy/", f"{here}/deploy/"))
+    (folder / "run.toml").write_text('run = "mine"\n')
     return folder
 
 
@@ -114,3 +128,22 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
         if labels.get(rule["key"]) not in rule["values"]:
             return False
     return True
+
+
+def parsed(words: list[str]) -> Any:
+    """The context of a command line; raises click.UsageError for an unknown or missing option."""
+    command: Any = typer.main.get_command(app)
+    arguments = list(words)
+    while arguments and not arguments[0].startswith("-") and hasattr(command, "get_command"):
+        name = arguments.pop(0)
+        command = command.get_command(command.make_context(name, [], resilient_parsing=True), name)
+        assert command is not None, f"{name} is no command"
+    return command.make_context(command.name, arguments)
+
+
+def check_command(container: Object) -> Any:
+    """The context of a container's command; raises also for a setting that does not exist."""
+    load(
+        [from_environment({one["name"]: one.get("value", "of a secret") for one in container.get("env", ())})]
+    )
+    return parsed([*container["command"][1:], *container.get("args", ())])

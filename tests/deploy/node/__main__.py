@@ -19,8 +19,7 @@ from typing import Final
 from tests.deploy.manifests import Workload, kinds, overlay, render, workloads
 from tests.deploy.node.client import PLAYED, runner
 from tests.deploy.node.network import DATABASE, Addresses, connect, open_network
-from tests.deploy.node.pod import Pod
-from tests.deploy.node.probes import fetch, port_of
+from tests.deploy.node.pod import Pod, fetch, port_of
 from tests.deploy.node.prometheus import Watch, absent
 from tests.deploy.node.secrets import made_by_cert_manager, made_by_operator
 from tests.deploy.node.volumes import Volumes

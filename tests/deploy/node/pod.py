@@ -6,6 +6,7 @@ initial containers, one after the other ─► container ─► started ─► r
 What Kubernetes would do is done as the manifest says it; the back-off between restarts is shorter.
 """
 
+import http.client
 import os
 import signal
 import subprocess
@@ -21,7 +22,6 @@ from tests.deploy.manifests import ROOT, Object, Workload
 from tests.deploy.node.container import Mount, Spec
 from tests.deploy.node.images import image
 from tests.deploy.node.network import Pause
-from tests.deploy.node.probes import ask_http
 from tests.deploy.node.volumes import Volumes, expand
 
 BACK_OFF_S: Final = (1.0, 2.0, 4.0, 8.0)
@@ -234,3 +234,30 @@ class Pod:
             f"--- {self.name} {path.name}\n{path.read_text(errors='replace')[-1500:]}"
             for path in sorted(self._work.glob("*.log"))
         )
+
+
+def ask_http(address: str, container: Object, get: Object, timeout: float) -> str:
+    """What is wrong with the answer to a GET, "" when nothing.
+
+    `get` names a port of the container, and a path.
+    """
+    try:
+        status, text = fetch(address, port_of(container, get["port"]), get["path"], timeout)
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    return "" if 200 <= status < 400 else f"{status} {text}"
+
+
+def fetch(address: str, port: int, path: str, timeout: float) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(address, port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode(errors="replace").strip()
+    finally:
+        connection.close()
+
+
+def port_of(container: Object, name: str) -> int:
+    (number,) = [port["containerPort"] for port in container["ports"] if port["name"] == name]
+    return int(number)

@@ -17,8 +17,8 @@ from typing import Final
 import pytest
 
 from deploy.grafana.prometheus import Prometheus
+from tests.deploy.manifests import ROOT
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus"
 PATIENCE_S: Final = 120.0
 needs_prometheus = pytest.mark.skipif(

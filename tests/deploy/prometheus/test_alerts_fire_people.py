@@ -17,8 +17,8 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 import httpx2
 
 from deploy.grafana import queries
-from tests.deploy.alert_scenes import PATIENCE_S, going_on, watched
-from tests.deploy.prometheus_server import needs_prometheus
+from tests.deploy.prometheus.alert_scenes import PATIENCE_S, going_on, watched
+from tests.deploy.prometheus.prometheus_server import needs_prometheus
 from tests.processes.gateway.test_gateway_process import PASSWORD, operator
 from tests.support.gateway.gateway_process import GatewayProcess, end_jobs
 from tests.support.gateway.job_templates import write_templates
@@ -120,16 +120,12 @@ def test_a_training_that_is_stuck(people: People, tmp_path: Path) -> None:
 
 def test_a_flood_of_ratings(people: People, tmp_path: Path) -> None:
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
-        with going_on(people.rate_many):
-            scene.fires("PenstockRatingFlood")
-        scene.clears("PenstockRatingFlood")
+        scene.follows("PenstockRatingFlood", going_on(people.rate_many))
 
 
 def test_passwords_that_are_tried(people: People, tmp_path: Path) -> None:
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
-        with going_on(people.try_password):
-            scene.fires("PenstockSignInsRefused")
-        scene.clears("PenstockSignInsRefused")
+        scene.follows("PenstockSignInsRefused", going_on(people.try_password))
 
 
 def test_the_dashboard_shows_what_people_do(people: People, tmp_path: Path) -> None:

@@ -17,8 +17,15 @@ from penstock.launch.commands.certificates import main as certificates
 from penstock.launch.commands.request import Order
 from penstock.launch.run.supervisor import penstock
 from penstock.registry.records import Status
-from tests.deploy.alert_scenes import ENDLESS, going_on, seen, stopped, training, watched
-from tests.deploy.prometheus_server import needs_prometheus
+from tests.deploy.prometheus.alert_scenes import (
+    ENDLESS,
+    going_on,
+    seen,
+    stopped,
+    training,
+    watched,
+)
+from tests.deploy.prometheus.prometheus_server import needs_prometheus
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.serving_run import ServedRun, serving
 from tests.support.run.training import Training
@@ -109,9 +116,7 @@ def test_answers_that_take_long(tmp_path: Path) -> None:
         PolicyClient(server.address, deadline_s=60.0) as client,
         going_on(lambda: client.act(many[0])),
     ):
-        with going_on(lambda: client.act_batch(many)):
-            scene.fires("PenstockAnswersSlow")
-        scene.clears("PenstockAnswersSlow")
+        scene.follows("PenstockAnswersSlow", going_on(lambda: client.act_batch(many)))
 
 
 def address_of(run: Training) -> str:

@@ -1,4 +1,6 @@
-"""python -m tests.deploy.record_autoscaling: the series of a starved and a saturated learner, for promtool.
+"""python -m tests.deploy.prometheus.record_autoscaling.
+
+The series of a starved and of a saturated learner, for promtool.
 
 A real Prometheus watches two real runs, each for less than a minute. The command writes
 deploy/prometheus/autoscaling_test.yml, in which promtool asks the recording rules which way to scale the
@@ -12,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.deploy.prometheus_server import RULES, WatchingPrometheus, watching
+from tests.deploy.prometheus.prometheus_server import RULES, WatchingPrometheus, watching
 from tests.support.run.training import Training, wait_until_gone
 
 SECONDS: Final = 45
@@ -39,9 +41,8 @@ ASKED: Final = {
     "penstock:actors_wanted < bool on (run) (0.9 * penstock:actors)": {"starved": 0, "saturated": 1},
 }
 HEAD: Final = """\
-# Recorded by `python -m tests.deploy.record_autoscaling` from two real runs: one whose learner starves, \
-one whose
-# learner is saturated. The rules by which actors are scaled must point up for the one and down for the other.
+# Recorded by `python -m tests.deploy.prometheus.record_autoscaling` from two real runs: one whose learner
+# starves, one whose learner is saturated. The rules must scale actors up for the one and down for the other.
 rule_files: [rules.yml]
 evaluation_interval: 5s
 tests:

@@ -11,9 +11,8 @@ import pytest
 from deploy.grafana import queries
 from deploy.grafana.draw import View, draw
 from deploy.grafana.queries import Panel, Query
-from tests.deploy.prometheus_server import RULES, WatchingPrometheus, needs_prometheus, watching
-from tests.deploy.quiet_panels import NOTHING_WRONG, OF_TEXT, nowhere
-from tests.deploy.watched_run import WatchedRun, running
+from tests.deploy.prometheus.prometheus_server import RULES, WatchingPrometheus, needs_prometheus, watching
+from tests.deploy.prometheus.watched_run import NOTHING_WRONG, OF_TEXT, WatchedRun, nowhere, running
 
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(600)]
 

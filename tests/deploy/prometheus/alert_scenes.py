@@ -8,13 +8,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.runtime.health import Endpoint
 from penstock.v1.experience_pb2 import CloseSessionRequest
-from tests.deploy.prometheus_server import WatchingPrometheus, watching
+from tests.deploy.prometheus.prometheus_server import WatchingPrometheus, watching
 from tests.support.run.simulated_actor import DEADLINE_S, SimulatedActor
 from tests.support.run.training import Training, wait_until_gone
 
@@ -32,6 +32,13 @@ class Scene:
 
     def clears(self, *alerts: str) -> None:
         self.prometheus.until(lambda: not set(alerts) & self.prometheus.firing(), f"no {alerts}", PATIENCE_S)
+
+    def follows(self, alert: str, cause: AbstractContextManager[Any]) -> None:
+        """The alert fires during the cause, and neither before nor after it."""
+        self.clears(alert)
+        with cause:
+            self.fires(alert)
+        self.clears(alert)
 
     def until_seen(self, query: str) -> None:
         self.prometheus.until(lambda: bool(self.prometheus.query(query)), query, PATIENCE_S)

@@ -18,7 +18,7 @@ import redis
 from penstock.broker.log import keys
 from penstock.broker.log.replies import Commit
 from penstock.protocol.limits import MIB
-from tests.deploy.alert_scenes import (
+from tests.deploy.prometheus.alert_scenes import (
     ENDLESS,
     Scene,
     going_on,
@@ -29,7 +29,7 @@ from tests.deploy.alert_scenes import (
     training,
     watched,
 )
-from tests.deploy.prometheus_server import needs_prometheus
+from tests.deploy.prometheus.prometheus_server import needs_prometheus
 from tests.support.run.broker_process import eventually, launch
 from tests.support.run.simulated_actor import SimulatedActor
 from tests.support.run.small_run import fragment

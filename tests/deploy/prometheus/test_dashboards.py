@@ -1,6 +1,5 @@
 """The dashboards: the files are what the code writes, and each panel can be read without asking anybody."""
 
-import json
 import re
 import subprocess
 import sys
@@ -10,11 +9,12 @@ from typing import Final
 import pytest
 
 from deploy.grafana import queries
+from deploy.grafana.draw import COLOURS, formatter, legend
 from deploy.grafana.queries import Panel
 from penstock.gateway.frame import envelope
 from penstock.runtime import metrics
+from tests.deploy.manifests import ROOT
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 FILES: Final = queries.files()
 PANELS: Final = [panel for file in FILES for panel in queries.panels(file)]
 FOREIGN: Final = {
@@ -37,14 +37,6 @@ def test_the_files_are_what_the_code_writes() -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_dashboards_are_there() -> None:
-    boards = {file.stem: json.loads(file.read_text()) for file in FILES}
-    assert set(boards) == {"training", "flow", "serving", "fleet", "people"}
-    assert {name: board["uid"] for name, board in boards.items()} == {
-        name: f"penstock-{name}" for name in boards
-    }
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=name_of)
@@ -88,7 +80,39 @@ def test_no_two_panels_lie_on_one_another(file: Path) -> None:
         taken |= cells
 
 
-def test_grafana_is_told_where_both_are() -> None:
-    folder = ROOT / "deploy" / "grafana" / "provisioning"
-    assert "type: prometheus" in (folder / "datasources" / "prometheus.yml").read_text()
-    assert "type: file" in (folder / "dashboards" / "penstock.yml").read_text()
+UNITS = sorted({panel.unit for file in queries.files() for panel in queries.panels(file)})
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [
+        ("percentunit", 0.25, "25%"),
+        ("percentunit", 0.0123, "1.23%"),
+        ("s", 0.0005, "500 µs"),
+        ("s", 0.25, "250 ms"),
+        ("s", 90, "90 s"),
+        ("s", 600, "10 min"),
+        ("s", 36_000, "10 h"),
+        ("bytes", 3 * 1024 * 1024, "3 MiB"),
+        ("Bps", 512, "512B/s"),
+        ("none", 12_345, "12.3 k"),
+        ("suffix: steps/s", 2_500, "2.5 k"),
+    ],
+)
+def test_a_value_has_its_unit(unit: str, value: float, text: str) -> None:
+    assert formatter(unit)(value) == text
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_unit_of_the_dashboards_can_be_written(unit: str) -> None:
+    assert all(formatter(unit)(value) for value in (0.0, -1.5, 1e-9, 1e12))
+
+
+def test_a_legend_names_what_tells_curves_apart() -> None:
+    assert legend("{{role}} {{run}}", {"role": "actor", "run": "a"}) == "actor"
+    assert legend("p99 {{run}}", {}) == "p99"
+
+
+def test_every_colour_of_the_limits_can_be_drawn() -> None:
+    limits = [panel.limits for file in queries.files() for panel in queries.panels(file)]
+    assert {colour for steps in limits for _, colour in steps} <= set(COLOURS)

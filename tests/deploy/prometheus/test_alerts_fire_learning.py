@@ -16,7 +16,7 @@ import redis
 
 from penstock.broker.log import keys
 from penstock.protocol.limits import MIB
-from tests.deploy.alert_scenes import (
+from tests.deploy.prometheus.alert_scenes import (
     ENDLESS,
     Scene,
     going_on,
@@ -26,7 +26,7 @@ from tests.deploy.alert_scenes import (
     stranger,
     training,
 )
-from tests.deploy.prometheus_server import needs_prometheus, watching
+from tests.deploy.prometheus.prometheus_server import needs_prometheus, watching
 from tests.support.network.proxy import Proxy
 from tests.support.run.training import Training
 
@@ -120,10 +120,7 @@ def test_a_fragment_that_an_update_is_made_without(tmp_path: Path) -> None:
 
 
 def test_an_actor_that_stands_still_now_and_then(scene: Scene, run: Training) -> None:
-    scene.clears("PenstockStalenessOverBound")
-    with slowed(run, "actor-1", still_s=5.0, going_s=0.5):
-        scene.fires("PenstockStalenessOverBound")
-    scene.clears("PenstockStalenessOverBound")
+    scene.follows("PenstockStalenessOverBound", slowed(run, "actor-1", still_s=5.0, going_s=0.5))
 
 
 def test_an_actor_that_weights_do_not_reach(scene: Scene, run: Training) -> None:

@@ -1,12 +1,20 @@
-"""A run in which everything that a dashboard shows happens: clients, versions on trial, deaths, a pause."""
+"""A run in which everything that a dashboard shows happens: clients, versions on trial, deaths, a pause.
 
+python -m tests.deploy.prometheus.watched_run [--seconds N]: the pictures of docs/dashboards.md.
+"""
+
+import argparse
 import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +22,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from deploy.grafana import queries
+from deploy.grafana.draw import View, save
 from penstock import PolicyClient
 from penstock.client import UnknownVersion
 from penstock.launch.run.supervisor import penstock
+from tests.deploy.manifests import ROOT
+from tests.deploy.prometheus.prometheus_server import watching
 from tests.support.run.training import Training, wait_until_gone
 
 SMALL: Final = (
@@ -27,7 +39,6 @@ SMALL: Final = (
     "--set=evaluation.interval_steps=3000", "--set=evaluation.episodes=8",
 )  # fmt: skip
 UNROLL: Final = 64
-ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,3 +134,80 @@ def _names(targets: Path) -> set[str]:
         return {one["labels"]["instance"] for one in json.loads(targets.read_text())}
     except FileNotFoundError:
         return set()
+
+
+Key = tuple[str, str, str]
+
+NOTHING_WRONG: Final[dict[Key, str]] = {
+    ("flow", "Staged", "{{run}}"): "for a millisecond, which a look rarely meets",
+    ("flow", "Repeated", "acknowledged again {{run}}"): "only for a reply lost after its append",
+    ("flow", "Repeated", "given up: {{reason}} {{run}}"): "no session ends with something unacknowledged",
+    ("flow", "Dropped and lost", "{{reason}} {{run}}"): "nothing is stale or damaged here",
+    ("flow", "Dropped and lost", "lost with Redis {{run}}"): "Redis is not killed here",
+    ("serving", "Shed", "{{run}}"): "eight clients are no load",
+    ("serving", "Fallbacks", "{{run}}"): "every version can answer",
+    ("serving", "Fallbacks", "{{fallback}} {{run}}"): "as above",
+    ("serving", "Canaries withdrawn", "{{run}}"): "the canary is as good as the active version",
+    ("serving", "Canary not judged", "{{reason}} {{run}}"): "a canary that is there is judged",
+    ("serving", "Canary not judged", "undecided {{run}}"): "eight clients are fewer than the horizon",
+    ("serving", "Cost of the shadow", "left out /s {{run}}"): "eight clients leave it time",
+    ("training", "Updates", "skipped: {{reason}} {{run}}"): "every update is finite",
+    ("fleet", "Alerts", "firing"): "none should",
+    (
+        "fleet",
+        "Sessions and retries",
+        "sessions {{run}}",
+    ): "the first of a process is there before it is looked at",
+    ("fleet", "What is wrong with Redis", "log closed {{run}}"): "Redis is not restarted here",
+    ("fleet", "What is wrong with Redis", "cannot write {{run}}"): "its disk is not full",
+    ("fleet", "What is wrong with Redis", "cannot rewrite {{run}}"): "its disk is not full",
+}
+OF_TEXT: Final[dict[Key, str]] = dict.fromkeys(
+    (
+        ("serving", f"{title} by arm", "{{arm}} {{run}}")
+        for title in ("Thoughts", "Length of thoughts", "Time to think")
+    ),
+    "a policy of numbers does not think; see tests/learning/test_thoughts.py",
+)
+
+
+def nowhere(keys: AbstractSet[Key]) -> AbstractSet[Key]:
+    """Those for which no dashboard has a query: a reason outlives no panel."""
+    return keys - {
+        (panel.dashboard, panel.title, query.legend)
+        for file in queries.files()
+        for panel in queries.panels(file)
+        for query in panel.queries
+    }
+
+
+OUT: Final = ROOT / "docs" / "images"
+
+
+def main() -> None:
+    """A run with clients; versions on trial after a while; an actor and the broker killed later."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=200.0)
+    seconds = float(parser.parse_args().seconds)
+    pause = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="ps-", dir="/tmp") as name:
+        folder = Path(name)
+        with running(folder / "run") as run, watching(folder / "prometheus", run.targets) as prometheus:
+            prometheus.until(lambda: bool(prometheus.query("penstock_updates_total > 0")), "an update")
+            began_s = time.time()
+            pause.wait(seconds * 0.3)
+            prometheus.until(lambda: len(run.versions()) > 1, "two versions")
+            run.try_versions()
+            run.err()
+            pause.wait(seconds * 0.3)
+            run.kill("actor-0")
+            pause.wait(seconds * 0.2)
+            run.kill("broker")
+            pause.wait(seconds * 0.2)
+            view = View(prometheus=prometheus, began_s=began_s, ended_s=time.time(), scrape_s=1.0)
+            for path in save(view, OUT):
+                print(path)
+
+
+if __name__ == "__main__":
+    main()
