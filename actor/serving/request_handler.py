@@ -471,7 +471,7 @@ class RequestHandler:
         return loaded, action, request.taken_log_prob if request.HasField("taken_log_prob") else None
 
     def _write_step(self, step: _Step, answered: Answered) -> bytes:
-        """Messages behind one another are one message."""
+        """Concatenated messages are read as one message."""
         episode, request = step.episode, step.request
         where = pb.ActReply(episode_id=episode.id, step=episode.segment_builder.length).SerializeToString()
         if step.taken is None:

@@ -263,7 +263,7 @@ class KeptVersions:
     # ---- one look
 
     def _is_there(self) -> bool:
-        """Return whether there may be decisions to follow: on a server, or in a file that somebody made."""
+        """Return whether the registry may hold decisions: it is a server, or its file exists."""
         file = self._url.removeprefix("sqlite:///")
         return file == self._url or Path(file).exists()
 

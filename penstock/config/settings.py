@@ -277,7 +277,7 @@ def _hide_advanced(section: Section, content: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Statistics of scores. mean, std: None without any; std is that of the population."""
+    """Statistics of scores. mean, std: None without scores; std: of the population."""
 
     count: int
     mean: float | None
@@ -294,8 +294,8 @@ class Scores:
 class Rehearsal:
     """The result of a short preparation.
 
-    settings: name the products, which suffice for a trial run. more_seconds: by which the full preparation
-    takes longer. scores: of the data that was used.
+    settings: they name what was prepared, which suffices for a trial run. more_seconds: by which the full
+    preparation takes longer. scores: of the data that was used.
     """
 
     settings: Settings

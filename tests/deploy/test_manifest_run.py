@@ -183,7 +183,7 @@ def check_rules(told: Object) -> None:
 
 
 def check_panels(told: Object) -> None:
-    """No query errs, and the series have the labels of the legends; test_watched_run.py judges their values."""
+    """No query errs, and the series have the labels of legends; test_watched_run.py judges their values."""
     assert told["runs"] == [NAMESPACE], told["runs"]  # what the dashboards' variable offers
     for shown in told["panels"]:
         assert shown["error"] == "", shown

@@ -269,7 +269,7 @@ def text(
 
 
 def text_mount(listen: str, opened: "Callable[[], AbstractContextManager[Any]]") -> "Mount":
-    """Return the API of agents at an address of this machine, in plaintext whatever certificate there is."""
+    """Return the API of agents at an address of this machine, always in plaintext."""
     from penstock.gateway.process import Mount
 
     kept_here = "without accounts it answers this machine alone: say 127.0.0.1:PORT"

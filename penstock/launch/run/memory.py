@@ -45,7 +45,7 @@ class Memory:
     inherited: int = 0
 
     def __or__(self, other: "Memory") -> "Memory":
-        """The higher of two moments, or lives, of the same processes."""
+        """Return the higher peaks of two measurements of the same processes."""
         return max(self, other, key=lambda one: one.peak)
 
 

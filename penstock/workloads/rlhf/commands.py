@@ -236,7 +236,7 @@ class TrainingOptions:
 def train(options: TrainingOptions) -> None:
     """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume continues from it.
 
-    With --head it learns several things at once, each as 0 to 1, and pairs beside them (docs/chat.md).
+    With --head it learns several things at once, each as 0 to 1, and pairs in addition (docs/chat.md).
     """
     from penstock.runtime.lifecycle import leave, run_service
 
