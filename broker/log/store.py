@@ -71,7 +71,7 @@ class Store:
         return replies.opened(await self._run("open_session", actor_id, role.value, owner))
 
     def on_incarnation(self, forget: Callable[[], None]) -> None:
-        """Call `forget` when Redis holds another incarnation than the known one; without this call any is accepted."""
+        """Call `forget` when Redis holds another incarnation than the known one; default: accept any."""
         self._forget.append(forget)
 
     async def confirm(self) -> None:

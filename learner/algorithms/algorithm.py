@@ -511,12 +511,14 @@ def taken_over(own: AlgorithmState, found: AlgorithmState, *, going_on: Collecti
             tensors[name] = tensor
         elif name not in found.tensors or found.tensors[name].shape != tensor.shape:
             there = tuple(found.tensors[name].shape) if name in found.tensors else "nothing"
-            raise ValueError(f"{name}: {there} for {tuple(tensor.shape)}; it is of another network or space")
+            raise ValueError(
+                f"{name}: {there}, not {tuple(tensor.shape)}; it belongs to another network or space"
+            )
         else:
             tensors[name] = found.tensors[name]
     steps: Any = found.numbers.get("gradient_steps")
     if type(steps) is not type(own.numbers["gradient_steps"]):
-        raise ValueError("gradient_steps: missing; it is of another algorithm")
+        raise ValueError("gradient_steps: missing; the state belongs to another algorithm")
     return AlgorithmState(tensors=tensors, numbers=own.numbers | {"gradient_steps": steps})
 
 

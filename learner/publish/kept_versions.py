@@ -391,7 +391,7 @@ class KeptVersions:
             blob = weight_files.read_kept(self._run_dir, version.version, version.sha256)
         except ValueError as error:
             if version.version not in self._unreadable:
-                log.error("a version that is kept cannot be answered for", extra={"why": str(error)})  # noqa: TRY400 - the text says all
+                log.error("the weights of a kept version are damaged", extra={"why": str(error)})  # noqa: TRY400 - the text says all
             self._unreadable.add(version.version)
             return
         publication = Publication(version.version, version.update, version.sha256, len(blob))

@@ -472,7 +472,7 @@ def chosen_site(name: str, options: SiteOptions, settings: "Settings") -> "tuple
     if options.broker and not options.server:
         raise ConfigurationError("--broker: belongs to --server; a run's folder says where its broker is")
     if options.agents and not service.takes_agents:
-        raise ConfigurationError(f"--agent {options.agents[0]}: {name} answers for one run: leave it out")
+        raise ConfigurationError(f"--agent {options.agents[0]}: {name} serves one run: leave it out")
     loop, state = service.loop, options.state or Path(f"{name}-state")
     words = loop_words(name, service, options.loop or (), learn=options.learn, server=options.server)
     behind: RunBehind
@@ -525,7 +525,7 @@ def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]"
     @contextmanager
     def open_text() -> "Iterator[Any]":
         if not runs:
-            raise ConfigurationError("--site text: has no run to answer for: say --site chat, too")
+            raise ConfigurationError("--site text: serves the runs of other sites: add --site chat")
         found = {name: nullcontext(run) for name, run in runs.items()}
         with text_of(found, credentials(settings.security)) as opened:
             yield opened

@@ -128,7 +128,7 @@ def _settable(environment: Mapping[str, str]) -> dict[str, str]:
 def _adopting() -> Iterator[None]:
     """Adopt orphaned descendants inside the block; raises OSError where the kernel cannot do that."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "no parent can be made of this process")
+        raise OSError(ctypes.get_errno(), "this process cannot adopt orphaned processes")
     try:
         yield
     finally:

@@ -200,7 +200,7 @@ def test_somebody_without_an_account_rates_by_a_link(
         tab.get_by_role("button", name="The first is better (2)").click()
         expect(tab.get_by_label("What became of 2")).to_contain_text("what you said first counts")
         tab.goto(f"{gateway.url}/link#psl_none")
-        tab.get_by_text("this link does not count").wait_for()
+        tab.get_by_text("this link is not valid").wait_for()
 
 
 def test_a_rating_for_which_there_is_no_room_is_not_taken_for_a_repeated_one(

@@ -70,7 +70,7 @@ def test_a_second_learner_on_the_folder_is_refused(redis_url: str, tmp_path: Pat
         epoch = producer.status().epoch
         with (
             LearnerThread(redis_url, tmp_path, ENDLESS, resume=True) as second,
-            pytest.raises(ConfigurationError, match="another learner has this run in hand"),
+            pytest.raises(ConfigurationError, match="another learner is using this run"),
         ):
             second.finish()
         updated(producer, session, 2)

@@ -269,7 +269,7 @@ def test_tool_choice_none_and_auto_are_learned_from(client: Any) -> None:
             {"messages": [*ASKED, {"role": "assistant", "content": "done"}]},
             400,
             "messages[1].role",
-            "nothing is asked; end with a user or a tool",
+            "the last message must be of a user or a tool",
         ),
         (
             {"messages": [*ASKED, {"role": "tool", "tool_call_id": "call-9", "content": "3"}]},

@@ -160,7 +160,7 @@ def test_two_workloads_do_not_give_one_name_to_two_algorithms(
     install(tmp_path / "a", monkeypatch, "first", shared)
     assert algorithm_sections()["token_ppo"] is TokenPPOSection
     install(tmp_path / "b", monkeypatch, "second", {"token_ppo": "second_sections:Section"})
-    with pytest.raises(ConfigurationError, match="another section for algorithm.name='token_ppo'"):
+    with pytest.raises(ConfigurationError, match="its section for algorithm.name='token_ppo' differs"):
         algorithm_sections()
 
 
@@ -302,7 +302,7 @@ def test_where_no_key_can_be_kept_the_folder_is_said_to_ask(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with caplog.at_level(logging.WARNING):
         folder = made(tmp_path / "run", load([WITH_MODULE]))
-    assert "will want --trust" in caplog.text
+    assert "will require --trust" in caplog.text
     assert refused(folder, load([WITH_MODULE]))
 
 

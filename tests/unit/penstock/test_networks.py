@@ -109,7 +109,7 @@ BROKEN = {
     "Numbers": "forward gives a list, must be a Tensor",
     "Writes": "writes to its inputs",
     "Remembers": "a second call gives other features",
-    "LooksAround": "depend on the rows beside it",
+    "LooksAround": "depend on other rows",
     "TorchDropout": "training mode gives other features; use Dropout and BatchNorm of penstock.policy",
     "TorchBatchNorm": "training mode gives other features",
     "Frozen": r"parameters \['layer.weight'\] take no gradient; make them buffers",

@@ -545,7 +545,10 @@ def test_a_model_of_words_knows_those_of_pairs(tmp_path: Path) -> None:
     [
         ({}, r"environment\.kwargs\.model='': name the folder"),
         ({"model": "m"}, r"environment\.kwargs\.prompts='': name prompts, or feedback"),
-        ({"model": "m", "prompts": "p"}, r"environment\.kwargs\.reward='': name who rewards, or feedback"),
+        (
+            {"model": "m", "prompts": "p"},
+            r"environment\.kwargs\.reward='': name a source of rewards, or feedback",
+        ),
         (
             {"model": "m", "prompts": "p", "reward": "grpc://x:1", "serve_reward": True},
             r"environment\.kwargs\.reward='grpc://x:1': serve_reward serves a reward model's folder",
