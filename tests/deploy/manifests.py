@@ -41,14 +41,15 @@ def overlay(name: str) -> tuple[Object, ...]:
     return render(KUBERNETES / "overlays" / name)
 
 
-def with_components(folder: Path, *names: str, base: str = "local") -> Path:
-    """An overlay with some components, as an overlay of one's own; it names no namespace."""
+def with_components(folder: Path, *names: str, base: str = "local", namespace: str = "") -> Path:
+    """An overlay with some components, as an overlay of one's own; "": it names no namespace."""
     folder.mkdir()
     here = Path("../" * (len(folder.resolve().parts) - 1)) / KUBERNETES.relative_to("/")
     components = [str(here / "components" / name) for name in names]
     (folder / "kustomization.yaml").write_text(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
         f"resources: [{here / 'overlays' / base}]\ncomponents: {json.dumps(components)}\n"
+        + (f"namespace: {namespace}\n" if namespace else "")
     )
     return folder
 

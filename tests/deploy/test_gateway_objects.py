@@ -39,7 +39,8 @@ USED: Final = {("batch", "jobs"): {"create", "list", "delete"}, ("", "pods"): {"
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> tuple[Object, ...]:
     """The gateway with the component, as an operator's own overlay renders them."""
-    return render(with_components(tmp_path_factory.mktemp("overlay") / "own", "gateway-jobs", base="gateway"))
+    folder = tmp_path_factory.mktemp("overlay") / "own"
+    return render(with_components(folder, "gateway-jobs", base="gateway", namespace=NAMESPACE))
 
 
 @pytest.fixture(scope="module")
