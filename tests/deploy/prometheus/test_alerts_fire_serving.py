@@ -17,14 +17,7 @@ from penstock.launch.commands.certificates import main as certificates
 from penstock.launch.commands.request import Order
 from penstock.launch.run.supervisor import penstock
 from penstock.registry.records import Status
-from tests.deploy.prometheus.alert_scenes import (
-    ENDLESS,
-    going_on,
-    seen,
-    stopped,
-    training,
-    watched,
-)
+from tests.deploy.prometheus.alert_scenes import ENDLESS, going_on, seen, stopped, training, watched
 from tests.deploy.prometheus.prometheus_server import needs_prometheus
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.serving_run import ServedRun, serving
