@@ -243,7 +243,7 @@ class LearnsOnce(Algorithm, Generic[Section]):
         self.stale_after = section.stale_after or 4 * (section.staleness + 1)
 
     def minibatches(self, batch: Batch, steps: int) -> int:
-        """Cut a batch of so many steps; a flush has fewer minibatches, each with the steps of any other."""
+        """Cut a batch of so many steps into minibatches; a flush has fewer, each of about the usual size."""
         count: int = getattr(self.section, "minibatches", 1)
         if not batch.is_flushed:
             return count

@@ -75,7 +75,7 @@ def write_final(run_dir: Path, final: FinalPolicy) -> None:
 
 
 def name_final(run_dir: Path) -> None:
-    """Let `latest` be a link to the final policy; a version that is kept after it would be the latest."""
+    """Point the link `latest` to the final policy; a version that is kept after it would take its place."""
     weight_files.name_latest(run_dir, _BLOB)
 
 

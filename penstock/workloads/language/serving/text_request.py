@@ -356,7 +356,7 @@ class OpenConversation:
         self._last, self._last_bytes = (_what(request), reply), request_bytes(request)
 
     def choose(self, messages: tuple[Message, ...] = ()) -> None:
-        """Make the sibling that these messages continue a turn; the first one where they continue none."""
+        """Choose which sibling becomes the turn: the one that these messages continue, else the first."""
         siblings, self.siblings = self.siblings, []
         if not siblings:
             return
