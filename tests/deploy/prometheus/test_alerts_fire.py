@@ -41,11 +41,11 @@ def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield scene
 
 
-def test_a_learner_that_stands_still(scene: Scene, run: Training) -> None:
+def test_a_learner_that_stands_still_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.follows("PenstockNoProgress", stopped(run, "learner"))
 
 
-def test_a_learner_that_was_killed(scene: Scene, run: Training) -> None:
+def test_a_learner_that_was_killed_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.clears("PenstockNoProgress")
     with launcher_stopped(run):
         os.kill(run.pids()["learner"], signal.SIGKILL)
@@ -53,7 +53,7 @@ def test_a_learner_that_was_killed(scene: Scene, run: Training) -> None:
     scene.clears("PenstockNoProgress")
 
 
-def test_a_learner_that_is_slow(scene: Scene, run: Training) -> None:
+def test_a_learner_that_is_slow_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.clears("PenstockLearnerSaturated")
     with slowed(run, "learner", still_s=0.9, going_s=0.1):
         scene.fires("PenstockLearnerSaturated")
@@ -61,23 +61,25 @@ def test_a_learner_that_is_slow(scene: Scene, run: Training) -> None:
     scene.clears("PenstockLearnerSaturated")
 
 
-def test_a_learner_without_experience(scene: Scene, run: Training) -> None:
+def test_a_learner_without_experience_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.follows("PenstockLearnerStarving", stopped(run, "actor-0", "actor-1"))
 
 
-def test_an_actor_that_stands_still_in_the_middle_of_its_fragments(scene: Scene, run: Training) -> None:
+def test_an_actor_that_stands_still_in_the_middle_of_its_fragments_raises_an_alert(
+    scene: Scene, run: Training
+) -> None:
     scene.follows("PenstockStale", slowed(run, "actor-1", still_s=6.0, going_s=0.5))
 
 
-def test_a_broker_that_is_slow(scene: Scene, run: Training) -> None:
+def test_a_broker_that_is_slow_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.follows("PenstockAckSlow", slowed(run, "broker", still_s=2.5, going_s=0.2))
 
 
-def test_a_redis_that_does_not_answer(scene: Scene, run: Training) -> None:
+def test_a_redis_that_does_not_answer_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.follows("PenstockRedisDown", stopped(run, "redis"))
 
 
-def test_actors_that_die_again_and_again(scene: Scene, run: Training) -> None:
+def test_actors_that_die_again_and_again_raise_an_alert(scene: Scene, run: Training) -> None:
     scene.clears("PenstockRestarting")
     over = threading.Event()
     killer = threading.Thread(target=_kill_twice, args=(run, over))
@@ -130,7 +132,7 @@ def install(folder: Path, forgets: Path) -> Path:
     return folder
 
 
-def test_an_engine_that_draws_from_other_weights_than_it_names(
+def test_an_engine_that_draws_from_other_weights_than_it_names_raises_an_alert(
     tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgets, socket = tmp_path / "forgets", short_folder / "text.sock"

@@ -102,14 +102,14 @@ def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield scene
 
 
-def test_an_update_that_is_not_finite(scene: Scene, run: Training) -> None:
+def test_an_update_that_is_not_finite_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.clears("PenstockNotFinite")
     (run.run_dir.parent / "once").touch()
     scene.fires("PenstockNotFinite")
     scene.clears("PenstockNotFinite")
 
 
-def test_a_fragment_that_an_update_is_made_without(tmp_path: Path) -> None:
+def test_a_fragment_left_out_of_an_update_raises_an_alert(tmp_path: Path) -> None:
     with absurd(tmp_path, "--actors=1", FOUR_AT_ONCE) as run, seen(tmp_path / "prometheus", run) as scene:
         scene.clears("PenstockNotFinite")
         (tmp_path / "once").touch()
@@ -119,11 +119,11 @@ def test_a_fragment_that_an_update_is_made_without(tmp_path: Path) -> None:
         scene.clears("PenstockNotFinite")
 
 
-def test_an_actor_that_stands_still_now_and_then(scene: Scene, run: Training) -> None:
+def test_an_actor_that_stands_still_now_and_then_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.follows("PenstockStalenessOverBound", slowed(run, "actor-1", still_s=5.0, going_s=0.5))
 
 
-def test_an_actor_that_weights_do_not_reach(scene: Scene, run: Training) -> None:
+def test_an_actor_without_new_weights_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.clears("PenstockActorLag")
     with through_proxy(run) as proxy:
         kill(run, "actor-1")
@@ -158,7 +158,9 @@ def through_proxy(run: Training) -> Iterator[Proxy]:
             real.rename(address)
 
 
-def test_an_actor_that_does_not_act_with_the_weights_it_names(scene: Scene, run: Training) -> None:
+def test_an_actor_that_does_not_act_with_the_weights_it_names_raises_an_alert(
+    scene: Scene, run: Training
+) -> None:
     scene.clears("PenstockProbeMismatch")
     with stranger(run) as actor:
 
@@ -171,7 +173,7 @@ def test_an_actor_that_does_not_act_with_the_weights_it_names(scene: Scene, run:
     scene.clears("PenstockProbeMismatch")
 
 
-def test_a_checkpoint_that_has_rotted(scene: Scene, run: Training) -> None:
+def test_a_damaged_checkpoint_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.clears("PenstockCheckpointRefused")
     with launcher_stopped(run):
         os.kill(run.pids()["learner"], signal.SIGKILL)
@@ -192,7 +194,7 @@ def committed(run: Training) -> str:
     return str(json.loads(newest)["checkpoint_id"])
 
 
-def test_a_registry_that_keeps_nothing(scene: Scene, run: Training) -> None:
+def test_a_registry_that_fails_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.clears("PenstockRegistryFailing")
     before = committed(run)
     run.until(lambda: committed(run) != before)  # a learner that was just started needs the folder
@@ -208,7 +210,7 @@ def test_a_registry_that_keeps_nothing(scene: Scene, run: Training) -> None:
 
 
 @pytest.mark.promise("metrics-show-updates-finite")
-def test_updates_that_end_the_run(tmp_path: Path) -> None:
+def test_updates_that_end_the_run_raise_an_alert(tmp_path: Path) -> None:
     with (
         absurd(tmp_path, "--actors=1") as run,
         watching(tmp_path / "prometheus", run.run_dir / "targets.json", every_s=15) as prometheus,

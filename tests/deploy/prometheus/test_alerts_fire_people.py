@@ -88,7 +88,7 @@ def people(tmp_path: Path) -> Iterator[People]:
         end_jobs(tmp_path)
 
 
-def test_a_database_that_is_gone(people: People, tmp_path: Path) -> None:
+def test_a_database_that_is_gone_raises_an_alert(people: People, tmp_path: Path) -> None:
     with (
         watched(tmp_path, gateway=people.gateway.endpoint) as scene,
         going_on(lambda: people.call("GET", "/api/me")),
@@ -99,14 +99,14 @@ def test_a_database_that_is_gone(people: People, tmp_path: Path) -> None:
         scene.clears("PenstockGatewayErrors")
 
 
-def test_a_training_that_fails(people: People, tmp_path: Path) -> None:
+def test_a_training_that_fails_raises_an_alert(people: People, tmp_path: Path) -> None:
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
         people.submit("wrong")
         scene.fires("PenstockJobsFailing")
         scene.clears("PenstockJobsFailing")
 
 
-def test_a_training_that_is_stuck(people: People, tmp_path: Path) -> None:
+def test_a_training_that_is_stuck_raises_an_alert(people: People, tmp_path: Path) -> None:
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
         people.submit("quick", maxSteps=100_000)
         scene.until_seen("penstock_gateway_job_heard_timestamp_seconds > 0")
@@ -118,12 +118,12 @@ def test_a_training_that_is_stuck(people: People, tmp_path: Path) -> None:
         scene.clears("PenstockJobStuck")
 
 
-def test_a_flood_of_ratings(people: People, tmp_path: Path) -> None:
+def test_a_flood_of_ratings_raises_an_alert(people: People, tmp_path: Path) -> None:
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
         scene.follows("PenstockRatingFlood", going_on(people.rate_many))
 
 
-def test_passwords_that_are_tried(people: People, tmp_path: Path) -> None:
+def test_guessed_passwords_raise_an_alert(people: People, tmp_path: Path) -> None:
     with watched(tmp_path, gateway=people.gateway.endpoint) as scene:
         scene.follows("PenstockSignInsRefused", going_on(people.try_password))
 

@@ -73,7 +73,7 @@ def client(run: Training) -> Iterator[Any]:
 
 
 @pytest.mark.promise("fragment-book-accounts-raises")
-def test_one_fragment_in_none_of_the_books(scene: Scene, client: Any) -> None:
+def test_one_fragment_in_no_book_raises_an_alert(scene: Scene, client: Any) -> None:
     scene.clears("PenstockLedgerUnbalanced")
     client.hincrby(keys.STATE, "acked", 1)
     try:
@@ -83,7 +83,7 @@ def test_one_fragment_in_none_of_the_books(scene: Scene, client: Any) -> None:
     scene.clears("PenstockLedgerUnbalanced")
 
 
-def test_somebody_else_who_fills_redis(scene: Scene, client: Any) -> None:
+def test_a_redis_that_others_fill_raises_an_alert(scene: Scene, client: Any) -> None:
     scene.clears("PenstockRedisMemory")
     names = [f"foreign:{number}" for number in range(MEMORY // MIB)]
     for name in names:
@@ -95,7 +95,7 @@ def test_somebody_else_who_fills_redis(scene: Scene, client: Any) -> None:
     scene.clears("PenstockRedisMemory")
 
 
-def test_an_append_only_file_that_cannot_be_written_or_rewritten(
+def test_an_append_only_file_that_cannot_be_written_or_rewritten_raises_an_alert(
     scene: Scene, run: Training, client: Any, tmp_path: Path
 ) -> None:
     scene.clears("PenstockRedisPersistence")
@@ -114,7 +114,7 @@ def test_an_append_only_file_that_cannot_be_written_or_rewritten(
     scene.clears("PenstockRedisPersistence")
 
 
-def test_a_redis_that_comes_back_without_its_last_moments_and_finds_no_learner(
+def test_a_redis_that_lost_its_last_seconds_while_no_learner_runs_raises_an_alert(
     scene: Scene, run: Training, tmp_path: Path
 ) -> None:
     scene.clears("PenstockLogClosed", "PenstockExperienceLost")
@@ -147,7 +147,7 @@ def _copy_files(source: Path, target: Path) -> None:
             shutil.copy2(source / name, target / name)
 
 
-def test_a_client_whose_fragments_break_the_schema(scene: Scene, run: Training) -> None:
+def test_a_client_whose_fragments_break_the_schema_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.clears("PenstockRefusals")
     with stranger(run) as actor:
 
@@ -159,7 +159,7 @@ def test_a_client_whose_fragments_break_the_schema(scene: Scene, run: Training) 
     scene.clears("PenstockRefusals")
 
 
-def test_a_log_that_fills_up(tmp_path: Path, redis_url: str) -> None:
+def test_a_log_that_fills_up_raises_an_alert(tmp_path: Path, redis_url: str) -> None:
     learner = open_run(redis_url, max_log_bytes=8192, budget=10**6)
     with ExitStack() as stack:
         broker = launch(redis_url, tmp_path)

@@ -26,7 +26,7 @@ from tests.support.run.training import Training
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def test_a_certificate_that_runs_out(tmp_path: Path, redis_url: str) -> None:
+def test_a_certificate_that_runs_out_raises_an_alert(tmp_path: Path, redis_url: str) -> None:
     certificates(Order(folder=tmp_path / "tls", run="run-a", days=3))
     security = {"certificate": "broker.pem", "key": "broker.key", "authority": "authority.pem"}
     said = [f"--set=security.tls_{name}={tmp_path / 'tls' / file}" for name, file in security.items()]
@@ -51,7 +51,7 @@ def test_a_certificate_that_runs_out(tmp_path: Path, redis_url: str) -> None:
         scene.clears("PenstockCertificateExpiring")
 
 
-def test_a_canary_that_is_worse(tmp_path: Path) -> None:
+def test_a_canary_that_is_worse_raises_an_alert(tmp_path: Path) -> None:
     run = ServedRun(tmp_path / "run")
     run.describe()
     run.promote(good := run.next_version())
@@ -81,7 +81,7 @@ def test_a_canary_that_is_worse(tmp_path: Path) -> None:
         scene.clears("PenstockCanaryWithdrawn")
 
 
-def test_answers_that_another_version_gives(tmp_path: Path) -> None:
+def test_answers_that_another_version_gives_raise_an_alert(tmp_path: Path) -> None:
     run = ServedRun(tmp_path / "run")
     run.describe()
     broken = run.build(1)
@@ -98,7 +98,7 @@ def test_answers_that_another_version_gives(tmp_path: Path) -> None:
         scene.clears("PenstockFallbackAnswers")
 
 
-def test_answers_that_take_long(tmp_path: Path) -> None:
+def test_answers_that_take_long_raise_an_alert(tmp_path: Path) -> None:
     run = ServedRun(tmp_path / "run", section=PolicySection(hidden_sizes=(4096, 4096)))
     run.describe()
     run.promote(run.next_version())
@@ -116,7 +116,7 @@ def address_of(run: Training) -> str:
     return str(json.loads((run.run_dir / "endpoints.json").read_text())["server"]["address"])
 
 
-def test_steps_that_are_not_learned(tmp_path: Path) -> None:
+def test_steps_that_are_not_learned_raise_an_alert(tmp_path: Path) -> None:
     room = ("--set=serving.outbox_fragments=2", "--set=algorithm.stale_after=1000000")
     words = ("--actors=1", "--serve=127.0.0.1:0", *room, *ENDLESS)
     with (
@@ -137,7 +137,7 @@ def test_steps_that_are_not_learned(tmp_path: Path) -> None:
             scene.clears("PenstockNotLearned")
 
 
-def test_a_canary_that_is_not_judged_and_one_that_is_undecided(tmp_path: Path) -> None:
+def test_canaries_that_are_not_judged_or_undecided_raise_an_alert(tmp_path: Path) -> None:
     run = ServedRun(tmp_path / "run")
     run.describe()
     run.promote(good := run.next_version())
