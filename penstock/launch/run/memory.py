@@ -38,7 +38,7 @@ _DEVICE_TIMEOUT_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of processes. peak: highest resident size; of it shared: files, inherited: a fork server's."""
+    """Bytes of processes. peak: highest resident size, with shared (files) and inherited (fork server)."""
 
     peak: int = 0
     shared: int = 0
