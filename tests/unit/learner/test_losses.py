@@ -340,20 +340,12 @@ def test_a_penalty_follows_the_divergence(divergence: float, expected: float) ->
 
 
 @pytest.mark.parametrize(
-    ("steps", "expected"), [(1, 1), (25, 1), (26, 2), (50, 2), (75, 3), (99, 4), (100, 4)]
+    ("share", "expected"), [(0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.99, 4), (1.0, 4)]
 )
-def test_a_flush_has_as_many_minibatches_as_it_fills(steps: int, expected: int) -> None:
-    algorithm = PPO(small_policy(0), PPOSection(batch_steps=100, minibatches=4), seed=0)
+def test_an_update_of_a_flush_has_as_many_minibatches_as_it_fills(share: float, expected: int) -> None:
     batch = collect(small_policy(1))
-    assert algorithm.minibatches(replace(batch, is_flushed=True), steps) == expected
-    assert algorithm.minibatches(batch, steps) == 4
-
-
-def test_an_update_of_a_flush_makes_fewer_gradient_steps() -> None:
-    batch = collect(small_policy(1))
-    steps = int(batch.valid.sum())
-    section = PPOSection(batch_steps=2 * steps, minibatches=4, epochs=3)
-    for is_flushed, count in ((True, 2), (False, 4)):
+    section = PPOSection(batch_steps=round(int(batch.valid.sum()) / share), minibatches=4, epochs=3)
+    for is_flushed, count in ((True, expected), (False, 4)):
         algorithm = PPO(small_policy(0), section, seed=0)
         update = algorithm.update(replace(batch, is_flushed=is_flushed), progress=0.0)
         assert update.gradient_steps == 3 * count
