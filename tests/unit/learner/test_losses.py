@@ -340,7 +340,7 @@ def test_a_penalty_follows_the_divergence(divergence: float, expected: float) ->
 
 
 @pytest.mark.parametrize(
-    ("share", "expected"), [(0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.75, 3), (0.99, 4), (1.0, 4)]
+    ("share", "expected"), [(0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.74, 3), (0.99, 4), (1.0, 4)]
 )
 def test_an_update_of_a_flush_has_as_many_minibatches_as_it_fills(share: float, expected: int) -> None:
     batch = collect(small_policy(1))
