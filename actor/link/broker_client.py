@@ -212,7 +212,7 @@ class BrokerClient:
     def weights(
         self, session: int, version: int, offset: int, stop: threading.Event
     ) -> tuple[Publication, memoryview] | None:
-        """GetWeights from `offset`, no bytes at the end; None when the version is no longer kept."""
+        """Return the weights' bytes from `offset`, empty at the end; None when the version is not kept."""
         request = weights_pb2.GetWeightsRequest(session=session, version=version, offset=offset)
         try:
             reply, data = self._call(lambda connection: connection.weights, request, _CHUNK_DEADLINE_S, stop)

@@ -90,7 +90,7 @@ BEYOND: Final = (
     "beyond this machine a token is asked for: say --project NAME, and --accounts or --database of the "
     "gateway that gives out its tokens"
 )
-ALONE: Final = "beside a gateway it answers this machine alone: serve it by `penstock gateway {name}`"
+ALONE: Final = "mounted in a gateway it answers only this machine: serve it with `penstock gateway {name}`"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -186,7 +186,7 @@ def export(
     found = place.found()
     if found.folder is None:
         raise ConfigurationError(
-            f"{found.url}: a registry holds no weights; name the run's folder, with --registry beside it"
+            f"{found.url}: a registry holds no weights; name the run's folder, the registry with --registry"
         )
     check_output(output)
     with opened(found) as registry:

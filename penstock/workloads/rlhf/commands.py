@@ -287,7 +287,7 @@ def train_model(lifecycle: "Lifecycle", options: TrainingOptions) -> int:
         one_head |= {"--column": bool(options.columns), "--reference": options.reference is not None}
         one_head |= {"--resume": options.resume}
         if name := next((name for name, is_given in one_head.items() if is_given), None):
-            raise ConfigurationError(f"{name}: is for a model of one head; leave it out beside --head")
+            raise ConfigurationError(f"{name}: is for a model of one head; leave it out with --head")
     from penstock.runtime.retry import Interrupted
 
     with needs_rlhf():

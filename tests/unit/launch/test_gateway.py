@@ -553,7 +553,7 @@ def test_agents_are_folders_and_addresses_of_a_site_that_takes_several(tmp_path:
         (["chats"], "--site chats: no such site; there are .*prompts, text"),
         (
             ["chat=0.0.0.0:1"],
-            "--site chat=0.0.0.0:1: .* alone: serve it by `penstock gateway chat`",
+            "--site chat=0.0.0.0:1: .* only this machine: serve it with `penstock gateway chat`",
         ),
     ],
 )

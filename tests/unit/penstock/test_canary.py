@@ -486,7 +486,7 @@ def test_a_share_that_leaves_no_client_to_compare_with_is_refused(
     asked = replace(registry.traffic("default"), canary_share=most, latest_share=latest)
     allowed = registry.set_traffic(asked, "as much as may be", by="test")
     assert trial_of(registry).part_of(allowed.canary_share) == pytest.approx(0.8)
-    with pytest.raises(NotAllowed, match=f"at most {most:g} beside latest_share={latest}"):
+    with pytest.raises(NotAllowed, match=f"at most {most:g} with latest_share={latest}"):
         registry.set_traffic(replace(allowed, canary_share=most + 0.05), "more", by="test")
     registry.rollback("default", "enough", by="test")
     with pytest.raises(NotAllowed, match="too few clients of the active version"):
