@@ -251,7 +251,7 @@ class PassCost:
         return self._seconds[self._nearest[size]]
 
     def of_many(self, rows: int, most: int) -> float:
-        """Return what so many rows take in passes of at most `most`."""
+        """Return the seconds that rows take in passes of at most `most` rows."""
         if 0 < rows <= most:
             return self.of(rows)
         full, rest = divmod(rows, most)
