@@ -38,8 +38,7 @@ from penstock.policy.actor_critic import Outputs
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Dict, Discrete, MultiDiscrete, Space
-from tests.support.experience.experience import box, collect, small_policy
-from tests.unit.penstock.test_policy import image
+from tests.support.experience.experience import box, collect, image, small_policy
 
 DISCOUNT, GAE_LAMBDA, RHO, C = 0.97, 0.9, 1.0, 0.8
 
