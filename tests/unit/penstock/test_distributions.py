@@ -120,7 +120,7 @@ def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
         assert (log_prob >= drawn - 1e-5).all()
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", [name for name in HEADS if "conditional" not in name])
 def test_an_action_of_the_environment_is_the_one_that_was_drawn(name: str) -> None:
     head = HEADS[name]()
     drawn: Any = head.draw(parameters(head).numpy(), np.random.default_rng(3))[0]
@@ -128,7 +128,7 @@ def test_an_action_of_the_environment_is_the_one_that_was_drawn(name: str) -> No
         drawn = np.clip(drawn, -2, 6)  # what is clipped on its way cannot be known
     again: Any = head.from_environment(head.to_environment(drawn))
     assert again.dtype == drawn.dtype
-    np.testing.assert_allclose(again, drawn, atol=1e-3 if "squashed" in name else 0)
+    np.testing.assert_allclose(again, drawn, atol=1e-3 if name == "squashed" else 0)
 
 
 @pytest.mark.parametrize(

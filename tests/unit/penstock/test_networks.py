@@ -266,7 +266,7 @@ def test_every_trunk_reads_every_layout(
     features = encoder(seen)
     assert features.shape == (2, encoder.width) == (2, width)
     assert sum(isinstance(layer, nn.Conv2d) for layer in encoder.modules()) == convolutions
-    if shape[-1] == 3:
+    if trunk == "impala" and shape[-1] == 3:
         channels_first = ImageEncoder("observation", image(3, *shape[:2]), trunk)
         channels_first.load_state_dict(encoder.state_dict())
         torch.testing.assert_close(channels_first(seen.permute(0, 3, 1, 2)), features)

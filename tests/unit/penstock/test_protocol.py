@@ -251,7 +251,7 @@ def test_a_specification_survives_redis() -> None:
     "message", [pb.FragmentHeader.FromString(header_bytes(HEADER)), SPECIFICATION.to_proto()]
 )
 def test_every_field_of_a_message_is_filled(message: Message) -> None:
-    assert message.DESCRIPTOR.fields_by_name.keys() == {field.name for field, _ in message.ListFields()}
+    assert set(message.DESCRIPTOR.fields_by_name) == {field.name for field, _ in message.ListFields()}
 
 
 @pytest.mark.parametrize(
