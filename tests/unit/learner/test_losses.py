@@ -404,8 +404,9 @@ def rows_of(policy: Policy, count: int, *, is_masked: bool) -> Rows:
     forbidden[::3, 0] = not policy.action_heads[0].state_dict()  # a mask is of choices, which come first
     inputs = Inputs(vector, forbidden=forbidden if is_masked else None)
     with torch.no_grad():
-        parameters = policy.outputs(inputs).parameters
-    chosen = policy.choose(parameters.numpy(), np.random.default_rng(1), deterministic=False).action
+        parameters, free = policy.outputs(inputs).parameters, policy.outputs(Inputs(vector)).parameters
+    # Some of the actions are forbidden, so that their slopes are at outputs that the mask rules out.
+    chosen = policy.choose(free.numpy(), np.random.default_rng(1), deterministic=False).action
     drawn = {path: torch.from_numpy(np.asarray(action)) for path, action in chosen.items()}
     columns = torch.randn(6, count, generator=random, dtype=torch.float64)
     columns[0] = policy.joint_log_prob(parameters, drawn).detach() + 0.3 * columns[0]
