@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -279,6 +280,11 @@ def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with
     assert [one.discount for one in told.reward] == [0.875, 0.5, None]
 
 
+class Grid(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(0, 255, (10, 10, 4), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "arguments of no policy": (
         {"policy": {"kwargs": {"model": "base"}}},
@@ -304,6 +310,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"environment": {"id": "Pendulum-v1", "mask_key": "action_mask"}},
         r"environment\.mask_key='action_mask': the actions Box.* no choices of one of n",
     ),
+    "stacked out of shape": (
+        {"environment": {"id": "Grid-v7"}, "policy": {"frame_stack": 4}},
+        r"environment\.id='Grid-v7': policy\.frame_stack=4: .*stack fewer frames",
+    ),
     "a buffer below a fragment": (
         {"algorithm": {"name": "dqn", "error_steps": 100}},
         r"error_steps=100: with fragments of 256 steps.*give at least 256",
@@ -321,6 +331,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("layer", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_learned_is_refused_at_the_start(layer: dict[str, Any], message: str) -> None:
+    if "Grid-v7" not in gymnasium.registry:
+        gymnasium.register("Grid-v7", lambda **_: Grid())
     with pytest.raises(ConfigurationError, match=message):
         make_model(loaded(**layer))
 
