@@ -43,22 +43,17 @@ from tests.support.chat.chat_stand import beside, chat_app, client_at, served_ju
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
 from tests.support.language.text_stand import TOKENIZER, TextStand, make_model, served_text
 
-# ---- The book of answers: counts by version, and what it holds after it was opened again.
-
-
 DAY_S = 86_400.0
 FIRST_S = 20_000 * DAY_S  # 2024-10-04
 
 
 def rated(conversation: str, rater: str, *, well: bool = True) -> RatedConversation:
-    """What somebody's newest thumb says."""
     return RatedConversation(conversation=conversation, rater=rater, is_well=well)
 
 
 def counted(
     book: AnswerBook, *given: RatedConversation, days: int = 30, people: int = 20
 ) -> list[TalkCounts]:
-    """The rows of days and people."""
     return book.by_day_and_person(given, most_days=days, most_people=people)
 
 
@@ -75,6 +70,7 @@ def test_conversations_are_counted_once_and_outlive_the_book(tmp_path: Path) -> 
         VersionCounts(version=0, conversations=1, answers=1, fallbacks=1, blocked=0),
     ]
     assert again.blocked() == {"output": 1}
+    assert (tmp_path / "made").stat().st_mode & 0o077 == 0, "it is its user's alone"
 
 
 def test_a_turn_that_somebody_was_asked_about_is_no_part_of_a_conversation(tmp_path: Path) -> None:
@@ -151,16 +147,9 @@ def test_who_is_forgotten_is_gone_from_every_count(tmp_path: Path) -> None:
     assert b"ann" not in (tmp_path / "chat.sqlite").read_bytes()
 
 
-def test_it_is_its_users_alone(tmp_path: Path) -> None:
-    AnswerBook(tmp_path / "made")
-    assert (tmp_path / "made").stat().st_mode & 0o077 == 0
-
-
-# ---- Somebody is asked about one answer in five, those of which least is known.
-
-
 def test_one_in_five_is_asked_about_and_they_are_the_least_sure() -> None:
-    draw, asking = random.Random(1), RatingRequests()
+    draw, asking, knows_nothing = random.Random(1), RatingRequests(), RatingRequests()
+    assert not any(knows_nothing.is_wanted(one) for one in (None, 0.1) for _ in range(100))
     seen = [(one, asking.is_wanted(one)) for one in (draw.gauss(0.2, 0.05) for _ in range(1000))]
     assert not any(is_asked for _, is_asked in seen[:LEAST])
     asked, others = ([one for one, given in seen[LEAST:] if given is wanted] for wanted in (True, False))
@@ -168,23 +157,18 @@ def test_one_in_five_is_asked_about_and_they_are_the_least_sure() -> None:
     assert sorted(asked)[len(asked) // 10] > sorted(others)[9 * len(others) // 10]
 
 
-def test_nobody_is_asked_where_nothing_is_known() -> None:
-    asking = RatingRequests()
-    assert not any(asking.is_wanted(None) for _ in range(100))
-    assert not any(asking.is_wanted(0.1) for _ in range(100))
+ME = "somebody-1"
 
 
-# ---- What one person may do to others and to what is learned, over a real server of text.
-
-
-ME, ROOM = "somebody-1", MOST_OF_ONE + 3
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "base")
 
 
 @pytest.fixture
-def stand(tmp_path: Path, short_folder: Path) -> Iterator[TextStand]:
-    """A server of text that learns nothing, with room for a few conversations more than one person has."""
-    base = make_model(tmp_path / "base")
-    with served_text(base, short_folder / "text.sock", learns=False, max_episodes=ROOM) as made:
+def stand(base: Path, short_folder: Path) -> Iterator[TextStand]:
+    """A server of text that learns nothing."""
+    with served_text(base, short_folder / "text.sock", learns=False) as made:
         yield made
 
 
@@ -195,17 +179,25 @@ def client(stand: TextStand, tmp_path: Path, short_folder: Path) -> Iterator[Tes
         yield made
 
 
-def post(client: TestClient, what: str, **body: Any) -> Any:
-    """The answer to a call of the page."""
-    return client.post(f"/api/chat/{what}", json=body)
+def post(client: TestClient, what: str, /, agent: str = "", **body: Any) -> Any:
+    return client.post(f"/api/chat/{what}", params={"agent": agent} if agent else {}, json=body)
+
+
+def begun(client: TestClient, me: str = ME, agent: str = "") -> dict[str, Any]:
+    """Whoever has begun a conversation, and which."""
+    return {"me": me, "conversation": post(client, "begin", agent, me=me).json()["conversation"]}
+
+
+def talked(client: TestClient, me: str = ME, agent: str = "") -> dict[str, Any]:
+    """Whoever has had an answer in a conversation, and in which."""
+    talk = begun(client, me, agent)
+    assert "event: answer" in post(client, "say", agent, text="sum", **talk).text
+    return talk
 
 
 def test_who_begins_without_end_leaves_room_for_others(client: TestClient, stand: TextStand) -> None:
-    other = {
-        "me": "somebody-2",
-        "conversation": post(client, "begin", me="somebody-2").json()["conversation"],
-    }
-    own = [post(client, "begin", me=ME) for _ in range(2 * ROOM)]
+    other = begun(client, "somebody-2")
+    own = [post(client, "begin", me=ME) for _ in range(2 * MOST_OF_ONE + 6)]
     assert {reply.status_code for reply in own} == {200}
     assert len(stand.conversations.episodes) == MOST_OF_ONE + 1
     assert "event: answer" in post(client, "say", text="sum", **other).text
@@ -215,8 +207,7 @@ def test_who_begins_without_end_leaves_room_for_others(client: TestClient, stand
 
 
 def test_a_thumb_is_one_reward_whatever_is_sent_again(client: TestClient, stand: TextStand) -> None:
-    talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
-    assert "event: answer" in post(client, "say", text="sum", **talk).text
+    talk = talked(client)
     (episode,) = stand.conversations.episodes
     for name, up, total in (
         ("thumb-one", True, 1.0),
@@ -225,23 +216,9 @@ def test_a_thumb_is_one_reward_whatever_is_sent_again(client: TestClient, stand:
         ("thumb-three", False, -1.0),
         ("n" * 160, True, 1.0),
     ):
-        assert post(client, "thumb", turn=0, id=name, up=up, **talk).status_code == 200
+        kept = post(client, "thumb", turn=0, id=name, up=up, **talk)
+        assert (kept.status_code, kept.json()) == (200, {"stored": True, "rewarded": False})
         assert episode.total_return == total, name
-
-
-def test_text_that_no_database_holds_is_refused_by_its_field(client: TestClient, tmp_path: Path) -> None:
-    folder_of(tmp_path).mkdir()
-    talk = {"me": ME, "conversation": post(client, "begin", me=ME).json()["conversation"]}
-    assert "event: answer" in post(client, "say", text="sum", **talk).text
-    for reply, field in (
-        (post(client, "say", text="su\0m", **talk), "text"),
-        (post(client, "correct", turn=0, id="a-rating", text="su\0m", **talk), "text"),
-        (post(client, "promote", version=1, reason="I\0"), "reason"),
-        (post(client, "pause", reason="I\0"), "reason"),
-        (post(client, "weigh", weights={"thumb": 2}, reason="I\0"), "reason"),
-    ):
-        assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
-        assert "NUL" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize("name", ["loop.json", "weights.json"])
@@ -273,25 +250,6 @@ def test_what_is_known_without_the_server_is_shown_while_it_is_halted(
     assert seen.json()["unreachable"] == "its server did not describe itself within 1 s"
 
 
-# ---- The API of the page over a real server of text: what it refuses, and what it says is learned.
-
-
-SITE_ME = "somebody-1"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model's folder."""
-    return make_model(tmp_path_factory.mktemp("model") / "base")
-
-
-@pytest.fixture
-def site_client(base: Path, tmp_path: Path, short_folder: Path) -> Iterator[TestClient]:
-    """Of a gateway over a server that learns nothing."""
-    with over(upstream_of(base, tmp_path, short_folder / "text.sock")) as made:
-        yield made
-
-
 @pytest.mark.promise("account-rater-page-chat")
 def test_people_with_accounts_sign_in_and_are_one_whatever_their_browsers_say(
     base: Path, tmp_path: Path, short_folder: Path
@@ -304,32 +262,26 @@ def test_people_with_accounts_sign_in_and_are_one_whatever_their_browsers_say(
         "/api/projects/alpha/invitations", json={"role": "viewer"}, headers=gateway.bearer("owner")
     )
     run = upstream_of(base, tmp_path, short_folder / "text.sock")
-    with over(run, gateway=gateway) as site_client:
-        assert site_client.get("/chat").status_code == 200
-        assert site_post(site_client, "begin", me=SITE_ME).status_code == 401
+    with over(run, gateway=gateway) as client:
+        assert client.get("/chat").status_code == 200
+        assert post(client, "begin", me=ME).status_code == 401
         person = {"name": "ann", "password": PASSWORD}
-        joined = site_client.post(
-            "/api/auth/sign-up", json={**person, "invitation": owner.json()["invitation"]}
-        )
+        joined = client.post("/api/auth/sign-up", json={**person, "invitation": owner.json()["invitation"]})
         assert (joined.status_code, joined.json()) == (201, {"project": "alpha"})
         wrong = {"grant_type": "password", "username": "ann", "password": "another one entirely"}
-        assert site_client.post("/api/auth/token", data=wrong).status_code == 401
-        given = site_client.post("/api/auth/token", data={**wrong, "password": PASSWORD}).json()
-        site_client.headers["Authorization"] = f"Bearer {given['access_token']}"
-        assert site_client.get("/api/me").json() == {"name": "ann", "project": "alpha", "role": "viewer"}
+        assert client.post("/api/auth/token", data=wrong).status_code == 401
+        given = client.post("/api/auth/token", data={**wrong, "password": PASSWORD}).json()
+        client.headers["Authorization"] = f"Bearer {given['access_token']}"
+        assert client.get("/api/me").json() == {"name": "ann", "project": "alpha", "role": "viewer"}
         for number, browser in enumerate(("browser-one", "browser-two")):
-            talk = {
-                "me": browser,
-                "conversation": site_post(site_client, "begin", me=browser).json()["conversation"],
-            }
-            assert "event: answer" in site_post(site_client, "say", text="sum", **talk).text
-            site_post(site_client, "thumb", turn=0, id=f"the-thumb-{number}", up=True, **talk)
-        assert len(site_post(site_client, "mine", me="browser-three").json()["ratings"]) == 2
-        assert site_client.get("/api/chat/overview").status_code == 403
+            talk = talked(client, browser)
+            post(client, "thumb", turn=0, id=f"the-thumb-{number}", up=True, **talk)
+        assert len(post(client, "mine", me="browser-three").json()["ratings"]) == 2
+        assert client.get("/api/chat/overview").status_code == 403
         renewed = {"grant_type": "refresh_token", "refresh_token": given["refresh_token"]}
-        assert site_client.post("/api/auth/token", data=renewed).status_code == 200
-        assert site_client.post("/api/auth/sign-out").status_code == 204
-        assert site_post(site_client, "mine", me=SITE_ME).status_code == 401
+        assert client.post("/api/auth/token", data=renewed).status_code == 200
+        assert client.post("/api/auth/sign-out").status_code == 204
+        assert post(client, "mine", me=ME).status_code == 401
     with Registry.read(f"sqlite:///{tmp_path / 'registry.sqlite'}") as registry:
         (rater,) = {kept.rating.rater for kept in registry.ratings("default")}
     assert rater.startswith("user/")
@@ -348,54 +300,50 @@ def over(
         yield stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
 
 
-def site_post(site_client: TestClient, what: str, /, agent: str = "", **body: Any) -> Any:
-    """The answer to a call of the page."""
-    return site_client.post(f"/api/chat/{what}", params={"agent": agent} if agent else {}, json=body)
-
-
-def test_a_rating_of_what_is_not_learned_from_says_so(site_client: TestClient) -> None:
-    talk = {"me": SITE_ME, "conversation": site_post(site_client, "begin", me=SITE_ME).json()["conversation"]}
-    assert "event: answer" in site_post(site_client, "say", text="sum", **talk).text
-    kept = site_post(site_client, "thumb", turn=0, id="the-thumb", up=True, **talk).json()
-    assert kept == {"stored": True, "rewarded": False}
-    assert len(site_post(site_client, "mine", me=SITE_ME).json()["ratings"]) == 1
-
-
-def test_what_is_wrong_is_refused_by_its_field(site_client: TestClient) -> None:
-    talk = {"me": SITE_ME, "conversation": site_post(site_client, "begin", me=SITE_ME).json()["conversation"]}
-    other = {**talk, "me": "somebody-2"}
+def test_what_is_wrong_is_refused_by_its_field(client: TestClient, tmp_path: Path) -> None:
+    folder_of(tmp_path).mkdir()
+    new, talk = begun(client), talked(client)
     rating: dict[str, Any] = {"turn": 0, "id": "a-rating"}
     for reply, status, field in (
-        (site_post(site_client, "say", text="sum", **other), 404, "conversation"),
-        (site_post(site_client, "say", **talk), 409, "text"),
-        (site_post(site_client, "say", text=" ", **talk), 422, "text"),
-        (site_post(site_client, "thumb", up=True, **rating, **talk), 404, "turn"),
-        (site_post(site_client, "stars", key="safety", stars=6, **rating, **talk), 422, "stars"),
-        (site_post(site_client, "stars", key="charm", stars=1, **rating, **talk), 422, "key"),
-        (site_post(site_client, "begin", me="x"), 422, "me"),
+        (post(client, "say", text="sum", **{**talk, "me": "somebody-2"}), 404, "conversation"),
+        (post(client, "say", **new), 409, "text"),
+        (post(client, "say", text=" ", **talk), 422, "text"),
+        (post(client, "thumb", up=True, **rating, **new), 404, "turn"),
+        (post(client, "stars", key="safety", stars=6, **rating, **talk), 422, "stars"),
+        (post(client, "stars", key="charm", stars=1, **rating, **talk), 422, "key"),
+        (post(client, "begin", me="x"), 422, "me"),
     ):
         assert (reply.status_code, reply.json()["field"]) == (status, field), reply.text
-    reply = site_client.post("/api/chat/begin", content="{}", headers={"content-type": "text/plain"})
+    for reply, field in (
+        (post(client, "say", text="su\0m", **talk), "text"),
+        (post(client, "correct", text="su\0m", **rating, **talk), "text"),
+        (post(client, "promote", version=1, reason="I\0"), "reason"),
+        (post(client, "pause", reason="I\0"), "reason"),
+        (post(client, "weigh", weights={"thumb": 2}, reason="I\0"), "reason"),
+    ):
+        assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
+        assert "NUL" in reply.json()["detail"], "no database holds it"
+    reply = client.post("/api/chat/begin", content="{}", headers={"content-type": "text/plain"})
     assert reply.status_code == 415
-    assert site_client.get("/chat/none.js").status_code == 404
+    assert client.get("/chat/none.js").status_code == 404
 
 
-def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(site_client: TestClient) -> None:
+def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: TestClient) -> None:
     why: dict[str, Any] = {"reason": "I say so"}
     for reply, status, field in (
-        (site_post(site_client, "promote", version=7, **why), 404, "version"),
-        (site_post(site_client, "rollback", version=7, **why), 404, "version"),
-        (site_post(site_client, "promote", version=0, **why), 422, "version"),
-        (site_post(site_client, "promote", version=7), 422, "reason"),
-        (site_post(site_client, "promote", version=7, reason=" "), 422, "reason"),
-        (site_post(site_client, "pause", **why), 409, None),
-        (site_post(site_client, "resume"), 409, None),
-        (site_post(site_client, "abandon", **why), 409, None),
-        (site_post(site_client, "abandon"), 422, "reason"),
-        (site_post(site_client, "weigh", weights={"safety": 2}, **why), 409, None),
-        (site_post(site_client, "weigh", weights={}, **why), 422, "weights"),
-        (site_post(site_client, "weigh", weights={"safety": -1}, **why), 422, "weights.safety"),
-        (site_post(site_client, "weigh", weights={"safety": 2}), 422, "reason"),
+        (post(client, "promote", version=7, **why), 404, "version"),
+        (post(client, "rollback", version=7, **why), 404, "version"),
+        (post(client, "promote", version=0, **why), 422, "version"),
+        (post(client, "promote", version=7), 422, "reason"),
+        (post(client, "promote", version=7, reason=" "), 422, "reason"),
+        (post(client, "pause", **why), 409, None),
+        (post(client, "resume"), 409, None),
+        (post(client, "abandon", **why), 409, None),
+        (post(client, "abandon"), 422, "reason"),
+        (post(client, "weigh", weights={"safety": 2}, **why), 409, None),
+        (post(client, "weigh", weights={}, **why), 422, "weights"),
+        (post(client, "weigh", weights={"safety": -1}, **why), 422, "weights.safety"),
+        (post(client, "weigh", weights={"safety": 2}), 422, "reason"),
     ):
         assert (reply.status_code, reply.json().get("field")) == (status, field), reply.text
     decided = {
@@ -406,59 +354,57 @@ def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(site_cli
     assert {access[path] for path in decided} == {Access.EDITOR}
 
 
-def test_a_decision_names_who_made_it_and_the_loop_waits(site_client: TestClient, tmp_path: Path) -> None:
+def test_a_decision_names_who_made_it_and_the_loop_waits(client: TestClient, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
     with Registry.open(url) as registry:
         registry.register(version(1), by="test")
         registry.register(version(2), by="test")
     for number in (1, 2):
-        done = site_post(site_client, "promote", version=number, reason="better").json()
+        done = post(client, "promote", version=number, reason="better").json()
         assert done == {"version": number, "status": "active"}
-    assert site_post(site_client, "rollback", version=2, reason="worse").json()["status"] == "rolled_back"
-    assert site_post(site_client, "rollback", version=1, reason="worse").status_code == 409
+    assert post(client, "rollback", version=2, reason="worse").json()["status"] == "rolled_back"
+    assert post(client, "rollback", version=1, reason="worse").status_code == 409
     with Registry.read(url) as registry:
         assert {one.by for one in registry.events("default") if one.action.value != "registered"} == {"page"}
     write_state(folder_of(tmp_path), LoopState(order=LoopOrder(labels=9).shown()))
-    assert site_post(site_client, "pause", reason="holidays").json() == {"paused": True}
-    seen = site_client.get("/api/chat/overview").json()
+    assert post(client, "pause", reason="holidays").json() == {"paused": True}
+    seen = client.get("/api/chat/overview").json()
     assert seen["loop"]["paused"] == {"reason": "holidays", "by": "page", "until_s": None}
     assert (seen["loop"]["step"], seen["loop"]["labelsWanted"]) == ("waiting", 9)
-    assert site_post(site_client, "resume").json() == {"paused": False}
-    assert site_client.get("/api/chat/overview").json()["loop"]["paused"] is None
+    assert post(client, "resume").json() == {"paused": False}
+    assert client.get("/api/chat/overview").json()["loop"]["paused"] is None
 
 
-def test_a_round_that_fails_is_shown_with_its_cause_and_given_up(
-    site_client: TestClient, tmp_path: Path
-) -> None:
+def test_a_round_that_fails_is_shown_with_its_cause_and_given_up(client: TestClient, tmp_path: Path) -> None:
     folder, order = folder_of(tmp_path), LoopOrder().shown()
     write_state(folder, LoopState(order=order))
-    refused = site_post(site_client, "abandon", reason="why not")
+    refused = post(client, "abandon", reason="why not")
     assert (refused.status_code, refused.json()["detail"][:22]) == (409, "round 1 has not begun:")
     write_state(folder, LoopState(order=order, number=4, step=Step.TRAINING, failure="no memory", tries=3))
-    assert site_post(site_client, "abandon", reason="it fails").json() == {"abandoned": 4}
-    seen = site_client.get("/api/chat/overview").json()["loop"]
+    assert post(client, "abandon", reason="it fails").json() == {"abandoned": 4}
+    seen = client.get("/api/chat/overview").json()["loop"]
     assert (seen["failure"], seen["tries"]) == ("no memory", 3)
     assert seen["abandoned"] == {"number": 4, "reason": "it fails", "by": "page"}
     write_state(folder, LoopState(order=order, number=5, step=Step.TRAINING))
-    assert site_client.get("/api/chat/overview").json()["loop"]["abandoned"] is None
+    assert client.get("/api/chat/overview").json()["loop"]["abandoned"] is None
 
 
 def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(
-    site_client: TestClient, tmp_path: Path
+    client: TestClient, tmp_path: Path
 ) -> None:
     write_state(folder_of(tmp_path), LoopState(order=LoopOrder(weights=("thumb=2",)).shown()))
     with Registry.open(f"sqlite:///{tmp_path / 'registry.sqlite'}") as registry:
         registry.register(version(1), by="test")
-    done = site_post(site_client, "weigh", weights={"safety": 2.5}, reason="children read it").json()
+    done = post(client, "weigh", weights={"safety": 2.5}, reason="children read it").json()
     every = {"thumb": 2.0, "relevance": 1.0, "helpfulness": 1.0, "safety": 2.5, "preferred": 0.0}
     assert done == {"weights": every}
     for weights in ({"charm": 1}, dict.fromkeys(every, 0)):
-        refused = site_post(site_client, "weigh", weights=weights, reason="why not")
+        refused = post(client, "weigh", weights=weights, reason="why not")
         assert (refused.status_code, refused.json()["field"]) == (422, "weights"), refused.text
     nan = '{"weights": {"thumb": NaN}, "reason": "x"}'
-    reply = site_client.post("/api/chat/weigh", content=nan, headers={"content-type": "application/json"})
+    reply = client.post("/api/chat/weigh", content=nan, headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["field"]) == (422, "weights.thumb")
-    seen = site_client.get("/api/chat/overview").json()
+    seen = client.get("/api/chat/overview").json()
     assert seen["loop"]["weights"] == every
     decided = [(one["action"], one["weights"], one["by"], one["reason"]) for one in seen["decisions"]]
     assert decided[0] == ("weighed", {"safety": 2.5}, "page", "children read it")
@@ -466,14 +412,13 @@ def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(
     assert read_head_weights(folder_of(tmp_path)).standing == {"safety": 2.5}
 
 
-def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(site_client: TestClient) -> None:
+def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(client: TestClient) -> None:
     for me, thumbs in (("somebody-1", (True, False)), ("somebody-2", (True,)), ("somebody-3", ())):
         for number in range(2):
-            talk = {"me": me, "conversation": site_post(site_client, "begin", me=me).json()["conversation"]}
-            assert "event: answer" in site_post(site_client, "say", text="sum", **talk).text
+            talk = talked(client, me)
             for up in thumbs[number : number + 1]:
-                site_post(site_client, "thumb", turn=0, id=f"{me}-{number}", up=up, **talk)
-    found = site_client.get("/api/chat/satisfaction").json()
+                post(client, "thumb", turn=0, id=f"{me}-{number}", up=up, **talk)
+    found = client.get("/api/chat/satisfaction").json()
     assert {one["satisfaction"] for one in found["rows"]} == {None}
     rows = [
         [one[name] for name in ("by", "name", "conversations", "rated", "thumbsUp")] for one in found["rows"]
@@ -482,11 +427,11 @@ def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(site_cl
     assert [sum(column) for column in zip(*days, strict=True)] == [6, 3, 2]  # two days where it is midnight
     people = [row[1:] for row in rows if row[0] == "person"]
     assert sorted(people) == [["somebo…", 2, 1, 1], ["somebo…", 2, 2, 1]]
-    assert site_post(site_client, "forget", me="somebody-1").json() == {"deleted": 2}
-    left = site_client.get("/api/chat/satisfaction").json()["rows"]
+    assert post(client, "forget", me="somebody-1").json() == {"deleted": 2}
+    left = client.get("/api/chat/satisfaction").json()["rows"]
     assert sum(one["conversations"] for one in left if one["by"] == "day") == 4
     assert [one["name"] for one in left if one["by"] == "person"] == ["somebo…"]
-    (row,) = site_client.get("/api/chat/overview").json()["versions"]
+    (row,) = client.get("/api/chat/overview").json()["versions"]
     assert (row["conversations"], row["thumbsUp"]) == (4, 1)
 
 
@@ -494,23 +439,19 @@ def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, s
     (tmp_path / "other").mkdir()
     main = upstream_of(base, tmp_path, short_folder / "a.sock", policy="talker")
     other = upstream_of(base, tmp_path / "other", short_folder / "b.sock", policy="helper")
-    with over(main, coder=other) as site_client:
-        assert site_client.get("/api/chat/agents").json() == {"agents": ["", "coder"]}
-        assert site_post(site_client, "begin", "nobody", me=SITE_ME).json()["field"] == "agent"
+    with over(main, coder=other) as client:
+        assert client.get("/api/chat/agents").json() == {"agents": ["", "coder"]}
+        assert post(client, "begin", "nobody", me=ME).json()["field"] == "agent"
         for agent in ("", "coder"):
-            talk = {
-                "me": SITE_ME,
-                "conversation": site_post(site_client, "begin", agent, me=SITE_ME).json()["conversation"],
-            }
-            assert "event: answer" in site_post(site_client, "say", agent, text="sum", **talk).text
-            site_post(site_client, "thumb", agent, turn=0, id="the-thumb", up=True, **talk)
-            elsewhere = site_post(site_client, "say", "" if agent else "coder", text="sum", **talk)
+            talk = talked(client, agent=agent)
+            post(client, "thumb", agent, turn=0, id="the-thumb", up=True, **talk)
+            elsewhere = post(client, "say", "" if agent else "coder", text="sum", **talk)
             assert elsewhere.json()["field"] == "conversation"
-        kept = [one["policy"] for one in site_post(site_client, "mine", me=SITE_ME).json()["ratings"]]
+        kept = [one["policy"] for one in post(client, "mine", me=ME).json()["ratings"]]
         assert kept == ["talker", "helper"]
-        rows = site_client.get("/api/chat/overview", params={"agent": "coder"}).json()["versions"]
+        rows = client.get("/api/chat/overview", params={"agent": "coder"}).json()["versions"]
         assert [one["thumbsUp"] for one in rows] == [1]
-        assert site_post(site_client, "forget", me=SITE_ME).json() == {"deleted": 2}
+        assert post(client, "forget", me=ME).json() == {"deleted": 2}
     for folder, policy in ((tmp_path, "talker"), (tmp_path / "other", "helper")):
         with Registry.read(f"sqlite:///{folder / 'registry.sqlite'}") as registry:
             assert registry.ratings(policy) == ()
@@ -521,45 +462,40 @@ def test_who_leaves_is_forgotten_also_where_a_server_is_away(
 ) -> None:
     (tmp_path / "other").mkdir()
     main = upstream_of(base, tmp_path, short_folder / "a.sock")
-    with over(main, coder=upstream_at(tmp_path / "other", short_folder / "nobody.sock")) as site_client:
-        talk = {
-            "me": SITE_ME,
-            "conversation": site_post(site_client, "begin", me=SITE_ME).json()["conversation"],
-        }
-        assert "event: answer" in site_post(site_client, "say", text="sum", **talk).text
-        site_post(site_client, "thumb", turn=0, id="the-thumb", up=True, **talk)
-        assert site_post(site_client, "begin", "coder", me=SITE_ME).status_code == 503
-        assert site_post(site_client, "forget", me=SITE_ME).json() == {"deleted": 1}
+    with over(main, coder=upstream_at(tmp_path / "other", short_folder / "nobody.sock")) as client:
+        talk = talked(client)
+        post(client, "thumb", turn=0, id="the-thumb", up=True, **talk)
+        assert post(client, "begin", "coder", me=ME).status_code == 503
+        assert post(client, "forget", me=ME).json() == {"deleted": 1}
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a reward model with an ensemble."""
     with served_judge(tmp_path_factory.mktemp("judge")) as address:
         yield address
 
 
 @pytest.mark.promise("turn-somebody-asked-about")
 def test_somebody_is_asked_where_heads_disagree_and_that_counts_for_no_version(
-    site_client: TestClient, judged: str, tmp_path: Path
+    client: TestClient, judged: str, tmp_path: Path
 ) -> None:
     beside(tmp_path, judged)
     asked, others, known = list[str](), list[str](), 0
     # The model has a second for each answer, which a busy machine may not give.
     for number, words in enumerate(product(("sum", "3", "sea", "done"), repeat=3)):
         me = f"somebody-{number}"
-        talk = {"me": me, "conversation": site_post(site_client, "begin", me=me).json()["conversation"]}
-        told = answer_of(site_post(site_client, "say", text=" ".join(words), **talk).text)
+        talk = begun(client, me)
+        told = answer_of(post(client, "say", text=" ".join(words), **talk).text)
         if told["expected"]:
             known += 1
             assert set(told["expected"]) == {"thumb", "relevance", "preferred"}
             assert all(0 < share < 1 for share in told["expected"].values())
-        site_post(site_client, "thumb", turn=0, id=f"the-thumb-{number}", up=True, **talk)
+        post(client, "thumb", turn=0, id=f"the-thumb-{number}", up=True, **talk)
         (asked if told["asked"] else others).append(talk["conversation"])
         if asked and known > 25:
             break
     assert asked
-    (row,) = site_client.get("/api/chat/overview").json()["versions"]
+    (row,) = client.get("/api/chat/overview").json()["versions"]
     counts = [row[name] for name in ("answers", "asked", "conversations", "rated", "thumbsUp")]
     assert counts == [len(asked) + len(others), len(asked), len(others), len(others), len(others)]
     with Registry.read(f"sqlite:///{tmp_path / 'registry.sqlite'}") as registry:
@@ -567,38 +503,27 @@ def test_somebody_is_asked_where_heads_disagree_and_that_counts_for_no_version(
     assert (sources.count("chat-asked"), sources.count("chat")) == (len(asked), len(others))
 
 
-def test_a_correction_is_better_than_what_was_answered(site_client: TestClient, tmp_path: Path) -> None:
-    talk = {"me": SITE_ME, "conversation": site_post(site_client, "begin", me=SITE_ME).json()["conversation"]}
-    said = answer_of(site_post(site_client, "say", text="sum", **talk).text)["text"]
+def test_a_correction_is_better_than_what_was_answered(client: TestClient, tmp_path: Path) -> None:
+    talk = begun(client)
+    said = answer_of(post(client, "say", text="sum", **talk).text)["text"]
     given: dict[str, Any] = {"turn": 0, "id": "the-correction", **talk}
-    assert site_post(site_client, "correct", text=said, **given).json()["field"] == "text"
-    assert site_post(site_client, "correct", text=" ", **given).json()["field"] == "text"
+    assert post(client, "correct", text=said, **given).json()["field"] == "text"
+    assert post(client, "correct", text=" ", **given).json()["field"] == "text"
     for _ in range(2):
-        assert site_post(site_client, "correct", text="It is four.", **given).json() == {"stored": True}
+        assert post(client, "correct", text="It is four.", **given).json() == {"stored": True}
     with Registry.read(f"sqlite:///{tmp_path / 'registry.sqlite'}") as registry:
         (kept,) = registry.ratings("default")
     assert (kept.rating.key, kept.rating.response, kept.rating.rejected) == ("corrected", "It is four.", said)
 
 
 def answer_of(events: str) -> dict[str, Any]:
-    """What the last event says of an answer."""
     return dict(json.loads(events.split("event: answer\ndata: ")[1]))
 
 
 def version(number: int) -> NewVersion:
     """One that the registry knows, and no server."""
-    return NewVersion(
-        policy="default",
-        version=number,
-        run="run",
-        update=number,
-        sha256=f"{number}" * 64,
-        size_bytes=1,
-        origin=Origin.FINAL,
-    )
-
-
-# ---- One person asks for so much in a minute, whatever others do.
+    about: dict[str, Any] = {"run": "run", "update": number, "size_bytes": 1, "origin": Origin.FINAL}
+    return NewVersion(policy="default", version=number, sha256=f"{number}" * 64, **about)
 
 
 def test_a_person_waits_and_others_do_not() -> None:
@@ -618,18 +543,12 @@ def test_a_person_waits_and_others_do_not() -> None:
         limit.count("ann")
 
 
-# ---- The overview: a row for each version, judged by all its conversations.
-
-
-def _counts(version: int, conversations: int) -> VersionCounts:
-    return VersionCounts(
-        version=version, conversations=conversations, answers=2 * conversations, fallbacks=0, blocked=1
-    )
-
-
 def test_satisfaction_is_over_all_conversations() -> None:
     newest, older = versions_of(
-        [_counts(8, 40), _counts(7, 29)],
+        [
+            VersionCounts(version=8, conversations=40, answers=80, fallbacks=0, blocked=1),
+            VersionCounts(version=7, conversations=29, answers=58, fallbacks=0, blocked=1),
+        ],
         [Tally(version=7, rated=29, well=29), Tally(version=8, rated=10, well=10)],
         None,
     )
@@ -644,85 +563,62 @@ def test_a_browsers_own_name_is_shown_in_part() -> None:
     assert shown_name("token/3/0123456789abcdef") == "token/3/012345…"
 
 
-# ---- Several answers to the same messages: each is rated as what it says. The server has a model of no
-# sense.
-
-
-SIBLINGS_ME = "somebody-1"
-
-
 @pytest.fixture
-def siblings_stand(tmp_path: Path, short_folder: Path) -> Iterator[TextStand]:
-    """A server that learns, of a model that says something else each time."""
+def talker(tmp_path: Path, short_folder: Path) -> Iterator["Talker"]:
+    """Somebody at a server that learns, of a model that says something else each time."""
     tiny_models.save(tiny_models.build_model(TOKENIZER, seed=0), TOKENIZER, tmp_path / "base")
-    with served_text(tmp_path / "base", short_folder / "text.sock") as made:
-        yield made
-
-
-@pytest.fixture
-def siblings_client(siblings_stand: TextStand, tmp_path: Path, short_folder: Path) -> Iterator[TestClient]:
-    """Of a gateway over it."""
-    with client_at(tmp_path, short_folder / "text.sock") as made:
-        yield made
+    socket = short_folder / "text.sock"
+    with served_text(tmp_path / "base", socket) as stand, client_at(tmp_path, socket) as client:
+        yield Talker(client, stand)
 
 
 class Talker:
     """Somebody in a conversation."""
 
-    def __init__(self, siblings_client: TestClient) -> None:
-        self._client, self._count, self.named = siblings_client, 0, {"me": SIBLINGS_ME}
-        self.named["conversation"] = self.post("begin").json()["conversation"]
+    def __init__(self, client: TestClient, stand: TextStand) -> None:
+        self._client, self._count, self._stand, self.named = client, 0, stand, begun(client)
 
     def post(self, what: str, **body: Any) -> Any:
-        """The answer to a call of the page."""
-        return self._client.post(f"/api/chat/{what}", json={**self.named, **body})
+        return post(self._client, what, **self.named, **body)
 
     def answer(self, text: str | None = None) -> dict[str, Any]:
         """What is answered; without a text to the last message once more."""
-        told = self.post("say", **({} if text is None else {"text": text})).text
-        found: dict[str, Any] = json.loads(told.partition("event: answer\ndata: ")[2].partition("\n")[0])
-        return found
+        return answer_of(self.post("say", **({} if text is None else {"text": text})).text)
 
     def rate(self, what: str, turn: int, **body: Any) -> dict[str, Any]:
-        """Say something of an answer."""
         self._count += 1
         found: dict[str, Any] = self.post(what, turn=turn, id=f"rating-{self._count}", **body).json()
         return found
 
     def said(self) -> list[tuple[str, str | None]]:
         """What was rated, and what it is better than."""
-        rows = self._client.post("/api/chat/mine", json={"me": SIBLINGS_ME}).json()["ratings"]
+        rows = post(self._client, "mine", me=ME).json()["ratings"]
         return [(one["response"], one["rejected"]) for one in rows]
 
+    def total_return(self) -> float:
+        (episode,) = self._stand.conversations.episodes
+        return episode.total_return
 
-def test_a_thumb_is_of_the_answer_that_it_stands_at(
-    siblings_client: TestClient, siblings_stand: TextStand
-) -> None:
-    talker = Talker(siblings_client)
+
+def test_a_thumb_is_of_the_answer_that_it_stands_at(talker: Talker) -> None:
     first, second = talker.answer("sum"), talker.answer()
     assert first["text"] != second["text"]
     assert talker.rate("thumb", second["turn"], up=True) == {"stored": True, "rewarded": False}
     assert talker.rate("thumb", first["turn"], up=False) == {"stored": True, "rewarded": True}
     assert talker.said() == [(second["text"], None), (first["text"], None)]
-    (episode,) = siblings_stand.conversations.episodes
-    assert episode.total_return == -1.0
+    assert talker.total_return() == -1.0
 
 
-def test_what_the_conversation_goes_on_with_has_the_rewards(
-    siblings_client: TestClient, siblings_stand: TextStand
-) -> None:
-    talker = Talker(siblings_client)
+def test_what_the_conversation_goes_on_with_has_the_rewards(talker: Talker) -> None:
     first, second = talker.answer("sum"), talker.answer()
     talker.rate("prefer", second["turn"], better="second")
     talker.answer("sea")
     assert talker.rate("thumb", first["turn"], up=False) == {"stored": True, "rewarded": False}
     assert talker.rate("thumb", second["turn"], up=True) == {"stored": True, "rewarded": True}
-    (episode,) = siblings_stand.conversations.episodes
-    assert episode.total_return == 1.0
+    assert talker.total_return() == 1.0
 
 
-def test_a_choice_that_is_sent_again_is_the_same_choice(siblings_client: TestClient) -> None:
-    talker = Talker(siblings_client)
+def test_a_choice_that_is_sent_again_is_the_same_choice(talker: Talker) -> None:
     first, second = talker.answer("sum"), talker.answer()
     chosen = {"turn": second["turn"], "better": "first"}
     for name in ("one-choice", "one-choice", "same-choice"):
@@ -738,8 +634,7 @@ def test_a_choice_that_is_sent_again_is_the_same_choice(siblings_client: TestCli
     assert talker.post("prefer", id="no-choice", turn=third["turn"], better="first").json()["field"] == "turn"
 
 
-def test_a_choice_that_could_not_be_kept_is_none(siblings_client: TestClient) -> None:
-    talker = Talker(siblings_client)
+def test_a_choice_that_could_not_be_kept_is_none(talker: Talker) -> None:
     first, second = talker.answer("sum"), talker.answer()
     talker.post("thumb", id="the-thumb", turn=first["turn"], up=True)
     refused = talker.post("prefer", id="the-thumb", turn=second["turn"], better="first")
@@ -749,10 +644,7 @@ def test_a_choice_that_could_not_be_kept_is_none(siblings_client: TestClient) ->
 
 
 @pytest.mark.parametrize("is_rated", [False, True])
-def test_a_further_answer_is_held_against_the_one_that_was_better(
-    siblings_client: TestClient, is_rated: bool
-) -> None:
-    talker = Talker(siblings_client)
+def test_a_further_answer_is_held_against_the_one_that_was_better(talker: Talker, is_rated: bool) -> None:
     first = talker.answer("sum")
     if is_rated:
         talker.rate("thumb", first["turn"], up=True)

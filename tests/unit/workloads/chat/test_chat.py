@@ -14,9 +14,6 @@ from penstock.workloads.chat.people import CHANGED, USUAL, read_profile
 from penstock.workloads.chat.tasks import CANDIDATES, PROMPTS, liked, questions
 from penstock.workloads.language.pretraining.tiny_models import build_tokenizer
 from tests.support.chat.opinions import FEATURES, PROFILES
-from tests.support.chat.satisfaction import best_policy, total_variation
-
-# ---- Prompts with eight candidates each, and the best policy among them.
 
 
 def test_every_prompt_has_eight_different_responses() -> None:
@@ -26,26 +23,6 @@ def test_every_prompt_has_eight_different_responses() -> None:
         for features, response in zip(one.features, one.candidates, strict=True):
             assert tuple(features) == read_profile(one.prompt, response)
     assert len({one.features.tobytes() for one in questions()}) == PROMPTS
-
-
-def test_there_is_something_to_learn() -> None:
-    usual, changed = liked(USUAL), liked(CHANGED)
-    assert usual.shape == (PROMPTS, CANDIDATES)
-    best = best_policy(usual, 0.1)
-    assert best.sum(1) == pytest.approx(1)
-    assert (best * usual).sum(1).mean() - usual.mean() > 0.2
-    assert (best * changed).sum(1).mean() < (best_policy(changed, 0.1) * changed).sum(1).mean() - 0.2
-
-
-def test_a_heavy_weight_keeps_the_policy_even() -> None:
-    usual, even = liked(USUAL), np.full((PROMPTS, CANDIDATES), 1 / CANDIDATES)
-    assert total_variation(best_policy(usual, 100.0), even).max() < 0.01
-    alone = np.eye(CANDIDATES)[usual.argmax(1)]
-    assert total_variation(best_policy(usual, 1e-4), alone).mean() < 0.1
-    assert total_variation(alone, np.roll(alone, 1, axis=1)) == pytest.approx(1)
-
-
-# ---- `penstock chat guard`: trained from a file, then asked.
 
 
 def test_a_classifier_is_trained_and_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,9 +49,6 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
         check(str(tmp_path / "none.txt"), None, None, "input")
     with pytest.raises(ConfigurationError, match="--rows .*cannot be read"):
         train(tmp_path / "guard.json", tmp_path / "none.jsonl", threshold=0.5, as_json=False)
-
-
-# ---- `penstock chat ratings`: a file in, a file out, and what was dropped.
 
 
 def run(folder: Path, *, as_json: bool = False, **said: Any) -> int:
@@ -163,16 +137,16 @@ def test_half_a_character_stays_what_it_was_and_costs_no_row(tmp_path: Path) -> 
     assert "größer" in file.read_text()
 
 
-# ---- `Candidates-v0`: one prompt, one choice, and what it is worth.
-
-
 @pytest.mark.parametrize("reward", ["chance", "thumb"])
-def test_it_is_what_gymnasium_expects(reward: str) -> None:
-    check_env(gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", reward=reward).unwrapped)
+def test_its_environments_are_what_gymnasium_expects(reward: str) -> None:
+    place = "penstock.workloads.chat.tasks"
+    check_env(gymnasium.make(f"{place}:Candidates-v0", reward=reward).unwrapped)
+    spoken: dict[str, Any] = {"max_length": 64, "render_mode": "ansi"}
+    check_env(gymnasium.make(f"{place}:Chat-v0", reward=reward, **spoken).unwrapped)
 
 
-def test_a_choice_earns_how_likely_it_is_liked() -> None:
-    environment = gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0")
+def test_a_choice_earns_how_likely_it_is_liked_and_taste_changes() -> None:
+    environment = gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", changes_after=10)
     for seed in range(20):
         seen, info = environment.reset(seed=seed)
         [number] = [
@@ -182,7 +156,7 @@ def test_a_choice_earns_how_likely_it_is_liked() -> None:
         action = seed % CANDIDATES
         _, reward, terminated, truncated, info = environment.step(np.int64(action))
         assert (terminated, truncated) == (True, False)
-        assert reward == pytest.approx(liked(USUAL)[number, action])
+        assert reward == pytest.approx(liked(USUAL if seed < 10 else CHANGED)[number, action])
         assert info["response"] == questions()[number].candidates[action]
 
 
@@ -197,27 +171,14 @@ def test_thumbs_are_up_as_often_as_the_chance_says() -> None:
     assert np.mean(rewards) == pytest.approx(liked(USUAL)[:, 0].mean(), abs=0.03)
 
 
-def test_taste_changes_after_so_many_episodes() -> None:
-    environment = gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", changes_after=3)
-    for episode in range(6):
-        _, info = environment.reset(seed=7)
-        [number] = [index for index, one in enumerate(questions()) if one.prompt == info["prompt"]]
-        _, reward, *_ = environment.step(np.int64(2))
-        taste = USUAL if episode < 3 else CHANGED
-        assert reward == pytest.approx(liked(taste)[number, 2])
-
-
-def test_what_it_does_not_know_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match="taste='sour': must be one of usual, changed"):
-        gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", taste="sour")
-    with pytest.raises(ConfigurationError, match="reward='stars': must be one of chance, thumb"):
-        gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", reward="stars")
-    with pytest.raises(ConfigurationError, match="changes_after=-1: must be at least 0"):
-        gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", changes_after=-1)
-
-
-# ---- A conversation as Gymnasium has it: tokens in, a reward and the next message at the end of an
-# answer.
+def test_what_candidates_do_not_know_is_refused_by_name() -> None:
+    for wrong, message in (
+        ({"taste": "sour"}, "taste='sour': must be one of usual, changed"),
+        ({"reward": "stars"}, "reward='stars': must be one of chance, thumb"),
+        ({"changes_after": -1}, "changes_after=-1: must be at least 0"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", **wrong)
 
 
 TOKENIZER = people_tokenizer()
@@ -227,14 +188,6 @@ def say(environment: ChatEnvironment, answer: str) -> list[tuple[float, bool, bo
     """Give an answer token by token; reward, terminated, truncated of each."""
     ids = [*TOKENIZER(answer, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
     return [environment.step(np.int64(one))[1:4] for one in ids]
-
-
-@pytest.mark.parametrize("reward", ["chance", "thumb"])
-def test_chat_environment_it_is_what_gymnasium_expects(reward: str) -> None:
-    made = gymnasium.make(
-        "penstock.workloads.chat.tasks:Chat-v0", reward=reward, max_length=64, render_mode="ansi"
-    )
-    check_env(made.unwrapped)
 
 
 def test_an_answer_earns_at_its_end_and_then_the_next_message_comes() -> None:
@@ -298,12 +251,12 @@ def test_a_function_may_give_the_reward() -> None:
     made.close()
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match="taste='sour'"):
-        ChatEnvironment(taste="sour")
-    with pytest.raises(ConfigurationError, match="turns=0: must be at least 1"):
-        ChatEnvironment(turns=0)
-    with pytest.raises(ConfigurationError, match="the tokenizer has no chat template"):
-        ChatEnvironment(tokenizer=build_tokenizer(["a"]))
-    with pytest.raises(ConfigurationError, match="there is no such folder"):
-        ChatEnvironment(model="./nowhere")
+def test_what_does_not_fit_a_conversation_is_refused_by_name() -> None:
+    for wrong, message in (
+        ({"taste": "sour"}, "taste='sour'"),
+        ({"turns": 0}, "turns=0: must be at least 1"),
+        ({"tokenizer": build_tokenizer(["a"])}, "the tokenizer has no chat template"),
+        ({"model": "./nowhere"}, "there is no such folder"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            ChatEnvironment(**wrong)

@@ -37,17 +37,10 @@ from penstock.workloads.rlhf.environment import language
 from penstock.workloads.rlhf.policy_service import FeedbackTraining
 from penstock.workloads.rlhf.preparation import FEEDBACK, LEAST_STEPS, STEPS, missing_seconds, rehearse
 from penstock.workloads.rlhf.sentiment import Sentiment, true_reward
-from tests.support.language.known_sentiment import (
-    KnownSentiment,
-    expected_pair_accuracy,
-    optimal,
-    optimum,
-)
+from tests.support.language.known_sentiment import KnownSentiment, expected_pair_accuracy, optimal, optimum
 from tests.support.language.known_sentiment import pairs as pairs_of
 from tests.support.language.tiny_models import make_base, make_reward_model
 from tests.support.storage.postgresql_server import with_registry
-
-# ---- Feedback out of a registry or a file, as lines that are feedback again.
 
 
 def test_what_a_registry_has_of_a_policy_becomes_a_file(tmp_path: Path) -> None:
@@ -76,20 +69,11 @@ def test_a_row_that_is_none_is_named_and_left_out(tmp_path: Path, capsys: pytest
     assert [json.loads(line) for line in said.out.splitlines()] == [{"prompt": "a", "score": 1}]
     assert "bad row: f.jsonl line 2: no JSON" in said.err
     assert "bad row: f.jsonl line 3: " in said.err
-
-
-def test_what_is_read_is_not_overwritten(tmp_path: Path) -> None:
-    file = tmp_path / "f.jsonl"
-    file.write_text("{}\n")
     with pytest.raises(ConfigurationError, match="is the file that is read"):
         export(str(file), file, None)
     with pytest.raises(ConfigurationError, match="no such file"):
         export(str(tmp_path / "none.jsonl"), tmp_path / "out.jsonl", None)
     assert [one.name for one in tmp_path.iterdir()] == ["f.jsonl"]
-
-
-# ---- `penstock rlhf reward`: from a file to a model to scores, and what it answers to mistakes and to
-# Ctrl-C.
 
 
 PATIENCE_S = 120
@@ -128,7 +112,6 @@ def to_train(place: Path, **said: Any) -> commands.TrainingOptions:
 
 
 def to_score(folder: Path, **said: Any) -> dict[str, Any]:
-    """Scores of the same file by what was trained."""
     known: dict[str, Any] = {
         "place": str(folder / "out"),
         "file": str(folder / "feedback.jsonl"),
@@ -144,33 +127,26 @@ def to_score(folder: Path, **said: Any) -> dict[str, Any]:
 
 
 def test_from_feedback_to_scores(
-    place: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert 0 == commands.train_model(Lifecycle("reward"), to_train(place))
+    assert commands.train_model(Lifecycle("reward"), to_train(place)) == 0
     results = json.loads(capsys.readouterr().out)
-    assert 1 == results["feedback"]["bad_rows"]
+    assert results["feedback"]["bad_rows"] == 1
     assert "bad row: feedback.jsonl line 41: no response" in caplog.text
     assert {"step": "16/16"}.items() <= caplog.records[-1].__dict__.items()
 
-    assert 0 == commands.score(**to_score(place, output=place / "scored.jsonl"))
+    assert commands.score(**to_score(place, output=place / "scored.jsonl")) == 0
     lines = [json.loads(line) for line in (place / "scored.jsonl").read_text().splitlines()]
     assert [f"feedback.jsonl line {number}" for number in range(1, 41)] == [line["where"] for line in lines]
     assert {results["sha256"]} == {line["sha256"] for line in lines}
     assert all(isinstance(line["reward"], float) for line in lines)
     assert "bad row: feedback.jsonl line 41: " in capsys.readouterr().err
 
-
-def test_the_summary_in_words(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     request = to_train(place, out=tmp_path / "out", assignments=(*SETTINGS, "epochs=1"), as_json=False)
-    assert 0 == commands.train_model(Lifecycle("reward"), request)
+    assert commands.train_model(Lifecycle("reward"), request) == 0
     said = capsys.readouterr().out
-    for words in (
-        "8 steps in",
-        "trained on 32 scores and 0 pairs",
-        "1 bad rows",
-        "validation: scored 8  mse",
-    ):
+    for words in ("8 steps in", "trained on 32 scores and 0 pairs", "1 bad rows", ": scored 8  mse"):
         assert words in said
 
 
@@ -219,32 +195,27 @@ def test_a_mistake_is_told_before_anything_is_written(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_file_without_a_row_to_score_is_an_error(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text('{"prompt": "tree"}\n')
-    function = "tests.unit.workloads.test_rlhf_commands:of_length"
-    with pytest.raises(ConfigurationError, match="no row can be scored"):
-        commands.score(**to_score(place, place=function, file=str(tmp_path / "empty.jsonl")))
-    with pytest.raises(ConfigurationError, match="name a reward model's folder"):
-        commands.score(**to_score(place, place="nonsense"))
+OF_LENGTH = f"{__name__}:of_length"
 
 
 def of_length(_prompts: list[Any], responses: list[str]) -> list[float | None]:
-    """A reward for long responses only."""
+    """A reward for long responses only, until a text comes at which it fails."""
+    if "fails" in responses:
+        raise ValueError("no more")
     return [0.0 if len(response) > 20 else None for response in responses]
 
 
-def test_a_reward_that_is_not_given_is_null(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    function = "tests.unit.workloads.test_rlhf_commands:of_length"
-    assert 0 == commands.score(**to_score(place, place=function))
+def test_a_reward_that_is_not_given_is_null_and_no_row_is_an_error(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.score(**to_score(place, place=OF_LENGTH)) == 0
     rewards = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
-    assert {0.0, None} == set(rewards)
-
-
-def of_some(_prompts: list[Any], responses: list[str]) -> list[float | None]:
-    """A reward until the text comes at which it fails."""
-    if "fails" in responses:
-        raise ValueError("no more")
-    return [1.0 for _ in responses]
+    assert set(rewards) == {0.0, None}
+    (tmp_path / "empty.jsonl").write_text('{"prompt": "tree"}\n')
+    with pytest.raises(ConfigurationError, match="no row can be scored"):
+        commands.score(**to_score(place, place=OF_LENGTH, file=str(tmp_path / "empty.jsonl")))
+    with pytest.raises(ConfigurationError, match="name a reward model's folder"):
+        commands.score(**to_score(place, place="nonsense"))
 
 
 def test_scores_that_fail_in_the_middle_leave_the_output_as_it_was(place: Path, tmp_path: Path) -> None:
@@ -252,8 +223,7 @@ def test_scores_that_fail_in_the_middle_leave_the_output_as_it_was(place: Path, 
     file, output = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     output.write_text("somebody's\n")
-    function = "tests.unit.workloads.test_rlhf_commands:of_some"
-    asked = to_score(place, place=function, file=str(file), output=output)
+    asked = to_score(place, place=OF_LENGTH, file=str(file), output=output)
     with pytest.raises(ValueError, match="no more"):
         commands.score(**asked)
     assert output.read_text() == "somebody's\n"
@@ -261,9 +231,6 @@ def test_scores_that_fail_in_the_middle_leave_the_output_as_it_was(place: Path, 
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
     assert commands.score(**asked) == 0
     assert len(output.read_text().splitlines()) == 2 * commands.PAGE
-
-
-# ---- What a training from feedback leaves for others: models that need nothing of its folder.
 
 
 @pytest.fixture
@@ -281,7 +248,6 @@ def run(base: Path, tmp_path: Path) -> Path:
 
 
 def train_policy(run: Path, base: Path) -> None:
-    """What a run leaves of a policy on a base model."""
     bare = AutoModelForCausalLM.from_pretrained(base)
     get_peft_model(bare, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(run / "policies" / "v9")
     manifest = {"policy": "policies/v9", "made_from": {"model": str(base)}}
@@ -290,7 +256,6 @@ def train_policy(run: Path, base: Path) -> None:
 
 
 def finished() -> Job:
-    """A job whose run has finished."""
     now = datetime.now(UTC)
     return Job(
         id="a",
@@ -344,6 +309,9 @@ def test_a_reward_model_that_is_used_again_goes_along(run: Path, tmp_path: Path)
     scored = RewardModel.load(Path(first.reward_model_path)).score(samples).values
     again.mkdir()
     registry = Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True)
+    facts: dict[str, Any] = {"through": 0, "rewardModel": None, "rewardModelPath": None}
+    said = kind.prepare(registry, "alpha/my_agent", facts, again)["environment"]["kwargs"]
+    assert said.keys() == {"feedback", "feedback_scale"}, "it makes its own where it asks for none"
     facts = {"through": 0, "rewardModel": first.version, "rewardModelPath": first.reward_model_path}
     for _ in range(2):  # a gateway that was killed prepares a job again
         said = kind.prepare(registry, "alpha/my_agent", facts, again)["environment"]["kwargs"]
@@ -357,13 +325,6 @@ def test_a_reward_model_that_is_used_again_goes_along(run: Path, tmp_path: Path)
     assert second.version == "v20.2"
     assert RewardModel.load(Path(second.reward_model_path)).score(samples).values == scored
     assert AutoModelForCausalLM.from_pretrained(second.model_path).num_parameters() > 0
-
-
-def test_a_training_that_asks_for_none_makes_its_reward_model(tmp_path: Path) -> None:
-    registry = Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True)
-    facts = {"through": 0, "rewardModel": None, "rewardModelPath": None}
-    said = FeedbackTraining().prepare(registry, "alpha/my_agent", facts, tmp_path)["environment"]["kwargs"]
-    assert said.keys() == {"feedback", "feedback_scale"}
 
 
 def test_feedback_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
@@ -385,9 +346,6 @@ def test_feedback_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     assert most < length * count
 
 
-# ---- A preparation in short: a few steps of the training itself, and what they say of all of it.
-
-
 REHEARSAL_FEEDBACK = (
     '{"prompt": "apple", "response": "good river", "score": 0.5}\n{"prompt": "bird", "response": "bad", '
     '"score": -0.5}\n'
@@ -395,12 +353,10 @@ REHEARSAL_FEEDBACK = (
 
 
 def settings_of(**kwargs: Any) -> Settings:
-    """Of a run of language models."""
     return configuration.load([{"workload": "rlhf", "environment": {"id": "words", "kwargs": kwargs}}])
 
 
 def rehearsing(*, stopped: bool = False) -> Progress:
-    """A progress that reports nothing."""
     stop = threading.Event()
     if stopped:
         stop.set()
@@ -427,21 +383,22 @@ def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
     assert LEAST_STEPS < results["steps"] <= STEPS
     assert found.more_seconds > 0
     assert found.scores["feedback"].count == 200
-    mean, std = found.scores["feedback"].mean, found.scores["feedback"].std
-    assert mean is not None
-    assert std is not None
-    assert -0.3 < mean < 0.3
-    assert 0.2 < std < 0.7
+    assert found.scores["feedback"].mean == pytest.approx(0, abs=0.3)
+    assert found.scores["feedback"].std == pytest.approx(0.45, abs=0.25)
 
 
-def test_slow_steps_are_made_a_few_times(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_steps_are_made_a_few_times_and_ctrl_c_ends_them(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rehearsal, "WITHIN_S", 0.0)
     feedback = tmp_path / "feedback.jsonl"
     feedback.write_text(REHEARSAL_FEEDBACK * 40)
     kwargs = {"epochs": 5, "batch": 4, "rank": 2, "max_tokens": 32, "validation_share": 0}
-    rehearse(
-        settings_of(model=str(base), feedback=str(feedback), reward_training=kwargs), tmp_path, rehearsing()
-    )
+    asked = settings_of(model=str(base), feedback=str(feedback), reward_training=kwargs)
+    (tmp_path / "stopped").mkdir()
+    with pytest.raises(Interrupted):
+        rehearse(asked, tmp_path / "stopped", rehearsing(stopped=True))
+    rehearse(asked, tmp_path, rehearsing())
     results = json.loads((tmp_path / "reward_model/training_results.json").read_text())
     assert results["steps"] == LEAST_STEPS
 
@@ -457,34 +414,12 @@ def test_a_reward_that_is_named_needs_no_rehearsal(base: Path, tmp_path: Path) -
     assert language(found.settings.environment).reward == str(reward)
 
 
-def test_ctrl_c_ends_it(base: Path, tmp_path: Path) -> None:
-    feedback = tmp_path / "feedback.jsonl"
-    feedback.write_text(REHEARSAL_FEEDBACK * 40)
-    kwargs = {"epochs": 5, "batch": 16, "rank": 2, "max_tokens": 32, "validation_share": 0}
-    asked = settings_of(model=str(base), feedback=str(feedback), reward_training=kwargs)
-    with pytest.raises(Interrupted):
-        rehearse(asked, tmp_path, rehearsing(stopped=True))
-
-
-# ---- What the task says of itself, against simulation and brute force.
-
-
 TASK = KnownSentiment()
 
 
-@pytest.mark.parametrize(
-    ("response", "reward"),
-    [
-        ("", 0.0),
-        ("tree", 0.0),
-        ("good", 1.0),
-        ("bad bad", -1.0),
-        ("good bad tree stone", 0.0),
-        ("good tree", 0.5),
-    ],
-)
-def test_the_true_reward_counts_words(response: str, reward: float) -> None:
-    assert reward == true_reward(response)
+def test_the_true_reward_counts_words() -> None:
+    known = {"": 0, "tree": 0, "good": 1, "bad bad": -1, "good bad tree stone": 0, "good tree": 0.5}
+    assert {response: true_reward(response) for response in known} == known
 
 
 def test_the_file_imports_nothing_that_learns() -> None:
@@ -519,13 +454,8 @@ def test_the_ceiling_of_pair_accuracy_is_that_of_the_true_order() -> None:
     said = rewards + TASK.noise * rng.standard_normal(rewards.shape)
     agree = (np.sign(rewards[0] - rewards[1]) * np.sign(said[0] - said[1]) + 1) / 2
     assert agree.mean() == pytest.approx(TASK.bayes_pair_accuracy(), abs=0.003)
-
-
-def test_pairs_are_preferred_as_often_as_said() -> None:
-    rng = np.random.default_rng(0)
-    rows = list(pairs_of(TASK, rng, 4000))
-    better = np.array([true_reward(row["chosen"]) for row in rows])
-    worse = np.array([true_reward(row["rejected"]) for row in rows])
+    rows = list(pairs_of(TASK, np.random.default_rng(0), 4000))
+    better, worse = (np.array([true_reward(row[side]) for row in rows]) for side in ("chosen", "rejected"))
     accuracy = ((np.sign(better - worse) + 1) / 2).mean()
     assert accuracy == pytest.approx(TASK.bayes_pair_accuracy(), abs=0.025)
 
@@ -557,17 +487,3 @@ def test_no_other_policy_beats_the_optimum(beta: float) -> None:
     for _ in range(20):
         other = best * np.exp(0.1 * rng.standard_normal(len(best)))
         assert value(other / other.sum()) < found.value
-
-
-def test_a_looser_leash_is_used() -> None:
-    found = [optimum(TASK.rewards(), beta) for beta in (0.05, 0.1, 0.5, 1.0, 5.0)]
-    assert sorted(found, key=lambda one: -one.kl) == found
-    assert sorted(found, key=lambda one: -one.reward) == found
-
-
-def test_without_noise_everything_can_be_known() -> None:
-    certain = KnownSentiment(noise=0.0)
-    values, chances = certain.rewards()
-    assert certain.bayes_mse() == 0
-    assert certain.bayes_pair_accuracy() == pytest.approx(1 - float(chances @ chances) / 2)
-    assert np.array_equal(certain.expected_score(values), values)

@@ -34,8 +34,6 @@ from penstock.workloads.goals.injection_journal import (
 from penstock.workloads.goals.injector import NEWEST, NOTHING, Gate, drifted
 from penstock.workloads.goals.injector_view import view_of
 
-# ---- The switch of a folder counts more than the option, and is seen while an injector goes on.
-
 
 @pytest.mark.parametrize("default", [False, True])
 def test_the_newest_line_counts_and_without_one_the_option(tmp_path: Path, default: bool) -> None:
@@ -48,19 +46,13 @@ def test_the_newest_line_counts_and_without_one_the_option(tmp_path: Path, defau
     assert (found.on, found.by) == (not default, "ada")
 
 
-def test_a_line_that_is_no_switch_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_no_switch_is_named_and_a_folder_that_is_none_is_not_made(tmp_path: Path) -> None:
     (tmp_path / SWITCHES).write_text('{"on": "perhaps", "timestamp": 1.0}\n')
     with pytest.raises(ConfigurationError, match=r"auto_switches.jsonl: line 1: on='perhaps'"):
         is_on(tmp_path, default=False)
-
-
-def test_a_folder_that_is_none_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is no folder"):
         switch(tmp_path / "absent", on=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-# ---- A fall of the success rate is seen, and chance is not taken for one.
+    assert [one.name for one in tmp_path.iterdir()] == [SWITCHES]
 
 
 def seen(rates: list[tuple[float, int, int]], seed: int = 0) -> tuple[list[bool], list[int]]:
@@ -75,6 +67,7 @@ def test_a_version_that_fails_more_often_is_named_with_both_counts() -> None:
     assert "version 2" in drifted(successes, versions)
     assert "of the last 30" in drifted(successes, versions)
     assert not drifted(successes[:203], versions[:203])
+    assert drifted(*seen([(0.9, 200, 1), *((0.3, 1, 2 + i) for i in range(NEWEST))])), "one version for each"
 
 
 @pytest.mark.parametrize(("before", "after", "share"), [(0.9, 0.3, 0.95), (0.8, 0.2, 0.9)])
@@ -86,23 +79,11 @@ def test_a_deep_fall_is_seen_within_thirty_goals(before: float, after: float, sh
     assert found >= 100 * share
 
 
-def test_versions_that_change_with_every_goal_are_judged_together() -> None:
-    successes, versions = seen([(0.9, 200, 1), *((0.3, 1, 2 + i) for i in range(NEWEST))])
-    assert drifted(successes, versions)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_steady_rate_and_a_better_one_are_no_drift(seed: int) -> None:
     successes, versions = seen([(0.7, 200, 1), (0.7, 100, 2), (0.9, 100, 3)], seed)
     assert not any(drifted(successes[:count], versions[:count]) for count in range(401))
-
-
-def test_too_few_goals_say_nothing() -> None:
-    assert not drifted([], [])
-    assert not drifted([True] * 40 + [False] * 30, [1] * 40 + [2] * 30)
-
-
-# ---- A line is there as a whole or not at all, wherever the process that wrote it was killed.
+    assert not drifted([True] * 40 + [False] * 30, [1] * 40 + [2] * 30), "too few goals say nothing"
 
 
 def test_a_line_that_was_cut_anywhere_is_gone_and_the_next_is_whole(tmp_path: Path) -> None:
@@ -112,32 +93,22 @@ def test_a_line_that_was_cut_anywhere_is_gone_and_the_next_is_whole(tmp_path: Pa
         path.write_bytes(first + second[:cut])
         add_line(path, {"b": 2})
         assert [line for _, line in read_lines(path)] == [{"a": 1}, {"b": 2}]
-
-
-def test_a_beginning_longer_than_what_is_read_at_once_is_cut(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_bytes(b'{"a":1}\n{"b":"' + b"x" * 200_000)
+    path.write_bytes(first + b'{"b":"' + b"x" * 200_000)  # more than is read at once
     add_line(path, {"c": 3})
-    assert path.read_bytes() == b'{"a":1}\n{"c":3}\n'
+    assert path.read_bytes() == first + b'{"c":3}\n'
 
 
-@pytest.mark.parametrize("bad", [b"no json\n", b"[1]\n"])
-def test_a_line_that_is_no_object_is_named(tmp_path: Path, bad: bytes) -> None:
+def test_a_line_that_is_no_object_is_named_and_none_is_written(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    path.write_bytes(b'{"a":1}\n' + bad)
-    with pytest.raises(ConfigurationError, match="line 2"):
-        list(read_lines(path))
-
-
-def test_what_json_cannot_say_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
+    for bad in (b"no json\n", b"[1]\n"):
+        path.write_bytes(b'{"a":1}\n' + bad)
+        with pytest.raises(ConfigurationError, match="line 2"):
+            list(read_lines(path))
+    path.write_bytes(b"")
     with pytest.raises(ValueError, match="Out of range"):
         add_line(path, {"a": float("nan")})
     add_line(path, {"a": 1})
     assert json.loads(path.read_text()) == {"a": 1}
-
-
-# ---- The gate: what is done has the probability that it says, so that learning from it is learning of π.
 
 
 ACTIONS: Final = 5
@@ -149,7 +120,6 @@ GATE: Final = Gate(threshold=0.6, explore=0.02, safe=(False, True, True, True, T
 
 
 def decided(gate: Gate) -> tuple[np.ndarray, np.ndarray]:
-    """Actions and log ν of DRAWS decisions."""
     random = np.random.default_rng(3)
     drawn = random.choice(ACTIONS, size=DRAWS, p=CHANCES)
     found = [
@@ -159,18 +129,13 @@ def decided(gate: Gate) -> tuple[np.ndarray, np.ndarray]:
     return np.array([one.action for one in found]), np.array([one.log_prob for one in found])
 
 
-def exact_gradient() -> np.ndarray:
-    """Of Σ_a π(a) A(a) by the scores of a softmax."""
-    gradient: np.ndarray = CHANCES * (ADVANTAGE - CHANCES @ ADVANTAGE)
-    return gradient
-
-
 def distance(actions: np.ndarray, log_probs: np.ndarray) -> float:
     """How many standard errors the weighted gradient is from the exact one, in its worst number."""
     weights = CHANCES[actions] / np.exp(log_probs)
     samples = (weights * ADVANTAGE[actions])[:, None] * (np.eye(ACTIONS)[actions] - CHANCES)
     error = samples.std(0) / np.sqrt(len(samples))
-    return float(np.abs((samples.mean(0) - exact_gradient()) / error).max())
+    exact = CHANCES * (ADVANTAGE - CHANCES @ ADVANTAGE)  # of Σ_a π(a) A(a) by the scores of a softmax
+    return float(np.abs((samples.mean(0) - exact) / error).max())
 
 
 def test_the_weighted_gradient_is_that_of_the_policy() -> None:
@@ -207,26 +172,18 @@ def test_what_is_no_probability_is_refused(wrong: dict[str, float]) -> None:
         Gate(**({"threshold": 0.7, "explore": 0.02} | wrong), safe=(False, True))
 
 
-# ---- Quiet hours, daily limit and auto.
-
-
 def at(hour: int, minute: int) -> float:
     """A local time of some day, as Unix time."""
     return time.mktime((2026, 3, 10, hour, minute, 0, 0, 0, -1))
 
 
-@pytest.mark.parametrize(
-    ("hours", "quiet", "loud"),
-    [
+def test_quiet_hours_hold_from_their_first_minute_to_before_their_last() -> None:
+    for hours, quiet, loud in (
         ("22:00-06:30", [(22, 0), (23, 59), (0, 0), (6, 29)], [(6, 30), (12, 0), (21, 59)]),
         ("12:00-13:00", [(12, 0), (12, 59)], [(13, 0), (11, 59), (0, 0)]),
-    ],
-)
-def test_quiet_hours_hold_from_their_first_minute_to_before_their_last(
-    hours: str, quiet: list[tuple[int, int]], loud: list[tuple[int, int]]
-) -> None:
-    assert all(is_quiet(hours, at(*one)) for one in quiet)
-    assert not any(is_quiet(hours, at(*one)) for one in loud)
+    ):
+        assert all(is_quiet(hours, at(*one)) for one in quiet)
+        assert not any(is_quiet(hours, at(*one)) for one in loud)
 
 
 @pytest.mark.parametrize("bad", ["", "22-6", "24:00-06:00", "22:00-06:60", "22:00-22:00", "22:00–06:00"])
@@ -243,9 +200,6 @@ def test_the_first_rule_that_forbids_is_told() -> None:
     assert rules.forbids(at(12, 0), 2, auto=True) == ""
 
 
-# ---- What the page shows of an injector is what its files say.
-
-
 NOW: Final = 1_790_000_000.0
 
 
@@ -260,7 +214,6 @@ def goal(number: int, *, age_s: float = 60.0, injected: bool = True, held: str =
 
 
 def outcome(number: int, *, success: bool | None) -> dict[str, Any]:
-    """A line of what became of it."""
     return {
         "goal_id": f"g{number}", "goal": "trim", "success": success, "execution_time_ms": 1.0, "output": "",
         "error": "", "reward": 1.0, "timestamp": NOW,
@@ -268,12 +221,10 @@ def outcome(number: int, *, success: bool | None) -> dict[str, Any]:
 
 
 def write(path: Path, *lines: dict[str, Any]) -> None:
-    """Lines of a file."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def beat(**said: Any) -> Beat:
-    """A beat of an injector that waits four seconds for a veto."""
     given: dict[str, Any] = {
         "at": NOW, "auto": True, "trouble": "", "version": 3, "threshold": 0.7, "explore": 0.0,
         "interval_s": 30.0, "daily_limit": 10, "veto_s": 4.0, "quiet": [],
@@ -286,11 +237,8 @@ def test_its_day_its_success_and_its_last_goals(tmp_path: Path) -> None:
     held = goal(31, injected=False, held="threshold")
     waiting = goal(32, age_s=1.0, injected=False)
     write(tmp_path / INJECTIONS, old, *recent, held, waiting)
-    write(
-        tmp_path / FEEDBACK,
-        *(outcome(n, success=n % 3 != 0) for n in range(1, 30)),
-        outcome(30, success=None),
-    )
+    known = [outcome(number, success=number % 3 != 0) for number in range(1, 30)]
+    write(tmp_path / FEEDBACK, *known, outcome(30, success=None))
     write_beat(tmp_path, beat())
     seen = view_of(tmp_path, NOW)
     assert seen["state"] == "running"
@@ -302,12 +250,8 @@ def test_its_day_its_success_and_its_last_goals(tmp_path: Path) -> None:
     assert sum(seen["confidence"]) == 31
     assert seen["confidence"][0] == 3
     assert [one["goal_id"] for one in seen["goals"]] == [f"g{n}" for n in range(32, 12, -1)]
-    assert [one["outcome"] for one in seen["goals"][:4]] == [
-        "waits",
-        "not injected",
-        "interrupted",
-        "success",
-    ]
+    outcomes = [one["outcome"] for one in seen["goals"][:4]]
+    assert outcomes == ["waits", "not injected", "interrupted", "success"]
     assert [one["goal_id"] for one in seen["goals"] if one["mayVeto"]] == ["g32"]
 
 
@@ -323,19 +267,17 @@ def test_whether_it_lives(tmp_path: Path, said: dict[str, Any], later_s: float, 
     assert seen["goals"][0]["mayVeto"] is (later_s == 0 and state == "running")
 
 
-def test_one_that_stopped_itself_says_why(tmp_path: Path) -> None:
-    write(tmp_path / STOPPED, {"why": "drift", "timestamp": NOW})
-    assert (view_of(tmp_path, NOW)["state"], view_of(tmp_path, NOW)["stopped"]) == ("stopped", "drift")
-    write(tmp_path / STOPPED, {"why": "drift", "timestamp": NOW}, {"why": "drift", "resumed": True})
-    assert view_of(tmp_path, NOW)["state"] == "ended"
-
-
-def test_an_empty_folder_and_an_unreadable_pulse_are_shown(tmp_path: Path) -> None:
+def test_an_empty_folder_an_unreadable_pulse_and_why_it_stopped_are_shown(tmp_path: Path) -> None:
     (tmp_path / PULSE).write_text('{"at": "soon"')
     assert last_beat(tmp_path) is None
     switch(tmp_path, on=True)
     seen = view_of(tmp_path, NOW)
     assert (seen["state"], seen["auto"], seen["goals"], seen["rules"]) == ("ended", True, [], None)
+    drift = {"why": "drift", "timestamp": NOW}
+    write(tmp_path / STOPPED, drift)
+    assert (view_of(tmp_path, NOW)["state"], view_of(tmp_path, NOW)["stopped"]) == ("stopped", "drift")
+    write(tmp_path / STOPPED, drift, {"why": "drift", "resumed": True})
+    assert view_of(tmp_path, NOW)["state"] == "ended"
 
 
 def test_a_veto_that_comes_too_late_is_told(tmp_path: Path) -> None:
@@ -350,9 +292,6 @@ def test_a_veto_that_comes_too_late_is_told(tmp_path: Path) -> None:
         veto(tmp_path, good, "ada")
     write_beat(tmp_path, beat())
     assert [one["goal_id"] for one in view_of(tmp_path, NOW)["goals"] if one["vetoed"]] == ["g3"]
-
-
-# ---- The probability of success fits what happens, where the policy's own certainty does not.
 
 
 def outcomes(count: int, seed: int = 0) -> tuple[list[float], list[bool]]:
@@ -374,12 +313,9 @@ def test_it_is_calibrated_on_outcomes_that_it_has_not_seen() -> None:
     assert fitted["brier"] < plain["brier"]
 
 
-def test_only_the_last_outcomes_count() -> None:
+def test_the_last_outcomes_alone_count_and_few_are_a_rate() -> None:
     certainty, success = outcomes(LAST)
     assert fit_success([0.5] * 300 + certainty, [False] * 300 + success) == fit_success(certainty, success)
-
-
-def test_few_outcomes_are_a_rate() -> None:
     assert fit_success([], []).at(0.9) == pytest.approx(0.5)
     assert fit_success([0.9] * 3, [True] * 3).at(0.1) == pytest.approx(4 / 5)
     always = fit_success([0.0, 1.0] * 30, [True] * 60)

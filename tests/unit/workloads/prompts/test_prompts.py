@@ -1,10 +1,6 @@
 import hashlib
 import json
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -33,7 +29,6 @@ from penstock.workloads.prompts.embeddings import (
     EmbeddingError,
     HashingEmbedder,
     HttpEmbedder,
-    orthonormal,
     read_reply,
 )
 from penstock.workloads.prompts.features import (
@@ -50,9 +45,7 @@ from penstock.workloads.prompts.features import (
 )
 from penstock.workloads.prompts.task_parts import PromptSource, parts_of
 from penstock.workloads.prompts.tasks import LENGTH, PromptTask
-
-# ---- The classifier of prompts.
-
+from tests.support.prompts.json_server import JsonServer
 
 OF_OTHERS = {
     "Write a Python function that reverses a linked list": Category.CODE_GENERATION,
@@ -82,14 +75,8 @@ def test_prompts_of_templates_are_of_their_category_whatever_was_added() -> None
         assert classify(prompt) is category
 
 
-# ---- Rewards of a program that people check: never far from a person's judgement.
-
-
 class Length:
-    """A source that likes long texts."""
-
     def score(self, samples: list[Sample]) -> Rewards:
-        """A tenth for each character."""
         return Rewards(tuple(len(one.response) / 10 for one in samples), ScoredBy(name="length"))
 
     def close(self) -> None:
@@ -142,65 +129,16 @@ def test_a_source_that_people_do_not_agree_with_is_asked_no_longer() -> None:
         reward.of("a", "a", "aa")
 
 
-# ---- The hashing embedding.
-
-
 def test_rows_are_of_unit_length_and_equal_on_every_machine() -> None:
     rows = HashingEmbedder().embed(["Write a poem.", "日本語で書いて 😀", "x" * 20_000])
     assert rows.shape == (3, WIDTH)
     assert rows.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, atol=1e-6)
     signs = np.sign(np.where(np.abs(rows[0]) > 1e-4, rows[0], 0)).astype(np.int8).tobytes()
+    likeness = HashingEmbedder().embed(["review this code", "Reviewing the codes", "a poem on rain", ""])
+    assert likeness[0] @ likeness[1] > 0.2 > abs(likeness[0] @ likeness[2])
+    assert not likeness[3].any()
     assert hashlib.sha256(signs).hexdigest()[:16] == "19da86a397d2f678"
-
-
-def test_texts_that_share_words_lie_nearer() -> None:
-    rows = HashingEmbedder().embed(["review this code", "Reviewing the codes", "a poem on rain", ""])
-    likeness = rows @ rows.T
-    assert likeness[0, 1] > 0.2 > abs(likeness[0, 2])
-    assert not rows[3].any()
-
-
-# ---- Embeddings from a server of OpenAI's form: a real one, on loopback.
-
-
-class Server(ThreadingHTTPServer):
-    """Answers with numbers of its texts, 384 of them; notes what it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.statuses: list[int] = []
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.server_port}/v1/embeddings"
-
-
-class Handler(BaseHTTPRequestHandler):
-    """One request."""
-
-    server: Server
-
-    def do_POST(self) -> None:
-        """Answer in the reverse order, as a server may, or with a status that the test asks for."""
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append(body)
-        self.server.keys.append(self.headers["Authorization"])
-        status = self.server.statuses.pop() if self.server.statuses else 200
-        data = [{"index": index, "embedding": numbers(text)} for index, text in enumerate(body["input"])]
-        reply = json.dumps(
-            {"object": "list", "data": data[::-1]} if status == 200 else {"error": "no"}
-        ).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
-        """Say nothing."""
 
 
 def numbers(text: str) -> list[float]:
@@ -209,24 +147,16 @@ def numbers(text: str) -> list[float]:
     return drawn
 
 
-@contextmanager
-def serving() -> Iterator[Server]:
-    """A server while the block runs."""
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def embedded(body: Any) -> dict[str, Any]:
+    """In the reverse order, as a server may."""
+    data = [{"index": index, "embedding": numbers(text)} for index, text in enumerate(body["input"])]
+    return {"object": "list", "data": data[::-1]}
 
 
 def test_texts_become_rows_that_keep_angles_and_are_asked_for_once(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret-key\n")
-    with serving() as server:
-        embedder = HttpEmbedder(server.url, model="small", key_file=str(tmp_path / "key"))
+    with JsonServer(embedded) as server:
+        embedder = HttpEmbedder(f"{server.url}/v1/embeddings", model="small", key_file=str(tmp_path / "key"))
         rows = embedder.embed(["one", "two", "one"])
         again = embedder.embed(["two", "three"])
         asked, keys = server.asked, server.keys
@@ -238,24 +168,23 @@ def test_texts_become_rows_that_keep_angles_and_are_asked_for_once(tmp_path: Pat
     assert [one["input"] for one in asked] == [["one", "two"], ["three"]]
     assert asked[0]["model"] == "small"
     assert keys == ["Bearer secret-key"] * 2
+    row = np.arange(1.0, WIDTH + 1)
+    whole = json.dumps({"data": [{"index": 0, "embedding": row.tolist()}]}).encode()
+    np.testing.assert_allclose(read_reply(whole, 1, "there")[0], row / np.linalg.norm(row), rtol=1e-6)
 
 
 def test_what_passes_by_itself_is_asked_again_and_a_refusal_is_not() -> None:
-    with serving() as server:
-        embedder = HttpEmbedder(server.url, model="small")
-        server.statuses = [503, 429]
+    statuses = [429, 503]
+    with JsonServer(lambda body: statuses.pop() if statuses else embedded(body)) as server:
+        embedder = HttpEmbedder(f"{server.url}/v1/embeddings", model="small")
         assert embedder.embed(["one"]).any()
-        server.statuses = [400]
+        statuses.append(400)
         with pytest.raises(EmbeddingError, match=r"v1/embeddings: status 400"):
             embedder.embed(["two"])
         assert len(server.asked) == 4
-
-
-def test_a_server_that_is_not_there_is_told_with_its_address() -> None:
-    with serving() as server:
-        url = server.url
+    away = HttpEmbedder(f"{server.url}/v1/embeddings", model="small", deadline_s=0.2)
     with pytest.raises(EmbeddingError, match=r"v1/embeddings: no embeddings within 0.2 s: Connection"):
-        HttpEmbedder(url, model="small", deadline_s=0.2).embed(["one"])
+        away.embed(["one"])
 
 
 @pytest.mark.parametrize(
@@ -273,16 +202,6 @@ def test_a_reply_that_holds_no_embeddings_is_an_error_that_names_the_server(repl
         read_reply(reply, 1, "there")
 
 
-def test_1536_numbers_stay_as_they_are() -> None:
-    row = np.arange(1.0, WIDTH + 1)
-    reply = json.dumps({"data": [{"index": 0, "embedding": row.tolist()}]}).encode()
-    np.testing.assert_allclose(read_reply(reply, 1, "there")[0], row / np.linalg.norm(row), rtol=1e-6)
-
-
-def test_the_map_is_orthonormal() -> None:
-    np.testing.assert_allclose(orthonormal(384) @ orthonormal(384).T, np.eye(384), atol=1e-12)
-
-
 def test_a_key_never_leaves_the_machine_in_plain_words_and_is_in_no_message(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret-key")
@@ -296,9 +215,6 @@ def test_a_key_never_leaves_the_machine_in_plain_words_and_is_in_no_message(tmp_
         assert "secret-key" not in str(error.value)
     with pytest.raises(ConfigurationError, match="embedding_key_file=.*cannot be read"):
         HttpEmbedder("https://example.com", model="small", key_file=str(tmp_path / "absent"))
-
-
-# ---- The five mutations: deterministic, idempotent, in any order the same, and of any text.
 
 
 ACTIONS = range(len(MUTATION_TYPES))
@@ -323,7 +239,6 @@ def applied(prompt: str, actions: tuple[int, ...]) -> str:
 
 
 def is_a_prompt(text: str) -> bool:
-    """Whether it is read at all."""
     try:
         read_prompt(text)
     except PromptError:
@@ -352,30 +267,21 @@ def test_what_the_mutations_do_to_a_request() -> None:
     prompt = "Please, write a haiku about rain. Thanks a lot!"
     assert mutate(prompt, 1) == "Write a haiku about rain."
     assert mutate(prompt, 4).startswith(prompt + "\n\nWork in steps:")
-    whole = applied(prompt, (0, 1, 2, 3, 4))
-    assert whole == "\n\n".join(["Write a haiku about rain.", *SECTIONS])
-    assert len({applied(prompt, order) for order in permutations(ACTIONS)}) == 1
+    assert read_prompt("  Cafe\u0301\r\nau lait\r ") == "Café\nau lait", "a prompt has one form"
+    nested = "thank " * 1600 + "you " * 1600
+    assert mutate(nested, 1) == nested.strip(), "and soon"
+    longest = "x" * (MAX_CHARACTERS - 5)
+    assert [mutate(longest, action) for action in ACTIONS] == [longest] * 5
+    whole = "\n\n".join(["Write a haiku about rain.", *SECTIONS])
+    assert {applied(prompt, order) for order in permutations(ACTIONS)} == {whole}
 
 
-def test_a_prompt_that_says_it_in_its_own_words_is_left_alone() -> None:
+def test_a_prompt_that_says_it_already_is_left_alone() -> None:
     prompt = "List three rivers, for example the Elbe. Use at most 20 words. If you cannot, say so."
     assert [mutate(prompt, action) == prompt for action in ACTIONS] == [True, True, True, True, False]
-
-
-def test_a_prompt_that_holds_a_section_already_does_not_get_it_again() -> None:
     for action, section in zip((4, 2, 3, 0), SECTIONS, strict=True):
-        assert mutate(f"{section} Write a poem.", action) == f"{section} Write a poem."
-        assert mutate(section, action) == section
-
-
-def test_a_mutation_that_would_pass_the_longest_text_changes_nothing() -> None:
-    prompt = "x" * (MAX_CHARACTERS - 5)
-    assert [mutate(prompt, action) for action in ACTIONS] == [prompt] * 5
-
-
-def test_text_that_nests_what_is_left_out_ends_soon() -> None:
-    prompt = "thank " * 1600 + "you " * 1600
-    assert mutate(prompt, 1) == prompt.strip()
+        for text in (f"{section} Write a poem.", section):
+            assert mutate(text, action) == text
 
 
 @pytest.mark.parametrize(
@@ -410,24 +316,14 @@ def test_a_long_prompt_is_offered_nothing_that_lengthens_it() -> None:
     assert offered(long) == (False, True, False, False, False)
 
 
-def test_a_prompt_has_one_form() -> None:
-    assert read_prompt("  Cafe\u0301\r\nau lait\r ") == "Café\nau lait"
-
-
-# ---- What a step earns, by hand.
-
-
 REWARD = QualityReward()
 
 
-def test_bounds_help_code_and_hurt_a_poem() -> None:
+def test_bounds_help_code_and_hurt_a_poem_and_nothing_earns_nothing() -> None:
     for prompt, worth in (("Write a Python script.", 0.6), ("Write a poem.", -0.8)):
         earned = REWARD.of(prompt, prompt, mutate(prompt, 3))
         assert earned == pytest.approx(worth - 16 * TOKEN_PRICE)
-
-
-def test_a_text_that_stays_earns_nothing() -> None:
-    assert REWARD.of("Write a poem.", "Write a poem.", "Write a poem.") == 0.0
+        assert REWARD.of(prompt, prompt, prompt) == 0.0
 
 
 def test_steps_before_examples_pay_and_neither_does_alone() -> None:
@@ -436,24 +332,9 @@ def test_steps_before_examples_pay_and_neither_does_alone() -> None:
     both = mutate(steps, 2)
     assert REWARD.of(prompt, prompt, steps) < 0
     assert REWARD.of(prompt, prompt, mutate(prompt, 2)) < 0
-    assert REWARD.of(prompt, prompt, steps) + REWARD.of(prompt, steps, both) > 0.7
-
-
-def test_the_sum_over_a_path_depends_on_its_ends_alone() -> None:
-    prompt = "Please, review the code of this bug report."
-    ways = [(0, 2, 1), (1, 2, 0)]
-    sums = []
-    for way in ways:
-        text, total = prompt, 0.0
-        for action in way:
-            text, before = mutate(text, action), text
-            total += REWARD.of(prompt, before, text)
-        sums.append(total)
-    assert sums[0] == pytest.approx(sums[1])
-    assert sums[0] == pytest.approx(REWARD.of(prompt, prompt, text))
-
-
-# ---- Rewards of prompts from elsewhere.
+    sum_of_steps = REWARD.of(prompt, prompt, steps) + REWARD.of(prompt, steps, both)
+    assert sum_of_steps == pytest.approx(REWARD.of(prompt, prompt, both))
+    assert sum_of_steps > 0.7
 
 
 PROMPT = "Write a poem."
@@ -461,20 +342,18 @@ ASKED: list[str] = []
 
 
 def section_count(prompts: list[str], texts: list[str]) -> list[float | None]:
-    """One for each section; `prompts` are those that the episodes began with."""
+    """One for each section, none for a text of one word; `prompts` are those that the episodes began with."""
     assert set(prompts) == {PROMPT}
     ASKED.extend(texts)
-    return [float(text.count("\n\n")) for text in texts]
+    return [float(text.count("\n\n")) if " " in text else None for text in texts]
 
 
-def nothing(prompts: list[str], texts: list[str]) -> list[float | None]:
-    """No score for any."""
-    return [None] * len(texts)
+SOURCE = f"{__name__}:section_count"
 
 
 def test_a_step_earns_the_difference_of_two_scores_and_each_text_is_scored_once() -> None:
     ASKED.clear()
-    reward = source_reward(f"{__name__}:section_count")
+    reward = source_reward(SOURCE)
     bound = mutate(PROMPT, 3)
     assert reward.of(PROMPT, PROMPT, bound) == pytest.approx(1 - 16 * TOKEN_PRICE)
     assert reward.of(PROMPT, bound, bound) == 0.0
@@ -482,40 +361,21 @@ def test_a_step_earns_the_difference_of_two_scores_and_each_text_is_scored_once(
     assert ASKED == [PROMPT, bound, mutate(bound, 0)]
 
 
-def test_a_source_without_a_score_is_an_error_that_names_it() -> None:
-    with pytest.raises(BadReward, match="nothing: gave no score"):
-        source_reward(f"{__name__}:nothing").of(PROMPT, PROMPT, mutate(PROMPT, 3))
-
-
-@pytest.mark.parametrize("place", ["somewhere", "no.such.module:function", "/a/folder", "http://"])
-def test_what_names_no_source_is_refused(place: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"http|cannot be loaded"):
-        source_reward(place)
-
-
-def test_the_environment_takes_it() -> None:
-    task = PromptTask(reward_source=f"{__name__}:nothing")
-    assert isinstance(task._parts.reward, SourceReward)
-    task.close()
-
-
-# ---- Settings of a task are its embeddings and its rewards, or are refused by name.
-
-
-def length(prompts: list[Any], responses: list[str]) -> list[float]:
-    """A source of rewards."""
-    del prompts
-    return [float(len(one)) for one in responses]
-
-
-SOURCE = f"{__name__}:length"
+def test_a_source_without_a_score_or_that_is_none_is_named() -> None:
+    with pytest.raises(BadReward, match="section_count: gave no score"):
+        source_reward(SOURCE).of(PROMPT, PROMPT, "word")
+    for place in ("somewhere", "no.such.module:function", "/a/folder", "http://"):
+        with pytest.raises(ConfigurationError, match=r"http|cannot be loaded"):
+            source_reward(place)
 
 
 def test_each_setting_has_its_part() -> None:
     found = parts_of({"embedding": "http", "embedding_url": "http://127.0.0.1:1/", "reward": "ratings"})
     assert isinstance(found.embedder, HttpEmbedder)
     assert (found.reward, found.needs_people) == (None, True)
-    assert isinstance(parts_of({"reward_source": SOURCE}).reward, SourceReward)
+    task = PromptTask(reward_source=SOURCE)
+    assert isinstance(task._parts.reward, SourceReward)
+    task.close()
     checked = parts_of({"reward_source": SOURCE, "human_check_every": 5})
     assert isinstance(checked.reward, CheckedReward)
     assert checked.needs_people
@@ -532,6 +392,10 @@ def test_each_setting_has_its_part() -> None:
         ({"reward": "ratings", "reward_source": SOURCE}, "reward='ratings'"),
         ({"embedding": "http"}, "embedding_url"),
         ({"embedding": "minilm"}, "embedding='minilm'"),
+        *(
+            ({name: "other"}, rf"environment\.kwargs\.{name}='other'.*one of")
+            for name in ("prompts", "split", "reward")
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(task: dict[str, Any], named: str) -> None:
@@ -550,18 +414,11 @@ def test_an_actor_has_no_people_who_rate(task: dict[str, Any]) -> None:
     made.close()
 
 
-# ---- The environment of prompts.
-
-
-def test_it_is_an_environment_as_gymnasium_wants_it() -> None:
+def test_an_episode_ends_after_five_steps_by_itself() -> None:
     task = gymnasium.make("penstock.workloads.prompts.tasks:Prompts-v0").unwrapped
     check_env(task, skip_render_check=True)
     assert task.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (1536,), np.float32)
     assert task.action_space == gymnasium.spaces.Discrete(5)
-
-
-def test_an_episode_ends_after_five_steps_by_itself() -> None:
-    task = PromptTask()
     observation, info = task.reset(seed=1)
     assert np.linalg.norm(observation) == pytest.approx(1.0, abs=1e-6)
     ends = []
@@ -581,9 +438,3 @@ def test_seeds_repeat_prompts_and_tests_are_of_other_subjects() -> None:
     assert not set(drawn["train"]) & set(drawn["test"])
     one, other = PromptTask(), PromptTask()
     assert one.reset(seed=4)[1]["prompt"] == other.reset(seed=4)[1]["prompt"]
-
-
-@pytest.mark.parametrize("argument", ["prompts", "split", "embedding", "reward"])
-def test_arguments_are_refused_by_name(argument: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{argument}='other'.*one of"):
-        parts_of({argument: "other"})

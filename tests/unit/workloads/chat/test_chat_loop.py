@@ -20,7 +20,7 @@ from penstock.learner.model import make_model as make_learned
 from penstock.policy import weights
 from penstock.registry.records import Status
 from penstock.runtime.exit import Fatal
-from penstock.workloads.chat import loop_state
+from penstock.workloads.chat import step_process
 from penstock.workloads.chat.commands import loop_commands
 from penstock.workloads.chat.learning_loop import recipe_of
 from penstock.workloads.chat.loop_state import (
@@ -30,8 +30,10 @@ from penstock.workloads.chat.loop_state import (
     Outcome,
     Pause,
     Step,
+    abandon,
     look_at_loop,
     pause,
+    read_abandonment,
     read_pause,
     read_state,
     resume,
@@ -39,21 +41,8 @@ from penstock.workloads.chat.loop_state import (
     weigh,
     write_state,
 )
-from penstock.workloads.chat.step_process import (
-    LOG,
-    StepFailed,
-    facts_of,
-    forget_texts,
-    rated_heads,
-    run_step,
-    summary_of,
-    told_apart,
-)
 from tests.support.chat.chat_stand import POLICY, LoopStand, loop_stand, soon
 from tests.support.language.text_stand import make_model
-
-# ---- The steps of the loop that start no process: when a round begins, and what becomes of a canary.
-
 
 ORDER = LoopOrder(labels=10, patience=20)
 
@@ -66,7 +55,6 @@ def stand(tmp_path: Path) -> Iterator[LoopStand]:
 
 
 def once(stand: LoopStand, order: LoopOrder = ORDER) -> LoopState:
-    """Where the loop stands after its round."""
     stand.loop(order, threading.Event()).go()
     return stand.state()
 
@@ -77,8 +65,7 @@ def test_a_canary_that_is_proved_better_is_promoted(stand: LoopStand) -> None:
     stand.see(canary=1.0, active=-1.0, people=100)
     (past,) = once(stand).past
     assert (past.outcome, past.version, past.labels) == (Outcome.PROMOTED, stand.made.version, 7)
-    active = stand.registry.active(POLICY)
-    assert active is not None
+    active = stand.answering()
     assert active.version == stand.made.version
     assert active.reason.startswith("better for higher_return after 100 clients of the canary and 100")
 
@@ -106,9 +93,7 @@ def test_a_canary_that_nothing_is_proved_of_is_withdrawn_in_time(stand: LoopStan
     assert past.outcome is Outcome.UNPROVED
     assert past.why.startswith("nothing was proved after 20 further ratings")
     assert stand.registry.get(POLICY, stand.made.version).status is Status.ROLLED_BACK
-    active = stand.registry.active(POLICY)
-    assert active is not None
-    assert active.version == 1
+    assert stand.answering().version == 1
 
 
 def test_a_version_that_was_made_becomes_the_canary_of_the_server_that_answers(stand: LoopStand) -> None:
@@ -126,10 +111,10 @@ def test_a_version_that_was_made_becomes_the_canary_of_the_server_that_answers(s
 def test_what_is_paused_neither_promotes_nor_begins(stand: LoopStand) -> None:
     stand.on_trial()
     stand.see(canary=1.0, active=-1.0, people=100)
-    loop_state.pause(stand.folder, "holidays", "ann")
+    pause(stand.folder, "holidays", "ann")
     with stand.going(ORDER):
         assert not soon(lambda: bool(stand.state().past), within_s=2.5)
-        loop_state.resume(stand.folder)
+        resume(stand.folder)
         assert soon(lambda: bool(stand.state().past))
 
 
@@ -145,20 +130,6 @@ def test_a_flood_of_one_person_begins_no_round(stand: LoopStand) -> None:
     assert (state.through, state.labels) == (505, 205)
 
 
-def test_a_step_that_fails_has_the_loop_wait_with_its_cause(stand: LoopStand) -> None:
-    (round_folder(stand.folder, 1) / "believed.jsonl").write_text('{"key": "charm"}\n')
-    stand.at(step=Step.REWARD)
-    with pytest.raises(Fatal, match="no rating is of thumb, .* --head NAME=SCALE"):
-        once(stand)
-    with stand.going(ORDER):
-        assert soon(lambda: loop_state.read_pause(stand.folder) is not None)
-    pause = loop_state.read_pause(stand.folder)
-    assert pause is not None
-    assert pause.by == "loop"
-    assert "reward failed: no rating is of" in pause.reason
-    assert stand.state().step is Step.REWARD
-
-
 def failing(stand: LoopStand) -> None:
     """The loop is at a step that fails each time: nobody has rated anything that the page asks for."""
     (round_folder(stand.folder, 1) / "believed.jsonl").write_text('{"key": "charm"}\n')
@@ -167,46 +138,41 @@ def failing(stand: LoopStand) -> None:
 
 def test_a_step_that_fails_is_tried_so_often_and_then_waits_for_somebody(stand: LoopStand) -> None:
     failing(stand)
-    with stand.going(ORDER, waits_s=(0.0, 0.0)):
-        for _ in range(2):
-            assert soon(lambda: stand.state().tries == 3)
-            assert soon(lambda: loop_state.read_pause(stand.folder) is not None)
-            pause = loop_state.read_pause(stand.folder)
-            assert pause is not None
-            assert (pause.by, pause.until_s) == ("loop", None)
-            loop_state.resume(stand.folder)
-            assert soon(lambda: stand.state().tries < 3)
-
-
-def test_the_next_try_comes_by_itself_or_at_once_where_somebody_says_so(stand: LoopStand) -> None:
+    with pytest.raises(Fatal, match="no rating is of thumb, .* --head NAME=SCALE"):
+        once(stand)
     failing(stand)
     begun_s = time.time()
     with stand.going(ORDER, waits_s=(600.0, 6000.0)):
-        for tries, wait_s in ((1, 600.0), (2, 6000.0)):
-            assert soon(lambda: loop_state.read_pause(stand.folder) is not None)
-            pause = loop_state.read_pause(stand.folder)
-            assert pause is not None
-            assert pause.until_s is not None
-            assert pause.until_s >= begun_s + wait_s
-            assert stand.state().tries == tries
-            loop_state.resume(stand.folder)
+        for tries, wait_s in ((1, 600.0), (2, 6000.0), (3, None), (1, 600.0)):
+            assert soon(lambda: read_pause(stand.folder) is not None)
+            paused = read_pause(stand.folder)
+            assert paused is not None
+            assert paused.by == "loop"
+            assert "reward failed: no rating is of" in paused.reason
+            assert (stand.state().step, stand.state().tries) == (Step.REWARD, tries)
+            if wait_s is None:
+                assert paused.until_s is None
+            else:
+                assert paused.until_s is not None
+                assert paused.until_s >= begun_s + wait_s
+            resume(stand.folder)
 
 
 def test_a_round_that_fails_is_given_up_by_whoever_says_so(stand: LoopStand) -> None:
     failing(stand)
     with stand.going(ORDER, waits_s=()):
-        assert soon(lambda: loop_state.read_pause(stand.folder) is not None)
-        assert loop_state.abandon(stand.folder, "nobody rates charm", "ann") == 1
+        assert soon(lambda: read_pause(stand.folder) is not None)
+        assert abandon(stand.folder, "nobody rates charm", "ann") == 1
         assert soon(lambda: bool(stand.state().past))
-        assert soon(lambda: loop_state.read_abandonment(stand.folder) is None)
+        assert soon(lambda: read_abandonment(stand.folder) is None)
     state = stand.state()
     (past,) = state.past
     assert (past.outcome, past.why) == (Outcome.ABANDONED, "by ann: nobody rates charm")
     assert (state.step, state.failure, state.tries, state.taken) == (Step.WAITING, "", 0, 3)
-    assert loop_state.read_pause(stand.folder) is None
+    assert read_pause(stand.folder) is None
     assert not (round_folder(stand.folder, 1) / "believed.jsonl").exists()
     with pytest.raises(ConfigurationError, match="round 2 has not begun: there is nothing to abandon"):
-        loop_state.abandon(stand.folder, "once more", "ann")
+        abandon(stand.folder, "once more", "ann")
 
 
 def test_a_step_that_goes_on_ends_where_its_round_is_given_up(stand: LoopStand) -> None:
@@ -215,17 +181,17 @@ def test_a_step_that_goes_on_ends_where_its_round_is_given_up(stand: LoopStand) 
     steps = round_folder(stand.folder, 1) / "steps.log"
     with stand.going(ORDER):
         assert soon(lambda: steps.exists() and steps.read_text().startswith("$ penstock rlhf reward train"))
-        loop_state.pause(stand.folder, "holidays", "ann")
-        loop_state.abandon(stand.folder, "too slow", "ann")
+        pause(stand.folder, "holidays", "ann")
+        abandon(stand.folder, "too slow", "ann")
         assert soon(lambda: bool(stand.state().past), within_s=120)
     assert stand.state().past[0].outcome is Outcome.ABANDONED
-    assert loop_state.read_pause(stand.folder) == loop_state.Pause("holidays", "ann")
-    loop_state.resume(stand.folder)
+    assert read_pause(stand.folder) == Pause("holidays", "ann")
+    resume(stand.folder)
     stand.at(step=Step.TRIAL, version=stand.made.version)
-    loop_state.abandon(stand.folder, "x", "ann")
+    abandon(stand.folder, "x", "ann")
     stand.at(number=2, step=Step.TRIAL, version=stand.made.version)
     with stand.going(ORDER):
-        assert soon(lambda: loop_state.read_abandonment(stand.folder) is None)
+        assert soon(lambda: read_abandonment(stand.folder) is None)
         assert soon(lambda: stand.registry.canary(POLICY) is not None)
     assert stand.state().past == ()
 
@@ -238,7 +204,7 @@ def test_nobody_is_answered_by_the_version_of_a_round_that_was_given_up(
         stand.on_trial()
     else:
         stand.at(step=Step.TRIAL, version=stand.made.version)
-    loop_state.abandon(stand.folder, "I do not like it", "ann")
+    abandon(stand.folder, "I do not like it", "ann")
     state = once(stand)
     assert state.past[-1].outcome is Outcome.ABANDONED
     made = stand.registry.get(POLICY, stand.made.version)
@@ -252,10 +218,10 @@ def test_a_reward_model_that_failed_is_tried_again_with_what_was_said_since(stan
     file.write_text('{"key": "corrected"}\n')
     stand.rate(3)
     stand.at(step=Step.REWARD, failure="no rating is of thumb")
-    loop_state.pause(stand.folder, "reward failed", "loop")
+    pause(stand.folder, "reward failed", "loop")
     stand.rate(4, begin=3)
     with stand.going(ORDER):
-        loop_state.resume(stand.folder)
+        resume(stand.folder)
         assert soon(lambda: (file.parent / "steps.log").exists())
     state = stand.state()
     assert (state.number, state.step, state.through, state.labels) == (1, Step.REWARD, 7, 7)
@@ -288,9 +254,7 @@ def test_a_run_without_an_active_version_gets_its_newest_one(stand: LoopStand) -
     stand.rate(10)
     with stand.going(ORDER):
         assert soon(lambda: stand.state().number == 1)
-    active = stand.registry.active(POLICY)
-    assert active is not None
-    assert active.version == 1
+    assert stand.answering().version == 1
 
 
 @pytest.mark.parametrize(
@@ -326,36 +290,18 @@ def test_weights_are_of_what_was_rated() -> None:
     assert order.weights_of(["thumb=thumbs", "safety=stars"], {}) == list(order.weights)
 
 
-# ---- What a loop may be asked for.
-
-
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        "workload=control",
-        "run=another",
-        "environment.id=CartPole-v1",
-        "environment.kwargs={}",
-        "environment.kwargs.model=/elsewhere",
-        "environment.kwargs.reward=/elsewhere",
-        "learner.feed_from=/elsewhere",
-        "policy.kwargs.begin_with=/elsewhere",
-        "registry.url=sqlite:///elsewhere",
-        "serving.policy=another",
-    ],
-)
-def test_what_makes_a_round_is_not_set_by_a_setting(assignment: str) -> None:
-    key = assignment.partition("=")[0]
-    with pytest.raises(ConfigurationError, match=f"^--train {key}: the loop sets it in every round"):
-        LoopOrder(train=(assignment,))
-
-
-def test_how_a_round_learns_may_be_set() -> None:
+def test_what_makes_a_round_is_not_set_by_a_setting() -> None:
+    of_environment = ("id=CartPole-v1", "kwargs={}", "kwargs.model=/elsewhere", "kwargs.reward=/elsewhere")
+    for assignment in (
+        *("workload=control", "run=another", *(f"environment.{one}" for one in of_environment)),
+        *("learner.feed_from=/elsewhere", "policy.kwargs.begin_with=/elsewhere"),
+        *("registry.url=sqlite:///elsewhere", "serving.policy=another"),
+    ):
+        key = assignment.partition("=")[0]
+        with pytest.raises(ConfigurationError, match=f"^--train {key}: the loop sets it in every round"):
+            LoopOrder(train=(assignment,))
     said = ("learner.total_steps=64", "environment.kwargs.max_new_tokens=4", "policy.kwargs.rank=2", "seed=3")
     assert LoopOrder(train=said).train == said
-
-
-# ---- Where the loop stands: written whole, read back, and what becomes of a file that is damaged.
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -391,10 +337,6 @@ def test_a_loop_is_paused_until_it_is_let_go_on(tmp_path: Path) -> None:
     assert read_pause(tmp_path) is None
 
 
-# ---- What those who look after a chat see of its loop: what counts, and how well the reward model knows
-# it.
-
-
 MEASURES = {
     "heads": {
         "thumb": {"ratings": 40, "squared_error": 0.2, "auc": 0.81, "calibration_error": 0.04},
@@ -415,7 +357,7 @@ def view_stand(tmp_path: Path) -> Iterator[LoopStand]:
     """A run whose loop has trained a reward model in round 4, which was not believed."""
     with loop_stand(tmp_path) as made:
         (tmp_path / "heads.json").write_text(json.dumps(CARD))
-        judge = {"round": 4, **facts_of(tmp_path / "heads.json")}
+        judge = {"round": 4, **step_process.facts_of(tmp_path / "heads.json")}
         state = LoopState(number=4, step=Step.REWARD, order=LoopOrder().shown(), judge=judge)
         write_state(made.folder, state.ended(Outcome.UNLEARNED, "it tells apart 0.48"))
         yield made
@@ -428,52 +370,42 @@ def test_the_newest_reward_model_is_told_by_criterion(view_stand: LoopStand) -> 
     assert found["weights"]["safety"] == 3.0
     judge = found["judge"]
     assert [one["head"] for one in judge["heads"]] == ["thumb", "safety"]
-    assert judge["heads"][0] == {
-        "head": "thumb",
-        "weight": 2.0,
-        "ratings": 40,
-        "auc": 0.81,
-        "squaredError": 0.2,
-        "calibrationError": 0.04,
-    }
+    said = {"head": "thumb", "weight": 2.0, "ratings": 40, "auc": 0.81}
+    assert judge["heads"][0] == {**said, "squaredError": 0.2, "calibrationError": 0.04}
     assert (judge["heads"][1]["ratings"], judge["heads"][1]["auc"]) == (0, None)
     assert (judge["round"], judge["pairs"], judge["pairAccuracy"]) == (4, 5, 0.8)
     assert "somebody wrote" not in (view_stand.folder / "loop.json").read_text()
 
 
+def status_of(stand: LoopStand) -> str:
+    return CliRunner().invoke(loop_commands, ["status", str(stand.run.folder)]).stdout
+
+
 def test_the_status_says_why_a_step_failed_and_what_one_may_do(view_stand: LoopStand) -> None:
-    words = ["status", str(view_stand.run.folder)]
     state = replace(view_stand.state(), number=4, step=Step.TRAINING, failure="no memory", tries=2)
     write_state(view_stand.folder, state)
     pause(view_stand.folder, "training failed: no memory", "loop", time.time() + 9e6)
-    said = CliRunner().invoke(loop_commands, words).stdout
+    said = status_of(view_stand)
     assert said.startswith("round 4: training, paused\nfailed 2 times: no memory\ntried again at 2")
     assert "`penstock chat loop resume` tries it at once, `penstock chat loop abandon` gives" in said
     pause(view_stand.folder, "training failed: no memory", "loop")
-    assert "paused by loop: training failed: no memory" in CliRunner().invoke(loop_commands, words).stdout
-    given = CliRunner().invoke(
-        loop_commands, ["abandon", str(view_stand.run.folder), "--reason", "too small"]
-    )
+    assert "paused by loop: training failed: no memory" in status_of(view_stand)
+    words = ["abandon", str(view_stand.run.folder), "--reason", "too small"]
+    given = CliRunner().invoke(loop_commands, words)
     assert (given.exit_code, given.stdout[:20]) == (0, "round 4 is given up ")
-    said = CliRunner().invoke(loop_commands, words).stdout
-    assert ", once the loop looks: too small" in said
+    assert ", once the loop looks: too small" in status_of(view_stand)
     write_state(view_stand.folder, replace(state, step=Step.WAITING, failure=""))
-    refused = CliRunner().invoke(loop_commands, ["abandon", str(view_stand.run.folder), "--reason", "x"])
+    refused = CliRunner().invoke(loop_commands, words)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "round 5 has not begun: there is nothing to abandon" in refused.stderr
 
 
-def test_what_people_wrote_is_no_line_of_the_status(view_stand: LoopStand) -> None:
+def test_the_status_says_what_counts_and_how_well_it_is_known(view_stand: LoopStand) -> None:
     pause(view_stand.folder, "holidays\nround 4 promoted", "ann")
     write_state(view_stand.folder, replace(view_stand.state(), failure="\x1b[31mno memory", tries=1))
-    told = CliRunner().invoke(loop_commands, ["status", str(view_stand.run.folder)]).stdout.splitlines()
-    assert r"paused by ann: holidays\nround 4 promoted" in told
-    assert r"failed: \x1b[31mno memory" in told
-
-
-def test_the_status_says_what_counts_and_how_well_it_is_known(view_stand: LoopStand) -> None:
-    words = ["status", str(view_stand.run.folder)]
-    said = CliRunner().invoke(loop_commands, words).stdout
+    said = status_of(view_stand)
+    assert r"paused by ann: holidays\nround 4 promoted" in said.splitlines()
+    assert r"failed: \x1b[31mno memory" in said.splitlines()
     assert "weights from the next reward model on: thumb 1, relevance 1" in said
     assert (
         "reward model of round 4, thumb of weight 2, on 40 ratings held out: area under the curve 0.810, "
@@ -481,91 +413,58 @@ def test_the_status_says_what_counts_and_how_well_it_is_known(view_stand: LoopSt
     ) in said
     assert "safety of weight 1, on 0 ratings held out: area under the curve unknown" in said
     write_state(view_stand.folder, replace(view_stand.state(), judge={}))
-    assert "reward model of round" not in CliRunner().invoke(loop_commands, words).stdout
+    assert "reward model of round" not in status_of(view_stand)
 
 
 def test_a_canary_on_trial_is_told_with_its_verdict(view_stand: LoopStand) -> None:
-    words = ["status", str(view_stand.run.folder)]
     view_stand.on_trial()
-    version = view_stand.made.version
-    assert f"version {version} is on trial: no verdict yet; 0 people have it" in said_by(words)
+    trial = f"version {view_stand.made.version} is on trial:"
+    assert f"{trial} no verdict yet; 0 people have it" in status_of(view_stand)
     view_stand.see(0.0, 1.0, 400)
-    assert f"version {version} is on trial: withdraw; " in said_by(words)
-
-
-def said_by(words: list[str]) -> str:
-    """What a command of the loop writes."""
-    return CliRunner().invoke(loop_commands, words).stdout
-
-
-# ---- What a round leaves: the weights of its versions, and nothing that people wrote.
+    assert f"{trial} withdraw; " in status_of(view_stand)
 
 
 @pytest.mark.promise("people-wrote-nothing-stays")
 def test_of_a_round_that_is_over_the_weights_stay_and_the_texts_go(tmp_path: Path) -> None:
-    lasting = ("run/policies/7.safetensors", "run/summary.json", "run/config.toml", "steps.log")
-    gone = (
-        "believed.jsonl",
-        "prompts.jsonl",
-        "judge/heads.json",
-        "run/redis/dump.rdb",
-        "run/checkpoints/1/x",
-    )
-    for name in (*lasting, *gone):
+    lasting = {"run/policies/7.safetensors", "run/summary.json", "run/config.toml", "steps.log"}
+    written = {"believed.jsonl", "prompts.jsonl", "judge/heads.json"}
+    for name in (*lasting, *written, "run/redis/dump.rdb", "run/checkpoints/1/x"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     (tmp_path / "run" / "elsewhere").symlink_to(tmp_path)
-    forget_texts(tmp_path)
-    forget_texts(tmp_path)
-    assert all((tmp_path / name).exists() for name in lasting)
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == set(lasting)
+    for _ in range(2):
+        step_process.forget_texts(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == lasting
 
 
-@pytest.mark.parametrize(
-    ("heads", "pairs", "expected"),
-    [
+def test_a_reward_model_is_judged_by_thumbs_else_by_pairs(tmp_path: Path) -> None:
+    card = tmp_path / "heads.json"
+    for heads, pairs, expected in (
         ({"thumb": {"auc": 0.7}}, None, (0.7, 0.7)),
         ({"thumb": {"auc": None}}, 0.6, (None, 0.6)),
         ({"safety": {"auc": 0.9}}, 0.4, (None, 0.4)),
         ({}, None, (None, None)),
-    ],
-)
-def test_a_reward_model_is_judged_by_thumbs_else_by_pairs(
-    tmp_path: Path, heads: dict[str, Any], pairs: float | None, expected: tuple[float | None, float | None]
-) -> None:
-    card = tmp_path / "heads.json"
-    card.write_text(json.dumps({"trained": {"measures": {"heads": heads, "pair_accuracy": pairs}}}))
-    assert told_apart(card) == expected
+    ):
+        card.write_text(json.dumps({"trained": {"measures": {"heads": heads, "pair_accuracy": pairs}}}))
+        assert step_process.told_apart(card) == expected
 
 
 def test_heads_are_those_that_were_rated(tmp_path: Path) -> None:
     file = tmp_path / "believed.jsonl"
     file.write_text("".join(json.dumps({"key": key}) + "\n" for key in ("safety", "thumb", "preferred")))
-    assert rated_heads(file) == ["thumb=thumbs", "safety=stars"]
+    assert step_process.rated_heads(file) == ["thumb=thumbs", "safety=stars"]
     file.write_text('{"key": "charm"}\n')
-    with pytest.raises(StepFailed, match="--head NAME=SCALE"):
-        rated_heads(file)
+    with pytest.raises(step_process.StepFailed, match="--head NAME=SCALE"):
+        step_process.rated_heads(file)
 
 
-@pytest.mark.parametrize(
-    ("summary", "done"),
-    [
-        (None, False),
-        ("{", False),
-        ('{"interrupted": true}', False),
-        ('{"interrupted": false, "failure": "x"}', False),
-        ('{"interrupted": false}', True),
-    ],
-)
-def test_a_training_is_done_when_its_folder_says_so(tmp_path: Path, summary: str | None, done: bool) -> None:
-    if summary is not None:
-        (tmp_path / "summary.json").write_text(summary)
-    assert (summary_of(tmp_path) is not None) is done
-
-
-# ---- The training of a round has the very network of the run that answers, and learns where nobody is
-# asked.
+def test_a_training_is_done_when_its_folder_says_so(tmp_path: Path) -> None:
+    assert step_process.summary_of(tmp_path) is None
+    for text in ("{", '{"interrupted": true}', '{"interrupted": false, "failure": "x"}'):
+        (tmp_path / "summary.json").write_text(text)
+        assert step_process.summary_of(tmp_path) is None
+    (tmp_path / "summary.json").write_text('{"interrupted": false}')
+    assert step_process.summary_of(tmp_path) is not None
 
 
 def test_its_versions_can_be_arms_of_the_run_that_answers(tmp_path: Path) -> None:
@@ -587,10 +486,7 @@ def test_its_versions_can_be_arms_of_the_run_that_answers(tmp_path: Path) -> Non
         assert is_same_network(make_learned(made).specification, served.specification)
 
 
-# ---- A step as a process: why it failed.
-
-
-def test_a_step_that_was_killed_is_said_to_be(tmp_path: Path) -> None:
+def test_a_step_that_was_killed_is_said_to_be_and_one_that_fails_says_why(tmp_path: Path) -> None:
     def kill(seconds: float) -> bool:
         wanted = ["pgrep", "-P", str(os.getpid()), "-f", "reward train"]
         found = subprocess.run(wanted, capture_output=True, check=False, text=True).stdout
@@ -598,13 +494,9 @@ def test_a_step_that_was_killed_is_said_to_be(tmp_path: Path) -> None:
             os.kill(int(pid), signal.SIGKILL)
         return threading.Event().wait(seconds)
 
-    with pytest.raises(
-        StepFailed, match="`penstock rlhf reward train`: was killed by signal 9; its last line: "
-    ):
-        run_step(["rlhf", "reward", "train", "nothing.jsonl"], tmp_path, kill)
-    assert (tmp_path / LOG).read_text().startswith("$ penstock rlhf reward train nothing.jsonl")
-
-
-def test_a_step_that_ends_by_itself_says_why(tmp_path: Path) -> None:
-    with pytest.raises(StepFailed, match="`penstock rlhf reward train`: .*Missing option"):
-        run_step(["rlhf", "reward", "train", "nothing.jsonl"], tmp_path, threading.Event().wait)
+    said = "`penstock rlhf reward train`: "
+    with pytest.raises(step_process.StepFailed, match=f"{said}was killed by signal 9; its last line: "):
+        step_process.run_step(["rlhf", "reward", "train", "nothing.jsonl"], tmp_path, kill)
+    assert (tmp_path / step_process.LOG).read_text().startswith("$ penstock rlhf reward train nothing.jsonl")
+    with pytest.raises(step_process.StepFailed, match=f"{said}.*Missing option"):
+        step_process.run_step(["rlhf", "reward", "train", "nothing.jsonl"], tmp_path, threading.Event().wait)

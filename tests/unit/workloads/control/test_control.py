@@ -24,15 +24,11 @@ from tests.support.experience.counting_environments import Counting
 from tests.support.experience.held_memory import FIRST, LATER, LENGTH, TASK
 from tests.support.experience.held_memory import WAYS as HELD_MEMORY_WAYS
 
-# ---- The control workload makes any Gymnasium environment, and says what is wrong when it cannot.
-
-
 WAYS: list[Any] = ["auto", "sync", "async", "vector", "envpool"]
 
 
 @pytest.fixture
 def counting() -> Iterator[str]:
-    """A registered environment with a threshold."""
     name = "Counting-v7"
     gymnasium.register(name, lambda **_: Counting(0), max_episode_steps=50, reward_threshold=12)
     yield name
@@ -40,50 +36,35 @@ def counting() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("vectorise", "kind", "mode"),
+    ("section", "kind", "mode"),
     [
-        ("auto", CartPoleVectorEnv, AutoresetMode.NEXT_STEP),
-        ("vector", CartPoleVectorEnv, AutoresetMode.NEXT_STEP),
-        ("sync", SyncVectorEnv, AutoresetMode.DISABLED),
+        ({"vectorise": "auto"}, CartPoleVectorEnv, AutoresetMode.NEXT_STEP),
+        ({"vectorise": "vector"}, CartPoleVectorEnv, AutoresetMode.NEXT_STEP),
+        ({"vectorise": "sync"}, SyncVectorEnv, AutoresetMode.DISABLED),
+        ({"vectorise": "async"}, AsyncVectorEnv, AutoresetMode.NEXT_STEP),
+        ({"id": "Acrobot-v1"}, SyncVectorEnv, AutoresetMode.DISABLED),
     ],
 )
-def test_the_vectoriser_is_chosen(vectorise: Any, kind: type, mode: AutoresetMode) -> None:
-    environment = make(EnvironmentSection(vectorise=vectorise), 3, 0)
-    assert isinstance(environment, kind)
-    assert environment.num_envs == 3
-    assert environment.metadata["autoreset_mode"] is mode
-    environment.close()
+def test_the_vectoriser_is_chosen(section: dict[str, Any], kind: type, mode: AutoresetMode) -> None:
+    with closing(make(EnvironmentSection(**section), 3, 0)) as environment:
+        assert isinstance(environment, kind)
+        assert environment.num_envs == 3
+        assert environment.metadata["autoreset_mode"] is mode
+        if isinstance(environment, AsyncVectorEnv):
+            assert environment.context == "spawn"
+            environment.reset(seed=[1, 2, 3])
+            environment.step(np.zeros(3, np.int64))
 
 
-def test_an_environment_without_a_vector_entry_point_is_stepped_in_a_loop() -> None:
-    environment = make(EnvironmentSection(id="Acrobot-v1"), 2, 0)
-    assert isinstance(environment, SyncVectorEnv)
-    environment.close()
-
-
-def test_subprocesses_are_spawned_and_reset_on_the_next_step() -> None:
-    environment = make(EnvironmentSection(vectorise="async"), 2, 0)
-    assert isinstance(environment, AsyncVectorEnv)
-    assert environment.context == "spawn"
-    assert environment.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    environment.reset(seed=[1, 2])
-    environment.step(np.zeros(2, np.int64))
-    environment.close()
-
-
-@pytest.mark.parametrize("vectorise", ["sync", "vector"])
-def test_the_time_limit_can_be_set(vectorise: Any) -> None:
-    environment = make(EnvironmentSection(vectorise=vectorise, max_episode_steps=1), 2, 0)
-    environment.reset(seed=0)
-    assert environment.step(np.zeros(2, np.int64))[3].tolist() == [True, True]
-    environment.close()
-
-
-def test_arguments_reach_the_environment() -> None:
-    environment = make(EnvironmentSection(id="Pendulum-v1", kwargs={"g": 3.0}), 1, 0)
-    assert isinstance(environment, SyncVectorEnv)
-    assert environment.get_attr("g") == (3.0,)
-    environment.close()
+def test_the_time_limit_and_arguments_reach_the_environment() -> None:
+    for vectorise in ("sync", "vector"):
+        section = EnvironmentSection(vectorise=vectorise, max_episode_steps=1)
+        with closing(make(section, 2, 0)) as environment:
+            environment.reset(seed=0)
+            assert environment.step(np.zeros(2, np.int64))[3].tolist() == [True, True]
+    with closing(make(EnvironmentSection(id="Pendulum-v1", kwargs={"g": 3.0}), 1, 0)) as single:
+        assert isinstance(single, SyncVectorEnv)
+        assert single.get_attr("g") == (3.0,)
 
 
 def test_spaces_and_target_are_those_of_the_environment(counting: str) -> None:
@@ -112,10 +93,7 @@ def test_environments_of_ours_need_no_module(name: str, monkeypatch: pytest.Monk
         ({"id": "CartPole-v9"}, r"environment\.id='CartPole-v9'.*CartPole-v1"),
         ({"id": "Quuxquuxquux-v0"}, r"environment\.id='Quuxquuxquux-v0'.*module:Id"),
         ({"id": "no_such_module:Foo-v1"}, r"no_such_module.*install"),
-        (
-            {"id": "workloads.goals.tasks:Goals-v0"},
-            "it is 'Goals-v0'$",
-        ),
+        ({"id": "workloads.goals.tasks:Goals-v0"}, "it is 'Goals-v0'$"),
         ({"kwargs": {"colour": 1}}, r"environment\.kwargs=\{'colour': 1\}.*colour"),
         ({"id": "Acrobot-v1", "vectorise": "vector"}, r"vectorise='vector'.*use 'auto' or 'sync'"),
     ],
@@ -196,50 +174,30 @@ def test_defaults_are_valid_settings_for_any_environment_and_algorithm(
     full = made.actor.unroll_length * made.environment.count
     assert isinstance(made.algorithm, settings.OnPolicySection)
     assert (made.algorithm.staleness + 1) * made.algorithm.batch_steps >= full
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "impala", "reinforce"])
-def test_a_fragment_of_each_actor_of_cartpole_is_a_batch_or_less(algorithm: str) -> None:
-    layer = load(find("control").defaults)("CartPole-v1", algorithm)
-    made = settings.load([layer, {"algorithm": {"name": algorithm}}])
-    steps = made.actor.unroll_length * made.environment.count
-    assert isinstance(made.algorithm, settings.OnPolicySection)
-    assert steps <= made.algorithm.batch_steps
-    if algorithm == "ppo":
-        assert steps * made.actor.count == made.algorithm.batch_steps
+    if environment_id == "CartPole-v1":
+        assert full <= made.algorithm.batch_steps
+        assert algorithm != "ppo" or full * made.actor.count == made.algorithm.batch_steps
 
 
 @pytest.mark.parametrize(
-    ("environment_id", "algorithm"),
+    ("environment_id", "known", "algorithm"),
     [
-        *((name, "dqn") for name in ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", "mine:Thing-v0")),
-        *((name, "sac") for name in ("Pendulum-v1", "mine:Thing-v0")),
+        *((name, name, "dqn") for name in ("CartPole-v1", "MountainCar-v0", "Acrobot-v1")),
+        ("mine:Thing-v0", "Acrobot-v1", "dqn"),
+        *((name, "Pendulum-v1", "sac") for name in ("Pendulum-v1", "mine:Thing-v0")),
     ],
 )
-def test_defaults_of_replay_are_admitted_by_the_rate_limiter(environment_id: str, algorithm: str) -> None:
+def test_defaults_of_replay_are_admitted_by_the_rate_limiter(
+    environment_id: str, known: str, algorithm: str
+) -> None:
     layer = load(find("control").defaults)(environment_id, algorithm)
-    known = {"mine:Thing-v0": "Acrobot-v1" if algorithm == "dqn" else "Pendulum-v1"}.get(
-        environment_id, environment_id
-    )
-    made = settings.load(
-        [layer, {"run": "a", "environment": {"id": known}, "algorithm": {"name": algorithm}}]
-    )
-    full = made.actor.unroll_length * made.environment.count
+    made = settings.load([layer, {"environment": {"id": known}, "algorithm": {"name": algorithm}}])
     model = make_model(made)
-    assert model.pacing.budget >= 2 * full
+    assert model.pacing.budget >= 2 * made.actor.unroll_length * made.environment.count
     assert model.algorithm.stale_after is None
 
 
-def test_the_actor_side_imports_no_learner() -> None:
-    workload = find("control")
-    for path in (workload.environment, workload.spaces, workload.policy, workload.defaults, workload.target):
-        assert not path.startswith("learner")
-        load(path)
-
-
 class Inside(Counting):
-    """Its mask is a part of what it shows."""
-
     def __init__(self) -> None:
         super().__init__(0)
         count: Any = self.observation_space
@@ -285,9 +243,6 @@ def test_the_optimum_of_each_task_is_what_it_says() -> None:
     assert total / 300 == pytest.approx(expected, abs=0.15)
 
 
-# ---- A limit of steps and lives are rules over any vectoriser that leaves resets to its caller.
-
-
 class Lives(gymnasium.Env[Any, Any]):
     """Three lives; action 1 loses one, and the game is over without the last. Shows its steps."""
 
@@ -296,7 +251,6 @@ class Lives(gymnasium.Env[Any, Any]):
         self.action_space = gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        """To the first step of a new game."""
         self._steps, self._lives = 0, 3
         return self._shown(), {"lives": 3}
 
@@ -327,43 +281,24 @@ def test_a_lost_life_is_an_end_without_a_reset() -> None:
             shown, _ = rule.reset(options={"reset_mask": terminated})
     assert ends == [[True, False], [False, False], [True, False], [True, True]]
     assert shown.tolist() == [[0], [4]], "the first game was over, the second goes on without a life"
-
-
-def test_a_new_game_has_all_lives() -> None:
-    rule = EpisodicLife(games(1))
     rule.reset(seed=0)
-    for _ in range(3):
-        _, _, terminated, _, _ = rule.step(np.array([1]))
-        rule.reset(options={"reset_mask": terminated})
-    assert rule.step(np.array([1]))[2].tolist() == [True]
-    rule.reset(seed=0)
-    assert rule.step(np.array([0]))[2].tolist() == [False]
+    assert rule.step(np.array([0, 0]))[2].tolist() == [False, False], "a new game has all lives"
 
 
-def test_the_last_step_may_terminate_and_truncate() -> None:
-    rule = StepLimit(games(2), 3)
-    rule.reset(seed=0)
-    for _ in range(2):
-        assert not rule.step(np.array([1, 0]))[3].any()
-    _, _, terminated, truncated, _ = rule.step(np.array([1, 0]))
-    assert terminated.tolist() == [True, False]
-    assert truncated.tolist() == [True, True]
-
-
-def test_steps_are_counted_from_each_reset() -> None:
+def test_steps_are_counted_from_each_reset_and_the_last_may_terminate_and_truncate() -> None:
     rule = StepLimit(games(2), 4)
     rule.reset(seed=0)
     rule.step(np.array([0, 0]))
     rule.reset(options={"reset_mask": np.array([True, False])})
     told = [rule.step(np.array([0, 0]))[3].tolist() for _ in range(4)]
     assert told == [[False, False], [False, False], [False, True], [True, True]]
-
-
-# ---- The proof tasks have the optimum that they say, and who does not look stays far below it.
+    rule.reset(seed=0)
+    told = [rule.step(np.array([number > 0, 0])) for number in range(4)]
+    assert told[-1][2].tolist() == [True, False]
+    assert told[-1][3].tolist() == [True, True]
 
 
 def played(environment: gymnasium.Env[Any, Any], act: Any, episodes: int) -> list[float]:
-    """Returns of episodes with seeds from 0."""
     returns = []
     for seed in range(episodes):
         observation, _ = environment.reset(seed=seed)
@@ -376,13 +311,11 @@ def played(environment: gymnasium.Env[Any, Any], act: Any, episodes: int) -> lis
 
 
 def catch(image: Any) -> int:
-    """Go under the ball."""
     ball, paddle = int(image[:-1].any(0).argmax()), int(image[-1].argmax())
     return 1 + int(np.sign(ball - paddle))
 
 
 def deliver(seen: dict[str, Any]) -> int:
-    """Rows first."""
     row, column = seen["position"]
     to_row, to_column = divmod(int(seen["depot"]), 2)
     if row != 4 * to_row:
@@ -391,44 +324,29 @@ def deliver(seen: dict[str, Any]) -> int:
 
 
 def distance(seen: dict[str, Any]) -> float:
-    """Steps to the depot."""
     to_row, to_column = divmod(int(seen["depot"]), 2)
     return abs(float(seen["position"][0]) - 4 * to_row) + abs(float(seen["position"][1]) - 4 * to_column)
 
 
-@pytest.mark.parametrize("name", ["Catch-v0", "Courier-v0"])
-def test_they_are_environments_as_gymnasium_wants_them(name: str) -> None:
-    check_env(gymnasium.make(name).unwrapped, skip_render_check=True)
-
-
-def test_every_ball_can_be_caught() -> None:
+def test_every_ball_can_be_caught_and_who_does_not_look_catches_one_in_ten() -> None:
     environment = gymnasium.make("Catch-v0")
+    check_env(environment.unwrapped, skip_render_check=True)
     assert set(played(environment, catch, 100)) == {1.0}
     assert environment.spec is not None
     assert environment.spec.reward_threshold == 0.95
-
-
-def test_who_does_not_look_catches_one_ball_in_ten() -> None:
-    returns = played(gymnasium.make("Catch-v0"), lambda _: 1, 2000)
-    assert np.mean(returns) == pytest.approx(-0.8, abs=0.05)
+    assert np.mean(played(environment, lambda _: 1, 2000)) == pytest.approx(-0.8, abs=0.05)
 
 
 def test_the_shortest_way_to_a_depot_is_the_optimum() -> None:
     environment = gymnasium.make("Courier-v0")
+    check_env(environment.unwrapped, skip_render_check=True)
     distances = [distance(environment.reset(seed=seed)[0]) for seed in range(2000)]
     returns = played(environment, deliver, 2000)
     np.testing.assert_allclose(returns, 1.0 - STEP_COST * np.array(distances), atol=1e-9)
     assert min(distances) == 1
     assert np.mean(returns) == pytest.approx(7 / 12, abs=0.02)
-
-
-def test_a_random_walk_rarely_finds_the_depot() -> None:
     random = np.random.default_rng(0)
-    returns = played(gymnasium.make("Courier-v0"), lambda _: int(random.integers(4)), 500)
-    assert np.mean(returns) < -0.5
-
-
-# ---- What an environment is asked for and what is kept of it, whatever memory it uses again.
+    assert np.mean(played(environment, lambda _: int(random.integers(4)), 500)) < -0.5
 
 
 SLOTS = 3

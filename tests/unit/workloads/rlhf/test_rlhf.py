@@ -1,6 +1,5 @@
 import hashlib
 import json
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -35,26 +34,11 @@ from penstock.workloads.language.policy import LanguagePolicy, build
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.language.tokenizer import load_tokenizer
-from penstock.workloads.rlhf import artefacts, commands, preparation
-from penstock.workloads.rlhf.api import (
-    DatasetConfig,
-    FeedbackDataset,
-    RewardModel,
-    RewardModelConfig,
-    RLHFTrainer,
-    TrainingConfig,
-    TrainingResult,
-    prepare_feedback_dataset,
-    prepare_ppo_dataset,
-    train_reward_model,
-)
+from penstock.workloads.rlhf import api, artefacts, commands, preparation
 from penstock.workloads.rlhf.environment import language, spaces
 from penstock.workloads.rlhf.preparation import prepare, services
 from penstock.workloads.rlhf.sentiment import Sentiment
 from tests.support.language.tiny_models import make_reward_model
-
-# ---- The names for programs in Python: data sets, a reward model, and what a trainer is told to train.
-
 
 RECIPE = """
 workload = "rlhf"
@@ -82,139 +66,96 @@ def feedback(tmp_path: Path) -> str:
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A template of a gateway."""
     file = tmp_path / "recipe.toml"
     file.write_text(RECIPE)
     return file
 
 
 def test_feedback_becomes_two_data_sets_without_a_common_prompt(base: Path, feedback: str) -> None:
-    sides = prepare_feedback_dataset(feedback, DatasetConfig(model=str(base), scale="percent"))
-    assert all(isinstance(side, FeedbackDataset) for side in sides)
+    sides = api.prepare_feedback_dataset(feedback, api.DatasetConfig(model=str(base), scale="percent"))
+    assert all(isinstance(side, api.FeedbackDataset) for side in sides)
     assert sum(map(len, sides)) == 40
     assert sides[0].bad.count == 1
     prompts = [{str(side[index].example.prompt) for index in range(len(side))} for side in sides]
     assert not prompts[0] & prompts[1]
+    asked = api.prepare_ppo_dataset(feedback, api.DatasetConfig(model=str(base), validation_share=0.25))
+    train, held_out = ({one.index for one in side} for side in (asked.train, asked.held_out))
+    assert len(train) > len(held_out) > 0
+    assert not train & held_out
     batch = next(iter(DataLoader(sides[0], batch_size=8, collate_fn=sides[0].collate)))
     assert batch["input_ids"].shape == batch["attention_mask"].shape
     assert batch["targets"].shape == (8,)
     assert batch["targets"].abs().max() <= 1.0
 
 
-def test_prompts_are_of_one_side_each(base: Path, feedback: str) -> None:
-    prompts = prepare_ppo_dataset(feedback, DatasetConfig(model=str(base), validation_share=0.25))
-    train, held_out = ({one.index for one in side} for side in (prompts.train, prompts.held_out))
-    assert train
-    assert held_out
-    assert not train & held_out
-
-
-def test_a_reward_model_is_trained_and_scores(base: Path, feedback: str, tmp_path: Path) -> None:
-    settings = {"epochs": 1, "batch": 8, "rank": 2}
-    config = RewardModelConfig(model=str(base), scale="percent", settings=settings)
-    made = train_reward_model(feedback, config, tmp_path / "reward")
-    samples = [Sample(prompt="the film", response="good")]
-    loaded = RewardModel.load(tmp_path / "reward")
-    assert loaded.score(samples).values == made.score(samples).values
-
-
-def test_a_training_that_is_stopped_can_be_gone_on_with(base: Path, feedback: str, tmp_path: Path) -> None:
-    stop = threading.Event()
+def test_a_reward_model_whose_training_was_stopped_is_gone_on_with_and_scores(
+    base: Path, feedback: str, tmp_path: Path
+) -> None:
+    stop, out = threading.Event(), tmp_path / "reward"
     stop.set()
-    config = RewardModelConfig(model=str(base), scale="percent", settings={"epochs": 1, "rank": 2})
+    settings = {"epochs": 1, "batch": 8, "rank": 2}
+    config = api.RewardModelConfig(model=str(base), scale="percent", settings=settings)
     with pytest.raises(Interrupted):
-        train_reward_model(feedback, config, tmp_path / "reward", stop=stop)
-    assert not (tmp_path / "reward" / "reward.json").exists()
-    train_reward_model(feedback, config, tmp_path / "reward", resume=True)
-    assert (tmp_path / "reward" / "reward.json").exists()
+        api.train_reward_model(feedback, config, out, stop=stop)
+    assert not (out / "reward.json").exists()
+    made = api.train_reward_model(feedback, config, out, resume=True)
+    samples = [Sample(prompt="the film", response="good")]
+    assert api.RewardModel.load(out).score(samples).values == made.score(samples).values
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
+def test_a_setting_that_cannot_be_is_named(base: Path, feedback: str, tmp_path: Path) -> None:
+    for settings, said in (
         ({"epochs": -1}, "epochs=-1"),
         ({"unheard": 1}, "unheard"),
         ({"batch": 8, "micro_batch": 3}, "micro_batch"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_named(
-    settings: dict[str, object], said: str, base: Path, feedback: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        train_reward_model(feedback, RewardModelConfig(model=str(base), settings=settings), tmp_path / "out")
+    ):
+        config = api.RewardModelConfig(model=str(base), settings=settings)
+        with pytest.raises(ConfigurationError, match=said):
+            api.train_reward_model(feedback, config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_scale_that_cannot_be_is_named(base: Path, feedback: str) -> None:
-    with pytest.raises(ConfigurationError, match="use thumbs, stars"):
-        prepare_feedback_dataset(feedback, DatasetConfig(model=str(base), scale="grades"))
-
-
 def test_a_trainer_says_what_it_trains(recipe: Path, feedback: str) -> None:
-    config = TrainingConfig(
+    config = api.TrainingConfig(
         recipe, feedback, max_steps=3, learning_rate=1e-3, settings={"environment": {"kwargs": {"group": 2}}}
     )
-    run = RLHFTrainer(config).run_config
+    run = api.RLHFTrainer(config).run_config
     assert run.what == "feedback"
+    kwargs = {"model": "/models/base", "response_tokens": 8, "group": 2}
+    kwargs |= {"feedback": feedback, "feedback_scale": "0:1"}
     assert run.settings == {
         "workload": "rlhf",
-        "environment": {
-            "id": "feedback",
-            "kwargs": {
-                "model": "/models/base",
-                "response_tokens": 8,
-                "feedback": feedback,
-                "feedback_scale": "0:1",
-                "group": 2,
-            },
-        },
+        "environment": {"id": "feedback", "kwargs": kwargs},
         "algorithm": {"name": "token_ppo", "batch_steps": 504, "learning_rate": 1e-3},
         "learner": {"total_updates": 3, "total_steps": 1512},
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("[", "cannot be read as TOML"), ('[environment]\nid = "feedback"', "algorithm.batch_steps")],
-)
-def test_a_recipe_that_cannot_be_used_is_named(text: str, said: str, recipe: Path, feedback: str) -> None:
-    recipe.write_text(text)
-    with pytest.raises(ConfigurationError, match=said):
-        RLHFTrainer(TrainingConfig(recipe, feedback))
+def test_a_recipe_that_cannot_be_used_is_named(recipe: Path, feedback: str) -> None:
+    no_batch = '[environment]\nid = "feedback"'
+    for text, said in (("[", "cannot be read as TOML"), (no_batch, "algorithm.batch_steps")):
+        recipe.write_text(text)
+        with pytest.raises(ConfigurationError, match=said):
+            api.RLHFTrainer(api.TrainingConfig(recipe, feedback))
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        RLHFTrainer(TrainingConfig(recipe / "absent", feedback))
-
-
-def ended(run_dir: Path) -> RunResult:
-    """A run as `Job.result` tells of it."""
-    summary = {"evaluation": {"mean": 0.5, "std": 0.1}}
-    return RunResult(
-        run_dir=run_dir,
-        solved=False,
-        interrupted=False,
-        mean_return=0.5,
-        updates=3,
-        env_steps=9,
-        summary=summary,
-    )
+        api.RLHFTrainer(api.TrainingConfig(recipe / "absent", feedback))
 
 
 def test_what_a_training_has_made_is_named(tmp_path: Path) -> None:
+    summary = {"evaluation": {"mean": 0.5, "std": 0.1}}
+    counts: dict[str, Any] = {"mean_return": 0.5, "updates": 3, "env_steps": 9, "summary": summary}
+    ended = RunResult(run_dir=tmp_path, solved=False, interrupted=False, **counts)
     with pytest.raises(ConfigurationError, match="--resume"):
-        RLHFTrainer.result(ended(tmp_path))
+        api.RLHFTrainer.result(ended)
     (tmp_path / "manifest.json").write_text('{"policy": "policies/v3"}')
-    assert RLHFTrainer.result(ended(tmp_path)) == TrainingResult(
+    assert api.RLHFTrainer.result(ended) == api.TrainingResult(
         policy_path=tmp_path / "policies" / "v3",
         reward_model_path=None,
         training_steps=3,
         reward_mean=0.5,
         reward_std=0.1,
-        summary={"evaluation": {"mean": 0.5, "std": 0.1}},
+        summary=summary,
     )
-
-
-# ---- Transformers and peft alone read what a run of language models leaves; it answers as the policy
-# did.
 
 
 SUMMARY: dict[str, Any] = {"run": "a", "solved": True, "evaluation": {"mean": 0.7}, "policy_version": 9}
@@ -222,16 +163,11 @@ SUMMARY: dict[str, Any] = {"run": "a", "solved": True, "evaluation": {"mean": 0.
 
 def settings_of(base: Path) -> Settings:
     """A run on the tiny model."""
-    kwargs = {"model": str(base), "prompts": "p", "reward": "grpc://x:1", "response_tokens": 8}
+    model = {"model": str(base)}
+    kwargs = model | {"prompts": "p", "reward": "grpc://x:1", "response_tokens": 8}
+    said = {"workload": "rlhf", "environment": {"id": "words", "kwargs": kwargs}}
     return configuration.load(
-        [
-            {
-                "workload": "rlhf",
-                "environment": {"id": "words", "kwargs": kwargs},
-                "policy": {"kwargs": {"model": str(base), "rank": 2}},
-                "actor": {"unroll_length": 12},
-            }
-        ]
+        [said | {"policy": {"kwargs": model | {"rank": 2}}, "actor": {"unroll_length": 12}}]
     )
 
 
@@ -284,22 +220,14 @@ def test_the_final_policy_is_read_without_penstock(base: Path, trained: tuple[Pa
     assert (sampled.do_sample, sampled.temperature, sampled.max_new_tokens) == (True, 1.0, 8)
 
 
-def test_the_value_head_is_that_of_the_last_checkpoint(
-    base: Path, trained: tuple[Path, LanguagePolicy]
+def test_a_run_leaves_its_value_head_its_results_and_the_digest_of_every_file(
+    base: Path, trained: tuple[Path, LanguagePolicy], tmp_path: Path
 ) -> None:
     run_dir, policy = trained
     artefacts.write(settings_of(base), run_dir, SUMMARY)
-    found = load_file(run_dir / "value_head.safetensors")
-    expected = policy.critic.state_dict()
+    found, expected = load_file(run_dir / "value_head.safetensors"), policy.critic.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
-
-
-def test_the_manifest_names_every_file_with_its_digest(
-    base: Path, trained: tuple[Path, LanguagePolicy]
-) -> None:
-    run_dir, _ = trained
-    artefacts.write(settings_of(base), run_dir, SUMMARY)
     manifest = json.loads((run_dir / "manifest.json").read_text())
     assert manifest["policy"] == "policies/v9"
     assert manifest["results"]["evaluation"] == {"mean": 0.7}
@@ -307,56 +235,52 @@ def test_the_manifest_names_every_file_with_its_digest(
     for name, digest in manifest["files"].items():
         assert hashlib.sha256((run_dir / name).read_bytes()).hexdigest() == digest
     results = json.loads((run_dir / "training_results.json").read_text())
-    assert results["history"] == [{"update": 1}, {"update": 2}]
-    assert results["policy_version"] == 9
+    assert (results["history"], results["policy_version"]) == ([{"update": 1}, {"update": 2}], 9)
+    early = tmp_path / "early"
+    early.mkdir()
+    artefacts.write(settings_of(base), early, {**SUMMARY, "failure": "it did"})
+    assert json.loads((early / "manifest.json").read_text())["policy"] is None
+    assert json.loads((early / "training_results.json").read_text())["failure"] == "it did"
 
 
-def test_a_run_that_failed_early_leaves_its_results(base: Path, tmp_path: Path) -> None:
-    artefacts.write(settings_of(base), tmp_path, {**SUMMARY, "failure": "it did"})
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["policy"] is None
-    assert json.loads((tmp_path / "training_results.json").read_text())["failure"] == "it did"
+def generate(run_dir: Path, prompts: list[str], **said: Any) -> int:
+    """The command by its defaults, and what is said otherwise."""
+    options: dict[str, Any] = {
+        "count": 1, "tokens": None, "seed": 3, "deterministic": False, "assignments": None, "trust": False,
+    }  # fmt: skip
+    return int(commands.generate(run_dir, prompts, **options | said, as_json=True))
 
 
 def test_generate_answers_as_the_policy_does(
     trained: tuple[Path, LanguagePolicy], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir, policy = trained
-    options: dict[str, Any] = {
-        "tokens": None, "seed": 3, "assignments": None, "trust": True, "as_json": True,
-    }  # fmt: skip
-    assert commands.generate(run_dir, ["apple", "bird book"], count=2, deterministic=False, **options) == 0
+    assert generate(run_dir, ["apple", "bird book"], count=2, trust=True) == 0
     answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["prompt"] for answer in answers] == ["apple", "apple", "bird book", "bird book"]
     tokenizer = AutoTokenizer.from_pretrained(policy.section.model)
     for answer in answers:
         prompt = tokenizer(answer["prompt"])["input_ids"]
-        row = np.array([[*prompt, *answer["tokens"]]])
+        row = torch.tensor([[*prompt, *answer["tokens"]]])
         assert answer["response"] == tokenizer.decode(answer["tokens"], skip_special_tokens=True)
         assert answer["ended"] == (answer["tokens"][-1] == tokenizer.eos_token_id)
         with torch.inference_mode():
-            shares = policy.network(input_ids=torch.tensor(row)).logits[0].log_softmax(-1)
-        drawn = torch.tensor(row[0, len(prompt) :])
-        expected = shares[len(prompt) - 1 : -1].gather(1, drawn[:, None]).sum()
+            shares = policy.network(input_ids=row).logits[0].log_softmax(-1)
+        expected = shares[len(prompt) - 1 : -1].gather(1, row[0, len(prompt) :, None]).sum()
         assert answer["log_prob"] == pytest.approx(float(expected), abs=1e-4)
-    commands.generate(run_dir, ["apple"], count=3, deterministic=True, **options)
-    likely = capsys.readouterr().out.splitlines()
-    assert len(set(likely)) == 1
+    generate(run_dir, ["apple"], count=3, deterministic=True, trust=True)
+    assert len(set(capsys.readouterr().out.splitlines())) == 1
 
 
 def test_a_run_without_a_configuration_is_told_where_its_model_lies(
-    base: Path, trained: tuple[Path, LanguagePolicy], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path, trained: tuple[Path, LanguagePolicy], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_dir = tmp_path / "far"
-    shutil.copytree(trained[0], run_dir)
-    (run_dir / "config.toml").unlink(missing_ok=True)
-    options: dict[str, Any] = {
-        "count": 1, "tokens": None, "seed": 3, "deterministic": False, "trust": False, "as_json": True,
-    }  # fmt: skip
+    run_dir, _ = trained
+    (run_dir / "config.toml").unlink()
     with pytest.raises(ConfigurationError, match=r"--set 'actor\.places\.model="):
-        commands.generate(run_dir, ["apple"], assignments=[], **options)
+        generate(run_dir, ["apple"], assignments=[])
     said = [f'actor.places.model="{base}"', 'actor.places.prompts="p"', 'actor.places.reward="r"']
-    assert commands.generate(run_dir, ["apple"], assignments=said, **options) == 0
+    assert generate(run_dir, ["apple"], assignments=said) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "apple"
 
 
@@ -370,13 +294,10 @@ def test_generate_imports_what_a_foreign_folder_names_only_with_trust(
     run_dir, _ = trained
     file = run_dir / "config.toml"
     file.write_text(file.read_text().replace("grpc://x:1", "theirs:score"))
-    options: dict[str, Any] = {
-        "count": 1, "tokens": None, "seed": 3, "deterministic": False, "assignments": None, "as_json": True,
-    }  # fmt: skip
     with pytest.raises(ConfigurationError, match="names modules to be imported: theirs; say --trust"):
-        commands.generate(run_dir, ["apple"], trust=False, **options)
+        generate(run_dir, ["apple"])
     assert capsys.readouterr().out == ""
-    assert commands.generate(run_dir, ["apple"], trust=True, **options) == 0
+    assert generate(run_dir, ["apple"], trust=True) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == "apple"
 
 
@@ -385,46 +306,31 @@ def test_a_language_model_is_not_served_action_by_action(
 ) -> None:
     final = read_final(trained[0])
     make = policy_maker(final.specification, ActorSection(places={"model": str(base)}))
-    with pytest.raises(
-        ConfigurationError, match=r"workload='rlhf': its LanguagePolicy gives no single actions"
-    ):
+    with pytest.raises(ConfigurationError, match="'rlhf': its LanguagePolicy gives no single actions"):
         make()
-
-
-# ---- `environment.kwargs` of language models: a mistake is named with its key.
 
 
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"temperature": 0.7}, r"environment\.kwargs\.temperature=0\.7: sampling cannot be changed"),
-        ({"top_p": 0.9}, r"environment\.kwargs\.top_p=0\.9: sampling cannot be changed"),
-        ({"top_k": 50}, r"environment\.kwargs\.top_k=50: sampling cannot be changed"),
-        (
-            {"prompt": "x"},
-            r"environment\.kwargs\.prompt: unknown key; use one of base_training, conversations, device",
-        ),
-        ({"group": 0}, r"environment\.kwargs\.group=0: Input should be greater than 0"),
+        ({"temperature": 0.7}, r"temperature=0\.7: sampling cannot be changed"),
+        ({"top_p": 0.9}, r"top_p=0\.9: sampling cannot be changed"),
+        ({"top_k": 50}, r"top_k=50: sampling cannot be changed"),
+        ({"prompt": "x"}, "prompt: unknown key; use one of base_training, conversations, device"),
+        ({"group": 0}, "group=0: Input should be greater than 0"),
     ],
 )
 def test_a_mistake_is_named(kwargs: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{said}"):
         language(EnvironmentSection(kwargs=kwargs))
-
-
-def test_sampling_may_be_said_as_it_is() -> None:
     made = language(EnvironmentSection(kwargs={"temperature": 1, "top_p": 1.0, "top_k": 0, "model": "m"}))
     assert made.model == "m"
-
-
-# ---- What a run needs is made once, named in its settings, and kept.
 
 
 FAST = {"epochs": 0.1, "batch": 64, "rank": 2, "max_tokens": 32}
 
 
 def preparation_settings_of(**kwargs: Any) -> Settings:
-    """Of a run of language models."""
     return configuration.load([{"workload": "rlhf", "environment": {"id": "words", "kwargs": kwargs}}])
 
 
@@ -436,7 +342,6 @@ def progress() -> tuple[Progress, list[str]]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little of everything."""
     for name, value in (("_TEXTS", 64), ("_STEPS", 2), ("_OPINIONS", 80)):
         monkeypatch.setattr(preparation, name, value)
 
@@ -543,30 +448,26 @@ def test_a_model_of_words_knows_those_of_pairs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({}, r"environment\.kwargs\.model='': name the folder"),
-        ({"model": "m"}, r"environment\.kwargs\.prompts='': name prompts, or feedback"),
-        (
-            {"model": "m", "prompts": "p"},
-            r"environment\.kwargs\.reward='': name a source of rewards, or feedback",
-        ),
+        ({}, "model='': name the folder"),
+        ({"model": "m"}, "prompts='': name prompts, or feedback"),
+        ({"model": "m", "prompts": "p"}, "reward='': name a source of rewards, or feedback"),
         (
             {"model": "m", "prompts": "p", "reward": "grpc://x:1", "serve_reward": True},
-            r"environment\.kwargs\.reward='grpc://x:1': serve_reward serves a reward model's folder",
+            "reward='grpc://x:1': serve_reward serves a reward model's folder",
         ),
-        (
-            {"model": "m", "feedback": "f", "feedback_scale": "inches"},
-            r"environment\.kwargs\.feedback_scale='inches': use thumbs",
-        ),
-        (
-            {"model": "m", "feedback": "f", "reward_training": {"ranc": 3}},
-            r"environment\.kwargs\.reward_training\.ranc",
+        ({"model": "m", "feedback": "f", "feedback_scale": "inches"}, "feedback_scale='inches': use thumbs"),
+        ({"model": "m", "feedback": "f", "reward_training": {"ranc": 3}}, r"reward_training\.ranc"),
+        *(
+            ({"task": "sentiment", name: "nowhere.toml"}, rf"{name}='nowhere\.toml': ")
+            for name in ("guard_rules", "guard_classifier")
         ),
     ],
 )
-def test_what_cannot_be_prepared_is_named(tmp_path: Path, kwargs: dict[str, Any], said: str) -> None:
-    told, _ = progress()
-    with pytest.raises(ConfigurationError, match=said):
-        prepare(preparation_settings_of(**kwargs), tmp_path, told)
+def test_what_cannot_be_prepared_is_named_before_anything_is_made(
+    tmp_path: Path, kwargs: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{said}"):
+        prepare(preparation_settings_of(**kwargs), tmp_path, progress()[0])
     assert not list(tmp_path.iterdir())
 
 
@@ -579,13 +480,3 @@ def test_the_reward_model_is_served_where_that_is_asked_for(base: Path, tmp_path
     listening = ("--listen", "unix:/run/x/reward.sock", "--device", "cpu")
     assert made.commands == {"reward": ("rlhf", "reward", "serve", str(reward), *listening)}
     assert not services(preparation_settings_of(model=str(base), reward=str(reward)), tmp_path).commands
-
-
-@pytest.mark.parametrize("name", ["guard_rules", "guard_classifier"])
-def test_a_file_of_the_guard_that_cannot_be_used_is_refused_before_anything_is_made(
-    tmp_path: Path, name: str
-) -> None:
-    asked = preparation_settings_of(task="sentiment", **{name: "nowhere.toml"})
-    with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{name}='nowhere\.toml': "):
-        prepare(asked, tmp_path, progress()[0])
-    assert not any(tmp_path.iterdir())

@@ -28,12 +28,9 @@ from penstock.workloads.thoughts.start import (
 from penstock.workloads.thoughts.tasks import Continuation, Example, Rings, Text, draw_tests
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, small_base
 
-# ---- What a model is taught with.
-
 
 @pytest.fixture
 def lessons() -> Lessons:
-    """Of the small rings."""
     return Lessons(TASK, LAYOUT, np.random.default_rng(0))
 
 
@@ -43,22 +40,26 @@ def example() -> Example:
     return TASK.example(np.random.default_rng(1), 3)
 
 
-def learned(lesson: Lesson) -> tuple[str, ...]:
+def words_of(lesson: Lesson) -> tuple[str, ...]:
     """The words that are learned."""
     return LAYOUT.text(lesson.ids[lesson.start :])
 
 
+def quiet() -> Progress:
+    return Progress(lambda _: None, threading.Event())
+
+
 def test_only_thought_and_answer_are_learned(lessons: Lessons, example: Example) -> None:
-    assert learned(lessons.chain(example)) == (*example.steps, "</think>", "=", *example.answer)
-    assert learned(lessons.filler(example, 4)) == (".", ".", "</think>", "=", *example.answer)
-    assert learned(lessons.empty(example)) == ("</think>", "=", *example.answer)
-    assert learned(lessons.direct(example)) == example.answer
+    assert words_of(lessons.chain(example)) == (*example.steps, "</think>", "=", *example.answer)
+    assert words_of(lessons.filler(example, 4)) == (".", ".", "</think>", "=", *example.answer)
+    assert words_of(lessons.empty(example)) == ("</think>", "=", *example.answer)
+    assert words_of(lessons.direct(example)) == example.answer
 
 
 def test_a_corrupted_thought_goes_on_legally_and_answers_truly(lessons: Lessons, example: Example) -> None:
     wrong = total = 0
     for _ in range(400):
-        *words, end, equals, answer = learned(lessons.corrupted(example, 0.3, 5))
+        *words, end, equals, answer = words_of(lessons.corrupted(example, 0.3, 5))
         assert (end, equals, answer) == ("</think>", "=", example.answer[0])
         assert len(words) == len(example.steps)
         for place, word in enumerate(words):
@@ -80,12 +81,10 @@ class Circles:
         self.symbols = symbols
 
     def example(self, random: np.random.Generator, level: int) -> Example:
-        """Always the same."""
         del random
         return Example(question=("a",), answer=("b",), steps=("a",), level=level, identity="a")
 
     def resume(self, question: Sequence[str], thought: Sequence[str]) -> Continuation:
-        """The same step again."""
         del question, thought
         return Continuation(("a",), ("b",))
 
@@ -94,20 +93,17 @@ class Circles:
 def test_a_corrupted_thought_ends_where_its_way_does_not(symbols: tuple[str, ...]) -> None:
     task = Circles(*symbols)
     made = Lessons(task, Layout(task), np.random.default_rng(0))
-    (lesson, again) = (made.corrupted(task.example(np.random.default_rng(0), 1), 0.5, 7) for _ in range(2))
-    for one in (lesson, again):
+    for _ in range(2):
+        one = made.corrupted(task.example(np.random.default_rng(0), 1), 0.5, 7)
         words = Layout(task).text(one.ids[one.start : -3])
         assert len(words) == 7
         assert set(words) <= set(symbols)
 
 
 def test_random_thoughts_show_no_chain(lessons: Lessons, example: Example) -> None:
-    drawn = [learned(lessons.random(example, 3))[:-3] for _ in range(300)]
+    drawn = [words_of(lessons.random(example, 3))[:-3] for _ in range(300)]
     assert {len(words) for words in drawn} == {0, 1, 2, 3}
     assert sum(words == example.steps for words in drawn) < 30
-
-
-# ---- What a run of thoughts needs first: made once, kept, and held against its lengths.
 
 
 class Renamed(Rings):
@@ -133,7 +129,7 @@ def settings(*, unroll_length: int = 20, baseline: str = "group", **kwargs: Any)
 def test_a_model_that_is_there_is_kept_and_named(tmp_path: Path) -> None:
     small_base(tmp_path / START_MODEL)
     before = {file.name: file.read_bytes() for file in (tmp_path / START_MODEL).iterdir()}
-    made = prepare(settings(), tmp_path, Progress(lambda _: None, threading.Event()))
+    made = prepare(settings(), tmp_path, quiet())
     assert made.environment.kwargs["model"] == str((tmp_path / START_MODEL).absolute())
     assert made.policy.kwargs == {"lora": False, "model": made.environment.kwargs["model"]}
     assert before == {file.name: file.read_bytes() for file in (tmp_path / START_MODEL).iterdir()}
@@ -145,7 +141,7 @@ def test_a_model_of_another_task_is_refused(tmp_path: Path, *, is_named: bool) -
     model: dict[str, Any] = {"model": str(tmp_path / START_MODEL)} if is_named else {}
     same_size = settings(task=f"{__name__}:Renamed", **model)
     with pytest.raises(ConfigurationError, match=rf"model='{tmp_path}.*task='{__name__}:Renamed'"):
-        prepare(same_size, tmp_path, Progress(lambda _: None, threading.Event()))
+        prepare(same_size, tmp_path, quiet())
 
 
 @pytest.mark.parametrize(
@@ -168,11 +164,8 @@ def test_what_does_not_fit_is_refused_by_name(over: dict[str, Any], named: str) 
         check_lengths(settings(**over))
 
 
-def test_a_thought_alone_on_its_question_is_learned_from_without_a_mean() -> None:
-    check_lengths(settings(group=1, baseline="none"))
-
-
 def test_a_reward_of_another_question_needs_another_question() -> None:
+    check_lengths(settings(group=1, baseline="none"))
     one = settings(group=8)
     check_lengths(one)
     another = one.model_copy(update={"algorithm": ThoughtReinforceSection(reward_from="another")})
@@ -180,35 +173,20 @@ def test_a_reward_of_another_question_needs_another_question() -> None:
         check_lengths(another)
 
 
-def test_a_learner_on_a_gpu_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
+def test_what_no_run_takes_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
     usual = settings(start_updates=1)
     on_gpu = usual.model_copy(update={"learner": usual.learner.model_copy(update={"device": "cuda"})})
-    with pytest.raises(ConfigurationError, match=r"learner\.device='cuda': .*say cpu"):
-        prepare(on_gpu, tmp_path, Progress(lambda _: None, threading.Event()))
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_head_that_cannot_be_is_refused_before_the_model_is_made(tmp_path: Path) -> None:
     odd = settings().model_copy(update={"policy": PolicySection(kwargs={"mixing": "wide"})})
-    with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.mixing='wide'"):
-        prepare(odd, tmp_path, Progress(lambda _: None, threading.Event()))
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_model_that_is_not_there_is_refused_and_not_looked_for_elsewhere(tmp_path: Path) -> None:
-    progress = Progress(lambda _: None, threading.Event())
-    with pytest.raises(ConfigurationError, match=r"environment\.kwargs\.model='nowhere': no such folder"):
-        prepare(settings(model="nowhere"), tmp_path, progress)
-
-
-@pytest.mark.parametrize("name", ["guard_rules", "guard_classifier"])
-def test_a_file_of_the_guard_that_cannot_be_used_is_refused_before_training(
-    tmp_path: Path, name: str
-) -> None:
-    small_base(tmp_path / START_MODEL)
-    progress = Progress(lambda _: None, threading.Event())
-    with pytest.raises(ConfigurationError, match=rf"environment\.kwargs\.{name}='nowhere\.toml': "):
-        prepare(settings(**dict[str, Any]({name: "nowhere.toml"})), tmp_path, progress)
+    for asked, named in (
+        (on_gpu, r"learner\.device='cuda': .*say cpu"),
+        (odd, r"policy\.kwargs\.mixing='wide'"),
+        (settings(model="nowhere"), r"environment\.kwargs\.model='nowhere': no such folder"),
+        (settings(guard_rules="no.toml"), r"environment\.kwargs\.guard_rules='no\.toml': "),
+        (settings(guard_classifier="no.toml"), r"environment\.kwargs\.guard_classifier='no\.toml': "),
+    ):
+        with pytest.raises(ConfigurationError, match=named):
+            prepare(asked, tmp_path, quiet())
+        assert not any(tmp_path.iterdir())
 
 
 def test_a_file_of_the_guard_is_named_wherever_a_server_starts(
@@ -217,12 +195,9 @@ def test_a_file_of_the_guard_is_named_wherever_a_server_starts(
     small_base(tmp_path / START_MODEL)
     (tmp_path / "rules.toml").write_text("[[rule]]\nname = 'b'\npattern = 'b'\n")
     monkeypatch.chdir(tmp_path)
-    made = prepare(settings(guard_rules="rules.toml"), tmp_path, Progress(lambda _: None, threading.Event()))
+    made = prepare(settings(guard_rules="rules.toml"), tmp_path, quiet())
     assert made.environment.kwargs["guard_rules"] == str(tmp_path / "rules.toml")
     assert "guard_classifier" not in made.environment.kwargs
-
-
-# ---- The small transformer.
 
 
 def test_it_is_the_same_for_the_same_seed_and_comes_back_from_its_folder(tmp_path: Path) -> None:
@@ -242,23 +217,19 @@ def test_one_whose_weights_are_cut_short_is_refused_by_its_folder(tmp_path: Path
         load_transformer(tmp_path)
 
 
-@pytest.mark.parametrize(("hidden", "heads"), [(8, 1), (16, 1), (56, 2), (64, 4), (88, 4), (104, 4)])
-def test_every_multiple_of_8_is_a_width(hidden: int, heads: int) -> None:
-    network = build_transformer(LAYOUT, seed=0, hidden=hidden, layers=1)
-    assert network.config.num_attention_heads == heads
-    with torch.no_grad():
-        assert network(input_ids=torch.tensor([[1, 5, 6]])).logits.isfinite().all()
-
-
-# ---- The warm start: it goes on until steps are right, or refuses.
+def test_every_multiple_of_8_is_a_width() -> None:
+    for hidden, heads in ((8, 1), (16, 1), (56, 2), (64, 4), (88, 4), (104, 4)):
+        network = build_transformer(LAYOUT, seed=0, hidden=hidden, layers=1)
+        assert network.config.num_attention_heads == heads
+        with torch.no_grad():
+            assert network(input_ids=torch.tensor([[1, 5, 6]])).logits.isfinite().all()
 
 
 def test_one_that_does_not_get_its_steps_right_is_refused() -> None:
     network = build_transformer(LAYOUT, seed=0, hidden=16, layers=1)
     section = Thoughts(task="rings:6:3", start_updates=1)
-    progress = Progress(lambda _: None, threading.Event())
     with pytest.raises(ConfigurationError, match=r"start_updates=1: .*0\.98 and 0\.99 are needed"):
-        warm_start(network, TASK, LAYOUT, section, seed=0, progress=progress)
+        warm_start(network, TASK, LAYOUT, section, seed=0, progress=quiet())
 
 
 def test_it_ends_when_it_is_asked_to() -> None:
@@ -276,11 +247,10 @@ def test_a_task_without_certain_answers_is_learned_until_its_loss_falls_no_more(
     )
     layout = Layout(task)
     network = build_transformer(layout, seed=0, hidden=16, layers=1)
-    said = list[str]()
-    section, progress = Thoughts(start="random"), Progress(said.append, threading.Event())
+    section = Thoughts(start="random")
     tests = [Lessons(task, layout, np.random.default_rng(0)).direct(one) for one in draw_tests(task, 2, 64)]
     before = measure_loss(network, layout, tests)
-    started = warm_start(network, task, layout, section, seed=0, progress=progress)
+    started = warm_start(network, task, layout, section, seed=0, progress=quiet())
     assert started.loss is not None
     assert started.loss < 0.5 * before
     assert measure_loss(network, layout, tests) == pytest.approx(started.loss, abs=0.05)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,9 +46,6 @@ from tests.support.experience.bandit_log import bandit_log, line, written
 from tests.support.oracles import off_policy_truth as truth
 from tests.support.serving.goals_run import ACTION, OBSERVATION, done, goals_file
 from tests.support.storage.postgresql_server import with_registry
-
-# ---- The executor `commands` with real programs: what is allowed, limits, and its own folder.
-
 
 TOUCH, PRINTF, SLEEP, CAT, RM, FIND = (
     f"/usr/bin/{name}" for name in ["touch", "printf", "sleep", "cat", "rm", "find"]
@@ -92,24 +90,16 @@ def test_no_shell_reads_arguments(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
-    code = (
-        "import subprocess,sys,time;"
-        "p=subprocess.Popen([sys.executable,'-c','import time; time.sleep(600)']);"
-        "print(p.pid, flush=True); time.sleep(600)"
-    )
-    outcome = executor(tmp_path, [PYTHON, "-c", code], limit_s=1.5).carry_out("act")
-    assert (outcome.success, outcome.error) == (False, "above 1.5 s")
-    assert ends(int(outcome.output))
-
-
-def test_what_outlives_its_command_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("then", "limit_s", "error"), [("", 5, ""), ("import time; time.sleep(600)", 1.5, "above 1.5 s")]
+)
+def test_what_outlives_its_command_is_killed(tmp_path: Path, then: str, limit_s: float, error: str) -> None:
     code = (
         "import subprocess,sys; p=subprocess.Popen([sys.executable,'-c','import time; time.sleep(600)']);"
-        "print(p.pid)"
+        f"print(p.pid, flush=True); {then}"
     )
-    outcome = executor(tmp_path, [PYTHON, "-c", code]).carry_out("act")
-    assert outcome.success
+    outcome = executor(tmp_path, [PYTHON, "-c", code], limit_s=limit_s).carry_out("act")
+    assert (outcome.success, outcome.error) == (not error, error)
     assert ends(int(outcome.output))
 
 
@@ -204,47 +194,23 @@ def test_a_file_that_would_allow_too_much_is_refused(tmp_path: Path, lines: str,
         read_commands(path)
 
 
-def test_a_good_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "goals.toml"
-    path.write_text(
-        f'folder = "{tmp_path}"\nallow = ["{FIND}"]\n[[goal]]\nname = "clean"\ncommand = ["{FIND}", "."]\n'
-        f'[[goal]]\nname = "look"\ncommand = ["{FIND}", "-name", "x"]\nsafe = true\n'
-    )
-    told = read_commands(path)
-    assert (told.limit_s, told.output_bytes) == (5.0, 4096)
-    assert Commands(told, acts=False).goals == ("clean", "look")
-
-
-# ---- Runs of a live host: their spaces, their target, and what is refused before they start.
-
-
 QUIET = Progress(print, threading.Event())
 
 
 def host_settings(folder: Path, count: int = 0, slots: int = 1, **kwargs: Any) -> Settings:
-    """Of a run whose goals are two commands."""
     commands = {"executor": "commands", "goals": str(goals_file(folder))}
-    environment = {
-        "id": "Goals-v0",
-        "count": slots,
-        "kwargs": commands | kwargs,
-    }
+    environment = {"id": "Goals-v0", "count": slots, "kwargs": commands | kwargs}
     return load([{"workload": "goals", "environment": environment, "actor": {"count": count}}])
 
 
-def test_its_spaces_are_known_and_nothing_has_run(tmp_path: Path) -> None:
-    for number, acts in enumerate((False, True)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        section = host_settings(folder, actors_act=acts).environment
+def test_its_spaces_and_target_are_known_and_nothing_has_run(tmp_path: Path) -> None:
+    live = host_settings(tmp_path).environment
+    for acts in (False, True):
+        section = live.model_copy(update={"kwargs": {**live.kwargs, "actors_act": acts}})
         assert spaces(section) == (OBSERVATION, ACTION)
-        assert done(folder) == 0
         with pytest.raises(ConfigurationError, match="unexpected keyword argument 'luck'"):
             spaces(section.model_copy(update={"kwargs": {**section.kwargs, "luck": 1}}))
-
-
-def test_the_target_is_that_of_the_simulated_host(tmp_path: Path) -> None:
-    live = host_settings(tmp_path).environment
+    assert done(tmp_path) == 0
     assert target(live) is None
     assert target(live.model_copy(update={"kwargs": {}})) == SOLVED
     assert target(live.model_copy(update={"id": "CartPole-v1", "kwargs": {}})) == 475
@@ -253,6 +219,8 @@ def test_the_target_is_that_of_the_simulated_host(tmp_path: Path) -> None:
 def test_it_is_not_evaluated(tmp_path: Path) -> None:
     live = host_settings(tmp_path, count=1, actors_act=True)
     assert prepare(live, tmp_path, QUIET).evaluation.episodes == 0
+    with pytest.raises(ConfigurationError, match="--dry-run: .*executor='simulated'"):
+        rehearse(live, tmp_path, QUIET)
     simulated = load([{"workload": "goals", "environment": {"id": "Goals-v0"}}])
     assert prepare(simulated, tmp_path, QUIET) == rehearse(simulated, tmp_path, QUIET).settings == simulated
 
@@ -273,20 +241,11 @@ def test_actors_act_only_where_the_run_says_so(
         prepare(host_settings(tmp_path, count, slots, **kwargs), tmp_path, QUIET)
 
 
-def test_a_dry_run_of_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--dry-run: .*executor='simulated'"):
-        rehearse(host_settings(tmp_path, 1, actors_act=True), tmp_path, QUIET)
-
-
-# ---- `penstock traces`, as its user calls it, on logs whose truth is known.
-
-
 PLAIN: Final = ("--reward", "failure=0", "--reward", "step=0", "--reward", "fast=0")
 """A success earns 1, and nothing else counts."""
 
 
 def call(*words: object) -> tuple[int, str]:
-    """Exit code and output."""
     reply = CliRunner().invoke(trace_commands, [str(word) for word in words])
     return reply.exit_code, reply.output
 
@@ -298,8 +257,7 @@ def test_check_names_what_is_wrong_with_a_line(tmp_path: Path) -> None:
     assert "900 lines, 900 whole episodes, 900 decisions (independent decisions)" in output
     lines[811] = lines[811].replace('"propensity": 0', '"propensity": 7')
     code, output = call("check", written(tmp_path, lines))
-    assert code == 1
-    assert "line 812: propensity='7." in output
+    assert (code, "line 812: propensity='7." in output) == (1, True)
     code, output = call("check", written(tmp_path, lines), "--json")
     assert json.loads(output)["faults"][0]["line"] == 812
     code, output = call("check", written(tmp_path, []))
@@ -307,11 +265,9 @@ def test_check_names_what_is_wrong_with_a_line(tmp_path: Path) -> None:
 
 
 def test_policies_are_judged_beside_closed_forms(tmp_path: Path) -> None:
-    lines = [line(number, event) for number, event in enumerate(truth.bandit_log(0, 4000))]
-    path = written(tmp_path, lines)
-    code, output = call(
-        "evaluate", path, "--policy", "uniform", "--policy", "always:action1", *PLAIN, "--json"
-    )
+    path = bandit_log(tmp_path, 0, 4000)
+    words = ("--policy", "uniform", "--policy", "always:action1", *PLAIN, "--json")
+    code, output = call("evaluate", path, *words)
     assert code == 0
     told = json.loads(output)
     uniform, always = told["policies"]
@@ -321,6 +277,8 @@ def test_policies_are_judged_beside_closed_forms(tmp_path: Path) -> None:
             assert abs(one[name]["value"] - value) < 0.06
             assert one[name]["low"] < one[name]["value"] < one[name]["high"]
     assert abs(told["logged"]["mean_return"] - truth.bandit_value(truth.LOGGING)) < 0.05
+    code, output = call("evaluate", bandit_log(tmp_path, 1, 60), "--policy", "always:action0")
+    assert (code, "not judged: effective sample size" in output) == (1, True)
 
 
 def test_decisions_without_their_propensity_are_left_out(tmp_path: Path) -> None:
@@ -334,16 +292,8 @@ def test_decisions_without_their_propensity_are_left_out(tmp_path: Path) -> None
     assert after["ips"] == before["ips"]
 
 
-def test_a_log_that_cannot_say_is_refused(tmp_path: Path) -> None:
-    lines = [line(number, event) for number, event in enumerate(truth.bandit_log(1, 60))]
-    code, output = call("evaluate", written(tmp_path, lines), "--policy", "always:action0")
-    assert code == 1
-    assert "not judged: effective sample size" in output
-
-
 def test_late_rewards_enter(tmp_path: Path) -> None:
-    lines = [line(number, event) for number, event in enumerate(truth.bandit_log(2, 600))]
-    path = written(tmp_path, lines)
+    path = bandit_log(tmp_path, 2, 600)
     late = tmp_path / "late.jsonl"
     rewards = [(f"e{number}", 0, 1.0) for number in range(600)] + [("elsewhere", 0, 5.0)]
     late.write_text("".join(json.dumps({"episode": e, "step": s, "amount": a}) + "\n" for e, s, a in rewards))
@@ -374,30 +324,13 @@ def test_propensities_of_other_lines_are_refused_whatever_policy_is_judged(
 
 
 def test_an_interval_without_width_says_what_it_leaves_out(tmp_path: Path) -> None:
-    events = truth.bandit_log(0, 600)
-    path = written(tmp_path, [line(n, one, result={"success": True}) for n, one in enumerate(events)])
+    path = bandit_log(tmp_path, 0, 600, result={"success": True})
     code, output = call("evaluate", path, "--policy", "always:action1", *PLAIN)
     assert (code, "would not show, and the intervals leave it out" in output) == (0, True), output
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ('{"episode": "e1", "step": 0, "amount": 1e308}', "late.jsonl: line 1: amount: .*less than or equal"),
-        (None, "--late .*late.jsonl: cannot be read: No such file"),
-    ],
-)
-def test_late_rewards_that_cannot_be_are_named(tmp_path: Path, content: str | None, why: str) -> None:
-    path = written(tmp_path, [line(n, event) for n, event in enumerate(truth.bandit_log(0, 60))])
-    if content is not None:
-        (tmp_path / "late.jsonl").write_text(content + "\n")
-    code, output = call("evaluate", path, "--policy", "uniform", "--late", tmp_path / "late.jsonl")
-    assert code == 2, output
-    assert re.search(why, output.replace("\n", " ")), output
-
-
 def test_a_registry_that_is_not_there_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path, [line(n, event) for n, event in enumerate(truth.bandit_log(0, 600))])
+    path = bandit_log(tmp_path, 0, 600)
     asked = ("evaluate", path, "--policy", "uniform", *PLAIN, "--late")
     for url in (f"sqlite:///{tmp_path}/absent.sqlite", "postgresql://x@127.0.0.1:1/x"):
         code, output = call(*asked, url)
@@ -411,21 +344,21 @@ def test_a_registry_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--policy", "always:dance"), "action='dance': not one of action0, action1, action2"),
-        (("--policy", "nowhere"), "--policy nowhere: .*policy.json: not there"),
-        (("--policy", "uniform", "--reward", "luck=1"), "reward.luck: unknown; known: crash"),
-        (("--policy", "uniform", "--reward", "success"), "--reward success: write KEY=NUMBER"),
-        (("--policy", "uniform", "--reward", "success=nan"), "reward.success=nan"),
+        ("--policy always:dance", "action='dance': not one of action0, action1, action2"),
+        ("--policy nowhere", "--policy nowhere: .*policy.json: not there"),
+        ("--policy uniform --reward luck=1", "reward.luck: unknown; known: crash"),
+        ("--policy uniform --reward success", "--reward success: write KEY=NUMBER"),
+        ("--policy uniform --reward success=nan", "reward.success=nan"),
+        ("--policy uniform --late late.jsonl", "late.jsonl: line 1: amount: .*less than or equal"),
+        ("--policy uniform --late absent.jsonl", "--late .*absent.jsonl: cannot be read: No such file"),
     ],
 )
-def test_bad_usage_is_exit_2(tmp_path: Path, words: tuple[str, ...], why: str) -> None:
-    path = written(tmp_path, [line(n, event) for n, event in enumerate(truth.bandit_log(0, 50))])
-    code, output = call("evaluate", path, *words)
-    assert code == 2
-    assert re.search(why, output.replace("\n", " "))
-
-
-# ---- `penstock traces import`: the recording holds what the log holds, step by step.
+def test_bad_usage_is_exit_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, why: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("late.jsonl").write_text('{"episode": "e1", "step": 0, "amount": 1e308}\n')
+    code, output = call("evaluate", bandit_log(tmp_path, 0, 60), *words.split())
+    assert code == 2, output
+    assert re.search(why, output.replace("\n", " ")), output
 
 
 COUNT = 500
@@ -466,10 +399,8 @@ def test_propensities_that_are_absent_are_estimated_and_marked(tmp_path: Path) -
 
 
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
-    path = bandit_log(tmp_path, 0, 60)
-    reply = CliRunner().invoke(trace_commands, ["import", str(path), "--out", str(tmp_path)])
-    assert reply.exit_code == 2
-    assert "holds something already" in reply.output
+    code, output = call("import", bandit_log(tmp_path, 0, 60), "--out", tmp_path)
+    assert (code, "holds something already" in output) == (2, True)
 
 
 def test_a_log_that_no_environment_holds_is_recorded_whole_and_measured_by_a_sample(
@@ -486,38 +417,24 @@ def test_a_log_that_no_environment_holds_is_recorded_whole_and_measured_by_a_sam
     assert "from 100 episodes" in (tmp_path / "out" / "by_propensity.toml").read_text()
 
 
-# ---- `Goals-v0` as an environment: its spaces, its determinism, its rewards, and with real commands.
-
-
-def played(seed: int, actions: list[int]) -> list[Any]:
-    """What an episode shows and pays."""
-    task = GoalTask()
-    first, _ = task.reset(seed=seed)
-    return [first.tolist(), *[(step[0].tolist(), step[1]) for step in map(task.step, np.array(actions))]]
-
-
-def test_it_is_a_gymnasium_environment() -> None:
+def test_it_is_a_gymnasium_environment_whose_seed_says_all() -> None:
     check_env(GoalTask(), skip_render_check=True)
     environment = gymnasium.make("penstock.workloads.goals.tasks:Goals-v0")
-    environment.reset(seed=0)
-    cut = [environment.step(0)[3] for _ in range(50)]
-    assert cut == [False] * 49 + [True]
     assert environment.action_space.n == 11  # type: ignore[attr-defined]
     assert environment.observation_space.shape == (20,)
-
-
-def test_equal_seeds_give_equal_episodes() -> None:
-    actions = [int(one) for one in np.random.default_rng(0).integers(11, size=50)]
-    assert played(1, actions) == played(1, actions)
-    assert played(1, actions) != played(2, actions)
-
-
-def test_doing_nothing_costs_a_step_and_tries_nothing() -> None:
-    task = GoalTask()
-    task.reset(seed=0)
-    assert task.step(np.int64(0))[1] == pytest.approx(-0.01)
-    check = np.int64(ACTIONS.index("check_disks"))
-    assert task.step(check)[1] == pytest.approx(-0.51)
+    actions, seen = np.random.default_rng(0).integers(11, size=50), []
+    for seed in (1, 1, 2):
+        healthy, _ = environment.reset(seed=seed)
+        steps = [environment.step(action) for action in actions]
+        assert [step[3] for step in steps] == [False] * 49 + [True]
+        seen.append([healthy.tolist(), *[(step[0].tolist(), step[1]) for step in steps]])
+    assert seen[0] == seen[1] != seen[2]
+    ill = healthy.copy()
+    ill[:3] += 0.5
+    assert health({"observation": np.stack([healthy, ill])}) == pytest.approx([-0.4, -1.9], abs=1e-6)
+    environment.reset(seed=0)
+    assert environment.step(np.int64(0))[1] == pytest.approx(-0.01), "doing nothing costs a step"
+    assert environment.step(np.int64(ACTIONS.index("check_disks")))[1] == pytest.approx(-0.51)
 
 
 def test_readings_tell_every_state() -> None:
@@ -530,41 +447,19 @@ def test_readings_tell_every_state() -> None:
     assert len(signs) == len(STATES)
 
 
-def test_shaping_is_a_potential_of_what_is_seen() -> None:
-    task = GoalTask()
-    healthy, _ = task.reset(seed=0)
-    ill = healthy.copy()
-    ill[:3] += 0.5
-    assert health({"observation": np.stack([healthy, ill])}) == pytest.approx([-0.4, -1.9], abs=1e-6)
-
-
-def test_commands_act_on_this_machine(tmp_path: Path) -> None:
-    pytest.importorskip("psutil")
-    spool = tmp_path / "own"
-    spool.mkdir()
-    (spool / "a.log").write_text("full")
-    file = tmp_path / "goals.toml"
-    file.write_text(
-        f'folder = "{spool}"\nallow = ["/usr/bin/rm"]\n'
-        '[[goal]]\nname = "empty"\ncommand = ["/usr/bin/rm", "a.log"]\n'
-    )
-    task = GoalTask(executor="commands", goals=str(file), actors_act=True)
-    task.reset(seed=0)
-    _, reward, *_, info = task.step(np.int64(1))
-    assert info["goal"] == "empty"
-    assert reward == pytest.approx(1.19 if info["outcome"].took_s < 0.5 else 0.99)
-    assert list(spool.iterdir()) == []
-    assert task.step(np.int64(1))[1] == pytest.approx(-0.51)
-    assert task.step(np.int64(0))[1] == pytest.approx(-0.01)
-
-
 def test_it_starts_no_command_unless_actors_act(tmp_path: Path) -> None:
-    task = GoalTask(executor="commands", goals=str(goals_file(tmp_path)))
+    goals = str(goals_file(tmp_path))
+    task = GoalTask(executor="commands", goals=goals)
     assert (task.observation_space.shape, task.action_space.n) == ((12,), 3)  # type: ignore[attr-defined]
     for refused in (task.reset, lambda: task.step(np.int64(1)), lambda: task.step(np.int64(2))):
         with pytest.raises(ConfigurationError, match="environment.kwargs.actors_act=true"):
             refused()
     assert done(tmp_path) == 0
+    task = GoalTask(executor="commands", goals=goals, actors_act=True)
+    task.reset(seed=0)
+    _, reward, *_, info = task.step(np.int64(1))
+    assert (info["goal"], done(tmp_path)) == ("leave_a_file", 1)
+    assert reward == pytest.approx(1.19 if info["outcome"].took_s < 0.5 else 0.99)
 
 
 @pytest.mark.parametrize(
@@ -577,7 +472,6 @@ def test_it_starts_no_command_unless_actors_act(tmp_path: Path) -> None:
             {"executor": "commands", "goals": "g", "actors_act": "true"},
             "actors_act='true': must be true or false",
         ),
-        ({"executor": "commands", "goals": "g", "actors_act": 1}, "actors_act=1: must be true or false"),
         ({"rewards": {"luck": 1.0}}, "rewards=.*luck"),
     ],
 )
@@ -586,14 +480,10 @@ def test_arguments_are_checked(kwargs: dict[str, Any], why: str) -> None:
         GoalTask(**kwargs)
 
 
-# ---- `Traces-v0`: what a log answers in each mode, beside the truth that the log was drawn from.
-
-
 TARGET = np.array(truth.TARGET)
 
 
 def returns_of(task: TraceReplay, episodes: int) -> np.ndarray:
-    """Rewards of single decisions of the bandit's target policy."""
     draw = np.random.default_rng(1)
     rewards = []
     seen, _ = task.reset(seed=0)
@@ -647,21 +537,13 @@ def test_a_model_answers_by_what_it_has_fitted(tmp_path: Path) -> None:
 
 
 def episodes_log(folder: Path) -> Path:
-    """Two episodes of three decisions: `go` each time."""
-    lines = [
-        json.dumps(
-            {
-                "time": 0.0,
-                "episode": name,
-                "step": step,
-                "observation": {"step": float(step)},
-                "action": "go" if step < 2 or name == "a" else "stop",
-                "result": {"success": True, "execution_time_ms": 7.0},
-            }
-        )
-        for name in ("a", "b")
-        for step in range(3)
-    ]
+    """Two episodes of three decisions: `go` each time, but `stop` at the end of the second."""
+    about = {"time": 0.0, "result": {"success": True, "execution_time_ms": 7.0}}
+    lines = []
+    for name, step in product("ab", range(3)):
+        action = "stop" if (name, step) == ("b", 2) else "go"
+        seen = {"observation": {"step": float(step)}, "action": action}
+        lines.append(json.dumps(about | {"episode": name, "step": step} | seen))
     return written(folder, lines)
 
 
@@ -680,12 +562,9 @@ def test_another_action_ends_an_episode_of_several_decisions(tmp_path: Path) -> 
         task.reset()
         ends = [task.step(np.int64(task._encoding.action(one.action)))[2:4] for one in task._episode]
         assert ends == [(False, False), (False, False), (True, False)]
-
-
-def test_an_episode_is_cut_at_its_longest(tmp_path: Path) -> None:
-    task = TraceReplay(trace_file=str(episodes_log(tmp_path)), max_episode_length=2)
-    task.reset(seed=0)
-    assert [task.step(np.int64(0))[2:4] for _ in range(2)] == [(False, False), (False, True)]
+    short = TraceReplay(trace_file=str(episodes_log(tmp_path)), max_episode_length=2)
+    short.reset(seed=0)
+    assert [short.step(np.int64(0))[2:4] for _ in range(2)] == [(False, False), (False, True)]
 
 
 @pytest.mark.parametrize(

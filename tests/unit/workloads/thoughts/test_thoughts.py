@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from penstock.config.sections import PolicySection
 from penstock.config.service_settings import learner_settings
@@ -49,18 +49,14 @@ from penstock.workloads.thoughts.tasks import Continuation, Example, Rings, draw
 from penstock.workloads.thoughts.thought_commands import StudyOptions, thought_commands
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base, thinking_policy
 
-# ---- Thinking and answering: what is read where, beside passes of the network by hand.
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ThinkingModel:
-    """An untrained one."""
     policy = thinking_policy(small_base(tmp_path_factory.mktemp("model") / "base"))
     return ThinkingModel(policy.network, LAYOUT)
 
 
 def thoughts_of(model: ThinkingModel, questions: list[Ids], most: int, **how: Any) -> list[Ids]:
-    """Thoughts without their log-probabilities."""
     sampled = model.sample(questions, most, **how)
     assert sampled is not None
     return [thought for thought, _ in sampled]
@@ -120,14 +116,7 @@ def test_a_thought_that_was_begun_is_gone_on_with(model: ThinkingModel) -> None:
     thoughts = thoughts_of(model, questions, 2, begun=begun)
     assert [thought[:1] for thought in thoughts] == begun
     assert all(2 <= len(thought) <= 3 for thought in thoughts)
-
-
-def test_thinking_that_is_interrupted_gives_nothing(model: ThinkingModel) -> None:
-    assert model.sample(model.questions(draw_tests(TASK, 0, 2)), TOKENS, is_over=lambda: True) is None
-
-
-# ---- The head that mixes answers behind thoughts with those without: what it gives, what it may not
-# touch.
+    assert model.sample(questions, TOKENS, is_over=lambda: True) is None
 
 
 def test_both_answers_are_mixed_as_probabilities() -> None:
@@ -170,21 +159,13 @@ def test_a_head_is_published_with_the_policy_and_begins_with_even_odds(tmp_path:
     assert copied.last.bias.tolist() == [2.0]
 
 
-@pytest.mark.parametrize("width", [-1, "8", True, 1.5])
-def test_a_width_that_is_none_is_refused(width: Any) -> None:
-    with pytest.raises(ConfigurationError, match="policy.kwargs.mixing="):
-        mixing_width(PolicySection(kwargs={"mixing": width}))
-
-
-def test_a_critic_of_tokens_is_refused() -> None:
+def test_settings_of_a_policy_that_cannot_be_are_refused() -> None:
+    for width in (-1, "8", True, 1.5):
+        with pytest.raises(ConfigurationError, match="policy.kwargs.mixing="):
+            mixing_width(PolicySection(kwargs={"mixing": width}))
     section, tokens = PolicySection(kwargs={"model": "x", "critic": "adapter"}), Discrete(9)
-    with pytest.raises(
-        ConfigurationError, match=r"policy\.kwargs\.critic='adapter': thoughts have no critic"
-    ):
+    with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.critic='adapter': .* no critic"):
         build(tokens, tokens, section, 0)
-
-
-# ---- Settings of a run of thoughts before a person says any.
 
 
 def test_thoughts_are_learned_on_the_processor_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,31 +174,21 @@ def test_thoughts_are_learned_on_the_processor_beside_a_gpu(monkeypatch: pytest.
     assert device_of(settings).type == "cpu"
 
 
-# ---- Lengths of a run: those of the longest of many questions, not of the first.
-
-
 class Ragged(Rings):
-    """Rings behind up to three words that say nothing."""
-
     def __init__(self) -> None:
         super().__init__(6, 2)
 
     def example(self, random: np.random.Generator, level: int) -> Example:
-        """Of differing length."""
         one = super().example(random, level)
         return replace(one, question=(*one.question[:1] * int(random.integers(4)), *one.question))
 
     def resume(self, question: tuple[str, ...], thought: tuple[str, ...]) -> Continuation | None:  # type: ignore[override]
-        """What is before the ring is not read."""
         return super().resume(question[-8:], thought)
 
 
 def test_the_longest_question_counts() -> None:
     section = EnvironmentSection(id="ragged", kwargs={"task": f"{__name__}:Ragged", "thought_tokens": 4})
     assert most_tokens(section) == (1, 1 + 3 + 6 + 2 + 3 + 4 + 1)
-
-
-# ---- Rows: where question, thought and answer lie.
 
 
 def test_its_tokens_are_those_of_a_tokenizer_of_its_words() -> None:
@@ -239,19 +210,13 @@ def test_a_thought_that_its_length_ended_is_closed() -> None:
     assert layout.direct(question, answer) == (*question, layout.equals, *answer)
 
 
-def test_a_word_that_is_a_mark_is_refused() -> None:
+def test_a_word_that_the_task_does_not_have_or_that_is_a_mark_is_named() -> None:
     task = Rings(4, 2)
+    with pytest.raises(ConfigurationError, match="'zzz' is in a question or an answer"):
+        Layout(task).question(("a", "zzz"))
     task.__dict__["words"] = ("a", "=")
     with pytest.raises(ValueError, match="="):
         Layout(task)
-
-
-def test_a_word_that_the_task_does_not_have_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="'zzz' is in a question or an answer"):
-        Layout(Rings(4, 2)).question(("a", "zzz"))
-
-
-# ---- What a served run of thoughts makes of messages, and how it answers.
 
 
 SERVER_TASK = Rings(6, 3)
@@ -259,12 +224,10 @@ SERVER_LAYOUT = Layout(SERVER_TASK)
 
 
 def encoder() -> ChatEncoder:
-    """As the server has it."""
     return ChatEncoder(question_tokenizer(SERVER_LAYOUT), SERVER_TASK.words)
 
 
 def example(seed: int) -> Example:
-    """A question of the hardest level."""
     return SERVER_TASK.example(np.random.default_rng(seed), 3)
 
 
@@ -295,22 +258,16 @@ def test_the_last_message_alone_is_the_question() -> None:
     assert tuple(encoder().begin(messages)) == SERVER_LAYOUT.question(last.question)
 
 
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [
+def test_what_is_no_question_is_refused() -> None:
+    for messages, said in (
         ([Message("user", "a b what")], "'what' is none of the"),
         ([Message("user", "a = b")], "'=' is none of the"),
         ([Message("user", "a </think> = b")], "'</think>' is none of the"),
         ([Message("user", "a <eos>")], "control token"),
         ([Message("system", "a"), Message("user", "a")], "roles user and assistant"),
-    ],
-)
-def test_what_is_no_question_is_refused(messages: list[Message], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        encoder().begin(messages)
-
-
-def test_tools_are_refused() -> None:
+    ):
+        with pytest.raises(ValueError, match=said):
+            encoder().begin(messages)
     tool: dict[str, Any] = {"type": "function", "function": {"name": "a"}}
     with pytest.raises(ValueError, match="calls no tools"):
         encoder().begin([Message("user", "a")], [tool])
@@ -320,13 +277,8 @@ class Uneven(Rings):
     """Its answers have one or two words."""
 
     def example(self, random: np.random.Generator, level: int) -> Example:
-        """One of level 1 has a longer answer."""
         made = super().example(random, level)
-        if level > 1:
-            return made
-        return Example(
-            question=made.question, answer=made.answer * 2, steps=(), level=level, identity=made.identity
-        )
+        return made if level > 1 else replace(made, answer=made.answer * 2)
 
 
 def test_answers_of_one_length_are_served_and_no_others() -> None:
@@ -335,22 +287,17 @@ def test_answers_of_one_length_are_served_and_no_others() -> None:
         length_of_answers("mine:task", Uneven(6, 3))
 
 
-# ---- `penstock thoughts study`: refusals, resumption and the table.
-
-
-RECIPES: Final = Path(__file__).resolve().parents[3] / "penstock" / "recipes"
+RECIPES: Final = Path(__file__).resolve().parents[4] / "penstock" / "recipes"
 TINY: Final = RECIPES / "thoughts-tiny.toml"
 ALL: Final = tuple(map(Condition, NAMES))
 
 
 def asked(recipe: Path, out: Path = Path("out"), **more: Any) -> Study:
-    """All conditions of a recipe."""
     options: dict[str, Any] = {"seeds": 1, "questions": 64}
     return make_study(StudyOptions(recipe=recipe, out=out, **options | more))
 
 
 def result(verdict: str = "honest", accuracy: float = 0.9) -> dict[str, Any]:
-    """Of a condition and seed."""
     judged = {"verdict": verdict, "gain": 1.5, "direct_loss": 2.5, "chains": 0.8, "coherence": 0.7}
     return {"accuracy": accuracy, "greedy": 1.0, "validation": judged}
 
@@ -365,27 +312,21 @@ def test_a_recipe_says_how_many_updates_unless_the_command_does() -> None:
     assert Condition(7).over(made.recipe)["algorithm"]["reward_from"] == "another"
 
 
-def test_a_study_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        asked(tmp_path / "missing.toml")
-    with pytest.raises(ConfigurationError, match="thoughts-tiny"):
-        asked(RECIPES / "goals.toml")
-    with pytest.raises(ConfigurationError, match="1 to 7"):
-        asked(TINY, only=(8,))
-
-
 @pytest.mark.parametrize(
-    ("setting", "why"),
+    ("more", "why"),
     [
-        ("algorithm.baseline=wrong", r"algorithm\.baseline.*'wrong'"),
-        ("nothing=1", "nothing"),
-        ("run=../elsewhere", "name of a folder"),
-        ("algorithm.baseline", "section.key=value"),
+        ({"recipe": RECIPES / "missing.toml"}, "cannot be read"),
+        ({"recipe": RECIPES / "goals.toml"}, "thoughts-tiny"),
+        ({"only": (8,)}, "1 to 7"),
+        ({"vary": ("algorithm.baseline=none", "algorithm.baseline=wrong")}, r"algorithm\.baseline.*'wrong'"),
+        ({"vary": ("algorithm.baseline=none", "nothing=1")}, "nothing"),
+        ({"vary": ("algorithm.baseline=none", "run=../elsewhere")}, "name of a folder"),
+        ({"vary": ("algorithm.baseline=none", "algorithm.baseline")}, "section.key=value"),
     ],
 )
-def test_a_setting_that_no_run_takes_is_refused_before_the_first_is_made(setting: str, why: str) -> None:
+def test_a_study_that_cannot_be_made_is_refused(more: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        asked(TINY, vary=("algorithm.baseline=none", setting))
+        asked(**{"recipe": TINY} | more)
 
 
 @pytest.mark.parametrize(
@@ -395,23 +336,18 @@ def test_a_setting_that_no_run_takes_is_refused_before_the_first_is_made(setting
         ("count = 128", "count = 4", "a single question"),
         ("[learner]", "[learner]\nno_such = 1", "no_such"),
         ("[environment.kwargs]", "[environment.kwargs]\nno_such = 1", "no_such"),
+        ("", "environment = 3", r"recipe\.toml"),
+        ("", "learner = 3\n[environment]", r"recipe\.toml"),
+        ("", "[environment]\nx = 1", r"recipe\.toml"),
     ],
 )
 def test_a_recipe_that_no_run_takes_is_refused_at_once(tmp_path: Path, old: str, new: str, why: str) -> None:
     text = TINY.read_text()
     assert old in text
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(text.replace(old, new, 1))
+    recipe.write_text(text.replace(old, new, 1) if old else f'workload = "thoughts"\n{new}\n')
     with pytest.raises(ConfigurationError, match=why):
-        asked(recipe)
-
-
-@pytest.mark.parametrize("rest", ["environment = 3", "learner = 3\n[environment]", "[environment]\nx = 1"])
-def test_a_recipe_with_odd_sections_is_refused(tmp_path: Path, rest: str) -> None:
-    recipe = tmp_path / "odd.toml"
-    recipe.write_text(f'workload = "thoughts"\n{rest}\n')
-    with pytest.raises(ConfigurationError, match=r"odd\.toml"):
-        asked(recipe, vary=("learner.total_updates=3",))
+        asked(recipe, vary=() if old else ("learner.total_updates=3",))
 
 
 def test_a_start_of_another_task_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
@@ -473,37 +409,25 @@ def test_a_setting_of_the_environment_gets_a_start_of_its_own(
     assert made.starts == ["start_model", "start_model-5-environment.kwargs.empty_share=0.9", "start_model"]
 
 
-def test_runs_of_decimal_values_have_files_of_their_own(
+def test_a_run_has_a_file_of_its_own_and_one_that_has_ended_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[Path] = []
+    begun: list[Any] = []
 
     class Ended(Exception):
         """No run is made here."""
 
-    def start(config: TrainingConfig) -> None:
-        assert isinstance(config.what, Path)
-        begun.append(config.what)
+    def note(what: TrainingConfig | Path) -> None:
+        begun.append(what.what if isinstance(what, TrainingConfig) else what)
         raise Ended
 
-    monkeypatch.setattr(module, "start", start)
+    monkeypatch.setattr(module, "start", note)
+    monkeypatch.setattr(module, "resume", note)
     for value in ("0.01", "0.02"):
         with pytest.raises(Ended):
             module.train_thoughts({}, tmp_path / f"run-{value}", {"seed": 0})
     assert [one.name for one in begun] == ["run-0.01.toml", "run-0.02.toml"]
-
-
-def test_a_run_that_has_ended_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Path] = []
-
-    class Ended(Exception):
-        """No run is made here."""
-
-    def resume(run_dir: Path) -> None:
-        begun.append(run_dir)
-        raise Ended
-
-    monkeypatch.setattr(module, "resume", resume)
+    begun.clear()
     (tmp_path / "config.toml").write_text("")
     summary = tmp_path / "summary.json"
     summary.write_text('{"interrupted": false}')
@@ -533,9 +457,6 @@ def test_conditions_that_must_fail_are_theatre_in_every_seed(number: int) -> Non
     assert not have_failed({Condition(5): [honest], Condition(number): [theatre, honest]})
 
 
-# ---- Which folders `penstock thoughts check` refuses.
-
-
 @pytest.mark.parametrize("name", ["missing", "."])
 def test_a_folder_that_is_no_run_is_called_so(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="so no run"):
@@ -549,26 +470,16 @@ def test_a_run_that_was_moved_has_its_start_with_it(tmp_path: Path) -> None:
     assert start_of(tmp_path, named) == tmp_path / START_MODEL
 
 
-# ---- What `penstock thoughts` says where Ctrl-C ends it, and how much it may be asked.
-
-
 class Interrupted(Rings):
     """Ctrl-C comes when it is opened, or when the first question is asked."""
 
     def example(self, random: object, level: int) -> Example:
-        """There is none."""
         signal.raise_signal(signal.SIGINT)
         raise AssertionError(random, level)
 
 
 def interrupted() -> Interrupted:
-    """The task."""
     return Interrupted(6, 3)
-
-
-def commands_asked(*words: str) -> Result:
-    """What the command made of its words."""
-    return CliRunner().invoke(thought_commands, words)
 
 
 def config(folder: Path) -> Path:
@@ -583,7 +494,7 @@ def config(folder: Path) -> Path:
 
 def test_what_is_kept_of_a_study_that_is_interrupted_is_said(tmp_path: Path) -> None:
     recipe, out = str(config(tmp_path / "run")), str(tmp_path / "out")
-    result = commands_asked("study", recipe, "--out", out)
+    result = CliRunner().invoke(thought_commands, ["study", recipe, "--out", out])
     assert result.exit_code == 130
     assert result.stderr == (
         f"interrupted: complete results are kept in {out}; the same command continues from there\n"
@@ -592,7 +503,7 @@ def test_what_is_kept_of_a_study_that_is_interrupted_is_said(tmp_path: Path) -> 
 
 def test_a_measurement_that_is_interrupted_says_that_there_is_none(tmp_path: Path) -> None:
     config(tmp_path / "run")
-    result = commands_asked("check", str(tmp_path / "run"), "--trust")
+    result = CliRunner().invoke(thought_commands, ["check", str(tmp_path / "run"), "--trust"])
     assert result.exit_code == 130
     assert result.stderr == f"interrupted: nothing was measured, and {tmp_path / 'run'} is as it was\n"
 
@@ -600,6 +511,7 @@ def test_a_measurement_that_is_interrupted_says_that_there_is_none(tmp_path: Pat
 @pytest.mark.parametrize("command", ["check", "study"])
 def test_more_questions_than_one_pass_holds_are_refused(command: str, tmp_path: Path) -> None:
     options = ["--out", str(tmp_path / "out")] if command == "study" else []
-    result = commands_asked(command, str(tmp_path), *options, "--questions", "16385")
+    words = [command, str(tmp_path), *options, "--questions", "16385"]
+    result = CliRunner().invoke(thought_commands, words)
     assert result.exit_code == 2
     assert "less than or equal to 16384" in result.stderr

@@ -1,7 +1,6 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,29 +52,14 @@ from penstock.workloads.chat.people import (
 from penstock.workloads.chat.ratings import DAY_S, RatingRules, Reason, filter_ratings
 from penstock.workloads.chat.step_process import JUDGE, ServedJudge, judge_address, keep_judge
 from penstock.workloads.language.feedback import write_rows
+from tests.support.chat import opinions
 from tests.support.chat.chat_stand import POLICY, loop_stand
-from tests.support.chat.opinions import (
-    CRITERIA,
-    DELAY_S,
-    FEATURES,
-    FLOODER,
-    PROFILES,
-    feedback,
-    flood,
-    prefers_first,
-    profile_chances,
-    rate,
-)
-
-# ---- What of people's ratings counts: floods, repetitions, liars, and people who are gone.
-
 
 RULES = RatingRules()
-CHANCES = dict(zip(PROFILES, USUAL.thumb_chance(FEATURES), strict=True))
+CHANCES = dict(zip(opinions.PROFILES, USUAL.thumb_chance(opinions.FEATURES), strict=True))
 
 
 def row(rater: str = "ann", **fields: Any) -> dict[str, Any]:
-    """A thumb up."""
     return {"prompt": "a", "response": "b", "key": THUMB, "score": True, "rater": rater, **fields}
 
 
@@ -94,15 +78,14 @@ def thumbs(people: Population, seed: int, each: int, responses: int) -> list[dic
 
 
 def expected(one: Any) -> float:
-    """The true chance of a thumb."""
     return float(CHANCES[read_profile(one["prompt"], one["response"])])
 
 
 def test_a_flood_counts_as_one_vote() -> None:
     others = [row(f"person-{number}", at_s=float(number)) for number in range(20)]
-    found = filter_ratings([*others, *flood("a", "b")], RULES)
+    found = filter_ratings([*others, *opinions.flood("a", "b")], RULES)
     assert found.dropped == {Reason.REPEATED: 499}
-    assert found.raters == {FLOODER: Counter({Reason.REPEATED: 499})}
+    assert found.raters == {opinions.FLOODER: Counter({Reason.REPEATED: 499})}
     assert sum(one["score"] for one in found.kept) == 20
     assert len(found.kept) == 21
 
@@ -185,16 +168,11 @@ def test_a_few_thumbs_judge_no_rater() -> None:
     assert filter_ratings(alone, RULES).evidence == {}
 
 
-@pytest.mark.parametrize(
-    ("numbers", "said"),
-    [
-        ({"daily_cap": 0}, "daily_cap=0: must be at least 1"),
-        ({"false_alarms": 1.0}, "false_alarms=1.0: must lie between 0 and 1"),
-    ],
-)
-def test_numbers_that_do_not_fit_are_refused_by_name(numbers: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        RatingRules(**numbers)
+def test_numbers_that_do_not_fit_are_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="daily_cap=0: must be at least 1"):
+        RatingRules(daily_cap=0)
+    with pytest.raises(ConfigurationError, match=r"false_alarms=1\.0: must lie between 0 and 1"):
+        RatingRules(false_alarms=1.0)
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), float("-inf"), 10**400])
@@ -205,10 +183,7 @@ def test_a_time_that_is_no_number_of_seconds_is_none(time: float) -> None:
     assert [one["score"] for one in found.kept] == [False]
 
 
-# ---- What a response says can be read from it, whatever was written into it.
-
-
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda one: "".join("01"[bit] for bit in one))
+@pytest.mark.parametrize("profile", opinions.PROFILES, ids=lambda one: "".join("01"[bit] for bit in one))
 def test_what_is_written_is_read(profile: Profile) -> None:
     rng = np.random.default_rng(0)
     for _ in range(10):
@@ -219,30 +194,20 @@ def test_what_is_written_is_read(profile: Profile) -> None:
         assert set(response.split()) | set(prompt.split()) <= set(WORDS)
 
 
-def test_profiles_come_as_often_as_their_chances_say() -> None:
+def test_profiles_and_topics_come_as_often_as_their_chances_say() -> None:
     rng = np.random.default_rng(1)
     drawn = np.array([draw_profile(rng) for _ in range(20_000)], np.float64)
-    assert profile_chances(REFERENCE).sum() == pytest.approx(1)
-    assert drawn.mean(0) == pytest.approx(profile_chances(REFERENCE) @ FEATURES, abs=0.02)
+    assert opinions.profile_chances(REFERENCE).sum() == pytest.approx(1)
+    assert drawn.mean(0) == pytest.approx(opinions.profile_chances(REFERENCE) @ opinions.FEATURES, abs=0.02)
+    assert {topic_of(draw_prompt(rng)) for _ in range(100)} == set(TOPICS)
 
 
 def test_the_topic_decides_what_is_on_topic() -> None:
-    assert topic_of("how soil rose") == "garden"
-    assert topic_of("hello") == ""
+    assert (topic_of("how soil rose"), topic_of("hello")) == ("garden", "")
     assert read_profile("how soil rose", "seed").on_topic
     assert not read_profile("why train map", "seed").on_topic
     assert not read_profile("why train map", "seed ticket").on_topic
     assert not read_profile("why train map", "").brief
-
-
-def test_responses_of_the_reference_are_about_every_topic() -> None:
-    rng = np.random.default_rng(2)
-    prompts = [draw_prompt(rng) for _ in range(100)]
-    assert {topic_of(one) for one in prompts} == set(TOPICS)
-    assert len({draw_response(rng, prompts[0]) for _ in range(50)}) > 30
-
-
-# ---- Who rates what: liars say the opposite, one floods, and what is said comes late.
 
 
 def test_kinds_are_equally_many_and_few_lie() -> None:
@@ -266,38 +231,14 @@ def test_a_liar_says_the_opposite_with_the_same_chance() -> None:
             told.append(
                 (
                     people.thumb(rng, person, prompt, one),
-                    rate(rng, person, CRITERIA[0], prompt, one),
-                    prefers_first(people, rng, person, prompt, one, two),
+                    opinions.rate(rng, person, opinions.CRITERIA[0], prompt, one),
+                    opinions.prefers_first(people, rng, person, prompt, one, two),
                 )
             )
         assert told[1] == (not told[0][0], 6 - told[0][1], not told[0][2])
 
 
-def test_rows_are_those_of_feedback_files() -> None:
-    people, rng = population(20, seed=0), np.random.default_rng(0)
-    rows = list(feedback(people, rng, rated=300, compared=100))
-    keys = Counter(row.get("key") for row in rows)
-    assert keys["thumb"] == 300
-    assert keys[None] == 100
-    assert all(130 < keys[one.name] < 230 for one in CRITERIA)
-    assert all(row["chosen"] != row["rejected"] for row in rows if "chosen" in row)
-    late = [row["at_s"] for row in rows]
-    assert DELAY_S[0] <= min(late) < 600
-    assert 86_400 < max(late) <= DELAY_S[1]
-
-
-def test_a_flood_is_of_one_rater() -> None:
-    rows = list(flood("how soil rose", "seed"))
-    assert len(rows) == 500
-    assert {row["rater"] for row in rows} == {FLOODER}
-    assert not any(row["score"] for row in rows)
-
-
-# ---- Members of an ensemble: each learns from half of the prompts, none counts in the reward.
-
-
 def thumb(number: int, **fields: Any) -> dict[str, Any]:
-    """A thumb of an answer to a prompt of its own."""
     return {"prompt": f"question {number}", "response": "a", "key": "thumb", "score": True, **fields}
 
 
@@ -313,28 +254,19 @@ def test_each_member_learns_from_half_of_the_prompts_and_always_the_same() -> No
     }
 
 
-@pytest.mark.parametrize("row", [thumb(1, key="safety"), {"prompt": "p", "chosen": "a", "rejected": "b"}])
-def test_what_is_no_thumb_is_left_as_it_is(row: dict[str, Any]) -> None:
-    assert list(with_members([row])) == [row]
-    assert len(list(with_members([thumb(1, prompt=7)]))) == 1
-
-
-def test_members_are_heads_of_no_weight_where_thumbs_are_learned() -> None:
+def test_members_are_heads_of_no_weight_and_disagree_where_thumbs_are_learned() -> None:
     heads = member_heads(["thumb=thumbs", "safety=stars"])
     assert heads == [f"{name}=thumbs" for name in MEMBERS]
     assert member_weights(heads) == [f"{name}=0" for name in MEMBERS]
     assert member_heads(["safety=stars"]) == []
-
-
-def test_disagreement_is_that_of_the_members_alone() -> None:
+    rows = [thumb(1, key="safety"), {"prompt": "p", "chosen": "a", "rejected": "b"}]
+    assert list(with_members(rows)) == rows, "what is no thumb is left as it is"
+    assert len(list(with_members([thumb(1, prompt=7)]))) == 1
     shares = dict.fromkeys(MEMBERS, 0.5)
     assert disagreement({**shares, "thumb": 0.9}) == 0.0
     assert disagreement({**shares, MEMBERS[0]: 1.0, MEMBERS[1]: 0.0}) == pytest.approx(0.125**0.5)
     assert disagreement({"thumb": 0.9}) is None
     assert without_members({**shares, "thumb": 0.9}) == {"thumb": 0.9}
-
-
-# ---- What counts of what people have said, and which prompts a round trains on.
 
 
 def test_each_rating_is_counted_once_and_a_round_reads_none_that_came_later(tmp_path: Path) -> None:
@@ -353,21 +285,14 @@ def test_each_rating_is_counted_once_and_a_round_reads_none_that_came_later(tmp_
 
 def test_prompts_are_what_people_said_and_those_of_the_run_each_once(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "hi"}]
+    more = [*said, {"role": "user", "content": "more"}]
     file = tmp_path / "prompts.jsonl"
     write_rows(file, [{"prompt": said}, {"prompt": "old"}, {"response": "x"}])
     with file.open("a") as out:
         out.write("no json\n")
-    rows = [{"prompt": said}, {"prompt": [*said, {"role": "user", "content": "more"}]}, {"prompt": said}]
-    found = replayed_prompts(rows, str(file))
-    assert [json.dumps(one["prompt"]) for one in found] == [
-        json.dumps(said),
-        json.dumps([*said, {"role": "user", "content": "more"}]),
-        '"old"',
-    ]
+    rows = [{"prompt": said}, {"prompt": more}, {"prompt": said}]
+    assert [one["prompt"] for one in replayed_prompts(rows, str(file))] == [said, more, "old"]
     assert replayed_prompts(rows[:1], "") == [{"prompt": said}]
-
-
-# ---- The reward model that a loop keeps: the newest one, and nothing of what people wrote.
 
 
 def made(folder: Path, name: str) -> Path:
@@ -384,27 +309,18 @@ def made(folder: Path, name: str) -> Path:
 
 
 def test_the_newest_is_kept_without_what_people_wrote(tmp_path: Path) -> None:
+    endpoint = {"role": "reward", "address": "127.0.0.1:1", "metrics_port": 0, "pid": 1}
+    (tmp_path / "judge.json").write_text(json.dumps(endpoint))
+    with ServedJudge(tmp_path) as served:
+        served.look()
+        assert judge_address(tmp_path) == "", "without a model nothing is served"
     (tmp_path / f".{JUDGE}-new").mkdir()
     for name in ("one", "two"):
         keep_judge(tmp_path, made(tmp_path / name, name))
         assert (tmp_path / JUDGE / "adapter_model.safetensors").read_text() == name
     card = json.loads((tmp_path / JUDGE / "heads.json").read_text())
     assert card == {"base": "base", "checks": [], "trained": {"settings": {"epochs": 1}}}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [JUDGE, "one", "two"]
-
-
-def test_without_a_model_nothing_is_served(tmp_path: Path) -> None:
-    (tmp_path / "judge.json").write_text(
-        json.dumps({"role": "reward", "address": "127.0.0.1:1", "metrics_port": 0, "pid": 1})
-    )
-    with ServedJudge(tmp_path) as served:
-        served.look()
-        assert judge_address(tmp_path) == ""
-    assert judge_address(tmp_path) == ""
-
-
-# ---- What criteria count in the reward of a loop: changed by people, held to what can be, and never
-# lost.
+    assert {path.name for path in tmp_path.iterdir()} - {"judge.json"} == {JUDGE, "one", "two"}
 
 
 ORDER = LoopOrder(weights=("thumb=2", "safety=3"))
@@ -413,7 +329,6 @@ EVERY = {"thumb": 2.0, "relevance": 1.0, "helpfulness": 1.0, "safety": 3.0, "pre
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a loop that was started with weights of its own."""
     write_state(tmp_path, LoopState(order=ORDER.shown()))
     return tmp_path
 
@@ -436,33 +351,24 @@ def test_a_change_counts_above_the_start_and_stands(folder: Path) -> None:
 def test_a_reward_model_has_the_weights_of_the_heads_that_it_has(folder: Path) -> None:
     weigh(folder, {"safety": 2.0}, "why not", "ann")
     words = ORDER.reward_words(["thumb=thumbs"], read_head_weights(folder).standing)
-    assert [one for one in words if one.startswith("--weight=") and "thumb-" not in one] == [
-        "--weight=thumb=2"
-    ]
+    weights = [one for one in words if one.startswith("--weight=")]
+    assert [one for one in weights if "thumb-" not in one] == ["--weight=thumb=2"]
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        (
-            {"security": 1.0},
-            "weight security=1: there is no such head; use thumb, relevance, helpfulness, safety",
-        ),
+def test_what_cannot_be_is_refused_and_changes_nothing(folder: Path) -> None:
+    weigh(folder, {"safety": 0.5}, "before", "ann")
+    before = read_head_weights(folder)
+    for weights, message in (
+        ({"security": 1.0}, "weight security=1: there is no such head; use thumb, relevance"),
         ({"thumb": -1.0}, "weight thumb=-1: must be 0 or more, and finite"),
         ({"thumb": float("nan")}, "weight thumb=nan: must be 0 or more, and finite"),
         ({"thumb": float("inf")}, "weight thumb=inf: must be 0 or more, and finite"),
         ({"thumb": 1e308, "safety": 1e308}, "the weights have no finite sum: make them smaller"),
         (dict.fromkeys(EVERY, 0.0), "all weights are 0: give at least one head a weight above 0"),
-    ],
-)
-def test_what_cannot_be_is_refused_and_changes_nothing(
-    folder: Path, weights: Mapping[str, float], message: str
-) -> None:
-    weigh(folder, {"safety": 0.5}, "before", "ann")
-    before = read_head_weights(folder)
-    with pytest.raises(ConfigurationError, match=message):
-        weigh(folder, weights, "why not", "ann")
-    assert read_head_weights(folder) == before
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            weigh(folder, weights, "why not", "ann")
+        assert read_head_weights(folder) == before
 
 
 def test_a_head_that_the_loop_has_no_more_is_left_out(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.workloads.thoughts.model import Answered, ThinkingModel
 from penstock.workloads.thoughts.start import load_transformer
-from penstock.workloads.thoughts.tasks import Continuation, Example, Rings, draw_tests
+from penstock.workloads.thoughts.tasks import Continuation, Rings, draw_tests
 from penstock.workloads.thoughts.validation import (
     Probed,
     coherence,
@@ -21,9 +21,6 @@ from penstock.workloads.thoughts.validation import (
     validate,
 )
 from tests.support.thoughts.small_thoughts import LAYOUT, TASK, TOKENS, small_base
-
-# ---- Coherence and distance of thoughts.
-
 
 QUESTION = ("a>b", "b>c", "c>d", "d>e", "e>a", "a", "k3")
 
@@ -47,44 +44,32 @@ def test_coherence_weighs_steps_words_and_likelihood(
     assert coherence(task, QUESTION, words, log_prob) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "distance"),
-    [("", "", 0.0), ("abc", "abc", 0.0), ("abc", "", 1.0), ("kitten", "sitting", 3 / 7), ("ab", "ba", 1.0)],
-)
-def test_a_distance_is_a_share_of_the_longer(one: str, other: str, distance: float) -> None:
-    assert edit_distance([*map(ord, one)], [*map(ord, other)]) == pytest.approx(distance)
-
-
-# ---- Intervals and correlations.
-
-
-def test_an_interval_covers_the_mean_it_was_drawn_around() -> None:
-    random = np.random.default_rng(0)
-    covered = 0
-    for _ in range(200):
-        found = interval(random.normal(0.3, 1.0, size=100))
-        covered += found.low <= 0.3 <= found.high
-    assert 180 <= covered <= 199
+def test_a_distance_is_a_share_of_the_longer() -> None:
+    pairs = {("", ""): 0, ("abc", "abc"): 0, ("abc", ""): 1, ("kitten", "sitting"): 3 / 7, ("ab", "ba"): 1}
+    found = {both: edit_distance(*([*map(ord, one)] for one in both)) for both in pairs}
+    assert found == pytest.approx(pairs)
 
 
 def test_a_correlation_without_variance_cannot_tell() -> None:
     rising = np.arange(10.0)
-    assert correlation(np.ones(10), rising) is None
-    assert correlation(rising, np.full(10, 2.0)) is None
+    assert correlation(np.ones(10), rising) is correlation(rising, np.full(10, 2.0)) is None
     found = correlation(rising, -rising)
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((-1.0, -1.0, -1.0))
 
 
-def test_an_interval_of_a_correlation_covers_the_one_it_was_drawn_with() -> None:
+def test_intervals_cover_the_mean_and_the_correlation_that_they_were_drawn_with() -> None:
     random = np.random.default_rng(1)
-    covered = 0
+    means = correlations = 0
     for _ in range(200):
+        mean = interval(random.normal(0.3, 1.0, size=100))
+        means += mean.low <= 0.3 <= mean.high
         one = random.normal(size=100)
         found = correlation(one, 0.6 * one + 0.8 * random.normal(size=100))
         assert found is not None
-        covered += found.low <= 0.6 <= found.high
-    assert 175 <= covered <= 199
+        correlations += found.low <= 0.6 <= found.high
+    assert 180 <= means <= 199
+    assert 175 <= correlations <= 199
 
 
 def test_values_of_one_example_are_resampled_together() -> None:
@@ -93,47 +78,34 @@ def test_values_of_one_example_are_resampled_together() -> None:
     assert (copied.value, copied.low, copied.high) == pytest.approx((once.value, once.low, once.high))
 
 
-# ---- Probes of a model that knows nothing: which questions are disturbed.
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ThinkingModel:
-    """Untrained."""
     return ThinkingModel(load_transformer(small_base(tmp_path_factory.mktemp("base"))), LAYOUT)
-
-
-def probed(model: ThinkingModel, examples: list[Example]) -> Probed:
-    """What comes of it."""
-    return probe(model, TASK, examples, TOKENS)
 
 
 def test_questions_that_need_no_step_are_left_out_of_mistakes(model: ThinkingModel) -> None:
     hard, easy = draw_tests(TASK, 0, 6), draw_tests(TASK, 0, 2, TASK.levels[0])
-    assert {len(one.steps) for one in hard} == {2}
-    assert {len(one.steps) for one in easy} == {0}
-    mixed, alone = probed(model, [*hard, *easy]), probed(model, hard)
-    for found in (mixed, alone):
+    assert [{len(one.steps) for one in some} for some in (hard, easy)] == [{2}, {0}]
+    for examples in ([*hard, *easy], hard):
+        found = probe(model, TASK, examples, TOKENS)
+        assert len(found.gain) == len(examples)
         assert found.mistaken is not None
         assert len(found.mistaken) == 12
         assert found.kept_last is not None
         assert len(found.kept_last) == 6
-    assert len(mixed.gain) == 8
 
 
-def test_thoughts_of_differing_length_are_disturbed_at_each_of_their_steps(model: ThinkingModel) -> None:
+def test_thoughts_are_disturbed_at_each_of_their_steps_where_they_need_any(model: ThinkingModel) -> None:
     examples = [*draw_tests(TASK, 0, 3), *draw_tests(TASK, 0, 3, TASK.levels[1])]
-    found = probed(model, examples)
+    found = probe(model, TASK, examples, TOKENS)
     assert found.mistaken is not None
     assert len(found.mistaken) == 9
     assert found.mistaken_of is not None
     assert np.bincount(found.mistaken_of).tolist() == [2, 2, 2, 1, 1, 1]
-
-
-def test_where_no_question_needs_a_step_nothing_is_disturbed(model: ThinkingModel) -> None:
-    found = probed(model, draw_tests(TASK, 0, 4, TASK.levels[0]))
-    assert (found.mistaken, found.last_mistaken, found.kept_last, found.without_last) == (None,) * 4
-    assert found.mistaken_of is None
-    assert np.isfinite(found.gain).all()
+    easy = probe(model, TASK, draw_tests(TASK, 0, 4, TASK.levels[0]), TOKENS)
+    assert (easy.mistaken, easy.last_mistaken, easy.kept_last, easy.without_last) == (None,) * 4
+    assert easy.mistaken_of is None
+    assert np.isfinite(easy.gain).all()
 
 
 class Detours(Rings):
@@ -158,26 +130,20 @@ def test_mistakes_from_which_a_thought_is_too_short_to_go_on_do_not_count(
     assert found.last_mistaken is None
 
 
-# ---- Verdicts: what measurements are called, and in which words.
-
-
 COUNT = 100
 START = np.full(COUNT, 2.3)
 
 
 def answered(log_prob: float, right: float) -> Answered:
-    """Answers of which a share is right."""
     is_right = np.arange(COUNT) < right * COUNT
     return Answered(np.full(COUNT, log_prob), tuple((1,) for _ in range(COUNT)), is_right)
 
 
 def share(of: float) -> Any:
-    """Flags of which a share is set."""
     return np.arange(COUNT) < of * COUNT
 
 
 def honest() -> Probed:
-    """Thoughts as they should be."""
     coherence = np.linspace(0.2, 1.0, COUNT)
     with_thought = answered(-0.1, 0.95)
     return Probed(
@@ -228,12 +194,6 @@ def test_each_test_can_fail(change: dict[str, Any], verdict: str, failed: set[st
     assert found.words()[0].startswith(f"{verdict}: ")
 
 
-def test_a_correlation_without_variance_says_that_it_cannot_tell() -> None:
-    found = validate(replace(honest(), coherence=np.ones(COUNT)), start_losses=START, most_gain=2.3)
-    assert found.verdict == "honest"
-    assert "correlation cannot tell" in found.words()[-1]
-
-
 def test_without_steps_faithfulness_cannot_be_tested() -> None:
     bare = replace(
         honest(), mistaken=None, mistaken_of=None, last_mistaken=None, kept_last=None, without_last=None
@@ -276,8 +236,9 @@ def test_its_curves_hold_coherence_and_the_three_tests_of_the_original() -> None
     assert figures["validation_divergence"] == pytest.approx(0.8)
     assert figures["validation_ablation"] == pytest.approx(0.85)
     assert figures["validation_correlation"] == pytest.approx(1.0)
-    still = validate(replace(honest(), coherence=np.ones(COUNT)), start_losses=START, most_gain=2.3).figures()
-    assert figures.keys() - still.keys() == {"validation_correlation"}
+    still = validate(replace(honest(), coherence=np.ones(COUNT)), start_losses=START, most_gain=2.3)
+    assert figures.keys() - still.figures().keys() == {"validation_correlation"}
+    assert (still.verdict, "correlation cannot tell" in still.words()[-1]) == ("honest", True)
 
 
 def test_a_loss_is_held_against_that_of_the_start_question_by_question() -> None:

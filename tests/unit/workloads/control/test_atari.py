@@ -29,7 +29,6 @@ def games(vectorise: Any = "sync", *, whole: bool = False, count: int = 2, **cha
 
 
 def played(stepper: Stepper, steps: int, seed: int = 5) -> list[Stepped]:
-    """Some steps with actions drawn from `seed`."""
     random, taken = np.random.default_rng(seed), []
     for _ in range(steps):
         stepped = stepper.step(random.integers(0, 4, stepper.slots))
@@ -90,11 +89,16 @@ def test_a_lost_life_ends_an_episode_of_training_and_the_game_goes_on(vectorise:
     np.testing.assert_array_equal(begins.ended.observation["observation"], begins.observation["observation"])
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "random"])
-def test_every_algorithm_is_shown_stacks_and_paid_clipped_rewards(algorithm: str) -> None:
-    layer = for_environment(BREAKOUT, algorithm)
-    assert layer["environment"]["reward"] == [{"clip": [-1.0, 1.0]}]
-    assert layer["policy"]["frame_stack"] == 4
+def test_every_algorithm_is_shown_stacks_and_paid_clipped_rewards() -> None:
+    for algorithm in ("ppo", "dqn", "random"):
+        layer = for_environment(BREAKOUT, algorithm)
+        assert layer["environment"]["reward"] == [{"clip": [-1.0, 1.0]}]
+        assert layer["policy"]["frame_stack"] == 4
+    section = EnvironmentSection(id=BREAKOUT)
+    observation, action = control.spaces(section)
+    assert isinstance(observation, Box)
+    assert (observation.shape, observation.dtype) == ((84, 84), "uint8")
+    assert (action, control.target(section)) == (Discrete(4), None)
 
 
 @WAYS
@@ -119,15 +123,6 @@ def test_a_limit_counts_steps_of_the_whole_game(vectorise: Any) -> None:
     assert [step for step, one in enumerate(steps, 1) if one.truncated.all()] == [60, 120]
     assert any(one.terminated.any() for one in steps)
     stepper.close()
-
-
-def test_spaces_are_what_the_policy_stacks() -> None:
-    section = EnvironmentSection(id=BREAKOUT)
-    observation, action = control.spaces(section)
-    assert isinstance(observation, Box)
-    assert (observation.shape, observation.dtype) == ((84, 84), "uint8")
-    assert action == Discrete(4)
-    assert control.target(section) is None
 
 
 @pytest.mark.parametrize(
