@@ -19,8 +19,7 @@ import httpx2
 from deploy.grafana import queries
 from tests.deploy.prometheus.alert_scenes import PATIENCE_S, going_on, watched
 from tests.deploy.prometheus.prometheus_server import needs_prometheus
-from tests.processes.gateway.test_gateway_process import PASSWORD, operator
-from tests.support.gateway.gateway_process import GatewayProcess, end_jobs
+from tests.support.gateway.gateway_process import PASSWORD, GatewayProcess, end_jobs, operator
 from tests.support.gateway.job_templates import write_templates
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
