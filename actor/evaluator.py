@@ -70,7 +70,7 @@ def in_waves(episodes: int, waves: Iterable[list[Played] | None]) -> list[Played
 def play_wave(stepper: Stepper, policy: ActingPolicy, seed: int, how: Playing) -> list[Played] | None:
     """Play one episode in each slot, the i-th seeded with `seed` + i; None when stopped first.
 
-    What a slot does behind its episode is ignored, so short episodes are not counted more often. A vector
+    A slot's steps after its episode are ignored, so that short episodes do not count more often. A vector
     entry point takes one seed per wave.
     """
     slots = stepper.slots
@@ -132,7 +132,7 @@ class Runner(ABC):
 
     @abstractmethod
     def waves(self, episodes: int, seed: int, how: Playing) -> Iterator[list[Played] | None]:
-        """Yield at least `episodes` episodes, equal for equal seeds, some at a time; None: it was stopped."""
+        """Yield episodes in groups, at least `episodes` in all, equal for equal seeds; None after a stop."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         ...
@@ -323,7 +323,7 @@ def _mean(played: list[Played]) -> float:
 
 
 def _episodes(played: list[Played], version: int) -> tuple[Episode, ...]:
-    """Return the episodes, by start and number; equal seeds have equal ones, whatever the version."""
+    """Return the episodes by start and number; equal seeds give the same episodes to every version."""
     begun: Counter[int] = Counter()
     made = []
     for index, one in enumerate(played):

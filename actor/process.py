@@ -49,7 +49,7 @@ def main(lifecycle: Lifecycle, *, broker: str, actor_id: str | None, role: Role,
 
 
 def make_generator(specification: RunSpecification, settings: Settings, health: Health) -> FragmentGenerator:
-    """Return what the run's workload acts with.
+    """Return the generator of the run's workload.
 
     Health expects it within this process's `actor.stall_timeout_s`.
     """
@@ -63,7 +63,7 @@ def make_generator(specification: RunSpecification, settings: Settings, health: 
 
 
 def watch_broker(health: Health, stall_timeout_s: float) -> Callable[[], None]:
-    """Have health watch that the broker answers; returns what is to be called after each answer.
+    """Have health watch that the broker answers; returns the function to call after each answer.
 
     A call that waits for news is answered when its wait is over, so that much is added to the limit.
     """

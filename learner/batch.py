@@ -222,7 +222,7 @@ class _Columns:
         return self._sent(room)
 
     def rows(self, name: str) -> Tensor:
-        """Row by row, [Σ K, ...]."""
+        """Return a tensor's K rows of each fragment, joined, [Σ K, ...]."""
         arrays = [arrays[name] for _, arrays in self._fragments]
         room, joined = self._room((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
         np.concatenate(arrays, out=joined)

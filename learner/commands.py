@@ -228,8 +228,8 @@ class CommandFollower:
         if int(command.argument) > algorithm.flush_below:
             raise _Refused(
                 CommandRefusal.TOO_FEW_STEPS,
-                f"min_steps={command.argument}: a batch of {algorithm.flush_below} steps is taken without "
-                "being asked; ask for at most that",
+                f"min_steps={command.argument}: a batch of {algorithm.flush_below} steps is taken without a "
+                "flush; give at most that",
             )
 
     def _decide_flush(self, command: Command) -> None:

@@ -219,7 +219,7 @@ class Result:
 
     @property
     def counted(self) -> Score:
-        """The score that solves, is best and is judged with patience."""
+        """Return the score that decides on the target, on the best version and on patience."""
         return self.scores[way(deterministic=self.deterministic)]
 
     @property

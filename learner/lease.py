@@ -61,7 +61,7 @@ def take(
             is_renewed = 0 < was_left_ms < left_ms
             if error.refusal.reason is not Reason.FENCED or (is_renewed and not is_held):
                 raise ConfigurationError(
-                    f"run_dir={run_dir}: another learner has this run in hand ({error.refusal.detail}); "
+                    f"run_dir={run_dir}: another learner is using this run ({error.refusal.detail}); "
                     "stop it first, or give this one a folder of its own"
                 ) from error
             if not was_left_ms:

@@ -173,8 +173,8 @@ NO_STATE: Final = Dict(())
 class Model:
     """Algorithm, specification and limits of a run. target: mean return that counts as solved.
 
-    weight_bytes: size of one version of the weights. ranges: of the numbers in fragments. recording: source
-    of experience in place of actors.
+    weight_bytes: size of one version of the weights. ranges: allowed numbers in fragments. recording: it
+    replaces actors as the source of experience.
     """
 
     algorithm: Algorithm

@@ -138,7 +138,7 @@ class SampleJournal(JournalFile):
     """Used by one thread."""
 
     def __init__(self, folder: Path, run: str, actor_id: str, server: str) -> None:
-        """server: drawn anew in each life of it."""
+        """server: a random id, which each start of the server draws again."""
         self._head = {"run": check_id("run", run), "actor": check_id("actor_id", actor_id)}
         super().__init__(folder / f"{run}.{check_id('server', server)}{_SAMPLE_SUFFIX}")
 

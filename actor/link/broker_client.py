@@ -102,7 +102,7 @@ class SessionReply:
 
 
 def _understood(method: Callable[P, T]) -> Callable[P, T]:
-    """`method`; Fatal where the reply holds what this version has no name for (a reason, a state)."""
+    """Wrap `method`: raise Fatal where a reply has a reason or a state that this version does not know."""
 
     @wraps(method)
     def reading(*arguments: P.args, **named: P.kwargs) -> T:
@@ -170,7 +170,7 @@ class BrokerClient:
     def append(
         self, session: int, acked_through: int, fragments: Sequence[Fragment], stop: threading.Event
     ) -> tuple[int, Refusal | None, Credit]:
-        """Append, the same message each time it is repeated.
+        """Call Append; a repeated call sends the same message.
 
         Returns how far the log got, why no further, and credit to go on.
         """
@@ -184,7 +184,7 @@ class BrokerClient:
 
     @_understood
     def report(self, report: Report, stop: threading.Event) -> tuple[int, Refusal | None]:
-        """ReportEpisodes: last report taken, and why this one was not."""
+        """Call ReportEpisodes; returns the last accepted report, and the refusal of this one or None."""
         reply = self._call(
             lambda connection: connection.experience.ReportEpisodes, report.to_proto(), CALL_DEADLINE_S, stop
         )
@@ -212,7 +212,7 @@ class BrokerClient:
     def weights(
         self, session: int, version: int, offset: int, stop: threading.Event
     ) -> tuple[Publication, memoryview] | None:
-        """GetWeights from `offset`, no bytes at the end; None when the version is no longer kept."""
+        """Return the weights' bytes from `offset`, empty at the end; None when the version is not kept."""
         request = weights_pb2.GetWeightsRequest(session=session, version=version, offset=offset)
         try:
             reply, data = self._call(lambda connection: connection.weights, request, _CHUNK_DEADLINE_S, stop)
@@ -238,7 +238,7 @@ class BrokerClient:
 
         method: the stub of the call on a connection. deadline_s: of each attempt. on_repeat: called before
         each further attempt; none is made when `stop` is set. Raises Interrupted, NotFound, and Fatal where
-        a repeated call would be answered alike.
+        the same call would get the same answer again.
         """
 
         def on_wait(error: Exception, delay_s: float) -> None:

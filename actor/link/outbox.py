@@ -140,7 +140,7 @@ class Outbox:
             return False
 
     def report(self, episodes: list[Episode]) -> None:
-        """Report finished episodes whose return is finite; others end the session by their fragment."""
+        """Report finished episodes whose return is finite; the fragment of any other one ends the session."""
         finite = [episode for episode in episodes if math.isfinite(episode.episode_return)]
         if len(finite) < len(episodes):
             log.error("episodes whose return is not finite", extra={"episodes": len(episodes) - len(finite)})

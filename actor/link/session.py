@@ -153,7 +153,7 @@ class Session:
         self._listeners.append(listener)
 
     def notify_waiters(self) -> None:
-        """Have everything that waits for a change look again."""
+        """Wake all threads that wait for a change."""
         with self._changed:
             self._changed.notify_all()
         for listener in self._listeners:
@@ -214,7 +214,7 @@ class Session:
     # ------------------------------------------------------------ what is done in it
 
     def begin(self, sequence: int) -> int:
-        """Begin a fragment, which goes up with the next watch; returns the credit's round."""
+        """Begin a fragment, which the next watch reports; returns the round of its credit."""
         self._begun_through = sequence
         return self.credit.round
 
@@ -231,7 +231,7 @@ class Session:
         return through, refusal
 
     def give_back(self) -> None:
-        """Let others have the credit for what is not begun: nothing more will be begun here."""
+        """Give back the credit of fragments that are not begun; this session begins no more."""
         request = replace(self._request(self._applied), wait_ms=0, gives_back=True)
         self.run_thread("giver", lambda: self._broker_client.watch(request, self._closing))
 
@@ -358,7 +358,7 @@ def open_session(
 def describe_run(
     broker_client: BrokerClient, actor_id: str, role: Role, lifecycle: Lifecycle
 ) -> RunSpecification | None:
-    """Return what a session would be for, without one: waits, raises and is None as `open_session`."""
+    """Return the run's specification without a session; waits, raises and returns None as `open_session`."""
     described = _ask(broker_client, actor_id, role, lifecycle, describe_only=True)
     return None if described is None else described.specification
 

@@ -158,7 +158,7 @@ class ObservationBounds:
     def replace_terminal(
         self, before: Mapping[str, Any], after: Mapping[str, Any], slots: NDArray[np.intp]
     ) -> None:
-        """Put the observation before in the place of one that ended an episode outside its space.
+        """Replace a last observation outside its space by the observation before it.
 
         before, after: of two steps in a row, by path [N, ...]; `after` is changed. slots: int [K], those that
         terminated and are shown their last observation once more before they are reset. A policy reads it

@@ -188,7 +188,7 @@ class Rollout:
         return is_ended or self._stop.is_set() or self.stood_still
 
     def _cut(self) -> tuple[Fragment, list[Episode]] | None:
-        """Cut the fragment in hand; None where that was done because the environment stood still."""
+        """Cut the current fragment; None where the watcher has cut it because the environment stood still."""
         with self._cutting:
             begun, self._begun = self._begun, None
             if begun is None:

@@ -47,7 +47,7 @@ class Loaded:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Question:
-    """A request, read. observation: by name, [rows, *shape]; the policy's state too, where it remembers."""
+    """A request that was read. observation: by name, [rows, *shape], with the policy's state if any."""
 
     observation: Mapping[str, Array]
     rows: int
@@ -63,7 +63,7 @@ class Question:
 
     @property
     def shares_draw(self) -> bool:
-        """Whether its actions can be drawn together with those of other questions."""
+        """Return whether one random draw can serve this request together with others."""
         is_own = self.deterministic or self.distribution
         return self.seed is None and self.masks is None and self.taken is None and not is_own
 
@@ -162,7 +162,7 @@ def _split(
 
 
 def _part(whole: Answer, question: Question, end: int) -> Answer:
-    """Return what the rows before `end` are to a question."""
+    """Return the part of the answer that belongs to a question whose rows end before `end`."""
     rows = slice(end - question.rows, end)
     action = {name: array[rows] for name, array in whole.action.items()}
     return Answer(
@@ -251,7 +251,7 @@ class PassCost:
         return self._seconds[self._nearest[size]]
 
     def of_many(self, rows: int, most: int) -> float:
-        """Return what so many rows take in passes of at most `most`."""
+        """Return the seconds that rows take in passes of at most `most` rows."""
         if 0 < rows <= most:
             return self.of(rows)
         full, rest = divmod(rows, most)

@@ -324,7 +324,7 @@ class Opinion:
 
     @property
     def counts(self) -> bool:
-        """Return whether it counts for its arm: a turn was answered that no rater was asked about."""
+        """Return whether the conversation counts for its arm: a rater was not asked about every turn."""
         return len(self.asked) < self.turns
 
     @property

@@ -136,7 +136,7 @@ class NumberedWhenSent(FragmentQueue):
         return taken
 
     def drop(self) -> list[Fragment]:
-        """Drop the fragments under way, counted as lost; what has no number is for the next session."""
+        """Drop the fragments under way, counted as lost; the next session sends those without a number."""
         dropped = super().drop()
         self._is_dropped = True
         self._queue.note_gone(len(dropped))

@@ -475,7 +475,7 @@ class Traffic:
         return Path(row.place)
 
     async def begin(self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor) -> None:
-        """Read the registry once; raises ConfigurationError where nothing could ever be answered with."""
+        """Read the registry once; raises ConfigurationError where no version could ever answer."""
         if not self._url:
             return
         try:
@@ -491,7 +491,7 @@ class Traffic:
     async def follow(
         self, loaded_versions: LoadedVersions, canary_monitor: CanaryMonitor, refresh_s: float
     ) -> None:
-        """Read the registry again and again, and follow it; for ever where there is one."""
+        """Read the registry again and again, and follow it; returns at once where there is no registry."""
         while self._url:
             await asyncio.sleep(refresh_s)
             try:

@@ -471,7 +471,7 @@ class RequestHandler:
         return loaded, action, request.taken_log_prob if request.HasField("taken_log_prob") else None
 
     def _write_step(self, step: _Step, answered: Answered) -> bytes:
-        """Messages behind one another are one message."""
+        """Concatenated messages are read as one message."""
         episode, request = step.episode, step.request
         where = pb.ActReply(episode_id=episode.id, step=episode.segment_builder.length).SerializeToString()
         if step.taken is None:
@@ -592,7 +592,7 @@ class RequestHandler:
         if request.final_observation:
             return self.reader.read_final(request.final_observation)
         if request.ending == pb.ENDING_TRUNCATED:
-            raise invalid("final_observation: a truncated episode is valued by it; send it")
+            raise invalid("final_observation: the value of a truncated episode depends on it; send it")
         return None
 
     def abandon(self, episode: Episode) -> None:
@@ -638,7 +638,7 @@ def _check_allowed(
             continue
         if not all(head.allows(action[head.path][0], masks[head.path][0])):
             raise invalid(
-                f"taken_action: {head.path} is one that action_mask forbids; send the mask that held"
+                f"taken_action: {head.path} is one that action_mask forbids; send the mask of that step"
             )
 
 

@@ -133,7 +133,7 @@ def _array(field: str, message: tensor_pb2.Tensor, dtype: str, shape: tuple[int,
 
 
 def _read(field: str, message: tensor_pb2.Tensor, wanted: _Wanted, batch: int) -> Array:
-    """Rows [max(batch, 1), *shape]: what is as it should be is looked at once, for every request is read."""
+    """Read rows [max(batch, 1), *shape]; a usual part costs one check, since every request passes here."""
     data, shape = message.data, [batch, *wanted.shape] if batch else wanted.listed
     is_alike = message.dtype == wanted.dtype and message.shape == shape
     if is_alike and wanted.dtype != "bool" and len(data) == wanted.row_bytes * (batch or 1) > 0:

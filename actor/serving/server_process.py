@@ -208,13 +208,13 @@ class HostedService(Protocol):
 
     @property
     def background_tasks(self) -> BackgroundTasks:
-        """Tasks that run beside its calls; an error in one of them ends the process."""
+        """Tasks that run beside its calls; an error in one ends the process."""
 
     def add_to(self, server: "grpc.aio.Server") -> None:
         """Serve its calls from `server`."""
 
     async def begin(self) -> None:
-        """Look for versions; raises ConfigurationError where nothing could ever be answered with."""
+        """Look for versions; raises ConfigurationError where no version could ever answer."""
 
     async def apply(self, weights: Weights) -> tuple[float, ...]:
         """Answer `latest` with these; returns the probe's log-probabilities under them. Raises Fatal."""

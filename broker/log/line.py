@@ -63,7 +63,7 @@ class Line:
 
     @property
     def is_open(self) -> bool:
-        """Return whether `write` has somewhere to write to that is not to be renewed."""
+        """Return whether a connection is open that `renew` has not given up."""
         return self._wire is not None and self._wire.is_open and not self._is_due
 
     async def open(self) -> None:
@@ -261,7 +261,7 @@ class _Wire(asyncio.Protocol):
 
 
 def _files(tls: TlsFiles, address: Mapping[str, Any]) -> TlsFiles:
-    """What the options of a URL name comes first, as for every other connection."""
+    """Return the TLS files; those that the options of the URL name come first, as for other connections."""
     return TlsFiles(
         certificate=address.get("ssl_certfile", tls.certificate),
         key=address.get("ssl_keyfile", tls.key),
@@ -349,7 +349,7 @@ class Appends:
     def begin(
         self, session: int, acked_through: int, items: Sequence[AppendItem], incarnation: str
     ) -> "asyncio.Future[Appended]":
-        """Have fragments of a session appended, on a line that is open; the outcome is not to be cancelled.
+        """Append fragments of a session on an open line; do not cancel the outcome.
 
         The payloads are staged under names of this attempt that expire, then the script moves them into place
         or drops them. It continues without its caller. incarnation: of the run that they were checked for.
@@ -371,7 +371,7 @@ class Appends:
         return reply
 
     def _send_soon(self) -> None:
-        """Send what waits, unless as much as may be is under way.
+        """Send what waits, unless the greatest number of pipelines is in flight.
 
         Not at once: those who come in the same round of the loop go together, and on a line that broke, which
         answers as it is written to, each pipeline would be sent from within the one before.
@@ -381,7 +381,7 @@ class Appends:
             asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        """Send the oldest waiting appends, in as many pipelines as may be under way."""
+        """Send the oldest waiting appends, until the greatest number of pipelines is in flight."""
         self._is_due = False
         while self._waiting and self._under_way < AT_ONCE:
             self._under_way += 1
@@ -411,7 +411,7 @@ class Appends:
         self._line.write(pieces, on_replies)
 
     def _ended(self, last: _Waiting, reply: Any) -> None:
-        """The last reply to a pipeline: another one may go."""
+        """Handle the last reply to a pipeline: the next one may be sent."""
         self._answered(last, reply)
         self._under_way -= 1
         self._send_soon()

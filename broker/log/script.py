@@ -154,7 +154,7 @@ def _with_literals(source: str, constants: Mapping[str, str | int]) -> str:
 
 
 def _called(parts: str, body: str) -> str:
-    """Return the parts without the functions that neither the body nor what it calls calls."""
+    """Return the parts without functions that the body calls neither directly nor through others."""
     functions = {found[1]: found[0] for found in _FUNCTION.finditer(parts)}
     waiting, called = [_FUNCTION.sub("", parts) + body], set[str]()
     while waiting:

@@ -39,7 +39,7 @@ class Store:
     """The broker's operations in Redis; every method may raise `StoreUnavailable`. Made by `connect`."""
 
     def __init__(self, client: Any, calls: Line, appends: Line, staging_expiry_s: float) -> None:
-        """calls, appends: on which scripts are called, and fragments appended. client: for all else."""
+        """calls: line for scripts. appends: sends the fragments. client: connection for everything else."""
         self._redis, self._line, self._append_line = client, calls, appends
         self._appends = Appends(appends, staging_expiry_s, self._read_append)
         self._incarnation = ""
@@ -54,7 +54,7 @@ class Store:
         tls: TlsFiles | None = None,
         staging_expiry_s: float = STAGING_EXPIRY_S,
     ) -> "Store":
-        """Return a store that opens no connection yet. staging_expiry_s: of payloads not appended since."""
+        """Return a store that opens no connection yet. staging_expiry_s: lifetime of staged payloads."""
         lines = Line(url, password, tls), Line(url, password, tls)
         return cls(connect_async(url, password, tls), *lines, staging_expiry_s)
 
@@ -71,7 +71,7 @@ class Store:
         return replies.opened(await self._run("open_session", actor_id, role.value, owner))
 
     def on_incarnation(self, forget: Callable[[], None]) -> None:
-        """Call `forget` when Redis holds another incarnation than the known one; without it any is taken."""
+        """Call `forget` when Redis holds another incarnation than the known one; default: accept any."""
         self._forget.append(forget)
 
     async def confirm(self) -> None:

@@ -68,7 +68,7 @@ class Versions:
         except RegistryError as error:
             text = str(error)
         except ImportError as error:
-            text = f"{error}; beside this broker: {how_to_install('registry')}"
+            text = f"{error}; on the machine of this broker: {how_to_install('registry')}"
         except ValueError as error:
             raise Malformed(str(error)) from error
         await context.abort(code, text)

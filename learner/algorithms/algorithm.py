@@ -243,7 +243,7 @@ class LearnsOnce(Algorithm, Generic[Section]):
         self.stale_after = section.stale_after or 4 * (section.staleness + 1)
 
     def minibatches(self, batch: Batch, steps: int) -> int:
-        """Cut a batch of so many steps; a flush has fewer minibatches, each with the steps of any other."""
+        """Cut a batch of so many steps into minibatches; a flush has fewer, each of about the usual size."""
         count: int = getattr(self.section, "minibatches", 1)
         if not batch.is_flushed:
             return count
@@ -511,12 +511,14 @@ def taken_over(own: AlgorithmState, found: AlgorithmState, *, going_on: Collecti
             tensors[name] = tensor
         elif name not in found.tensors or found.tensors[name].shape != tensor.shape:
             there = tuple(found.tensors[name].shape) if name in found.tensors else "nothing"
-            raise ValueError(f"{name}: {there} for {tuple(tensor.shape)}; it is of another network or space")
+            raise ValueError(
+                f"{name}: {there}, not {tuple(tensor.shape)}; it belongs to another network or space"
+            )
         else:
             tensors[name] = found.tensors[name]
     steps: Any = found.numbers.get("gradient_steps")
     if type(steps) is not type(own.numbers["gradient_steps"]):
-        raise ValueError("gradient_steps: missing; it is of another algorithm")
+        raise ValueError("gradient_steps: missing; the state belongs to another algorithm")
     return AlgorithmState(tensors=tensors, numbers=own.numbers | {"gradient_steps": steps})
 
 

@@ -433,7 +433,7 @@ class ClosedForm(NamedTuple):
 
 
 def has_slopes(policy: Policy) -> bool:
-    """Return whether `closed_form` has all distributions of a policy that joins them in the usual way."""
+    """Return whether `closed_form` knows the distribution of each independent part of a policy's action."""
     kind = type(policy)
     is_usual = (
         kind.joint_log_prob is ActorCritic.joint_log_prob and kind.joint_entropy is ActorCritic.joint_entropy

@@ -154,7 +154,7 @@ def gae(
 ) -> Advantages:
     """Estimate advantages and targets by generalised estimation (Schulman et al. 2016, eq. 16); all [T, B].
 
-    discount: γ, of all steps or of each, [T, B].
+    discount: γ, one number or one per step, [T, B].
 
     δ_t = r_t + γ V_{t+1} − V_t;  A_t = δ_t + γ λ A_{t+1} where the trace carries;  target = A_t + V_t.
     """

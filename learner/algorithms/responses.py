@@ -238,8 +238,8 @@ def token_gae(
     δ_t = r_t + γ V_{t+1} − V_t, V = `beyond` after the last token;
     A_t = Σ (γλ)^k δ_{t+k};  target = V_t + Σ (γλ_V)^k δ_{t+k}.
 
-    discount: γ, of all tokens or of each, [S, R], as `turn_discounts` says.
-    beyond: [R], 0 where a row ended; None: all of them did.
+    discount: γ, one number or one per token, [S, R], as `turn_discounts` says. beyond: [R], 0 where a row
+    ended; None: all of them did.
     """
     following = torch.zeros_like(value)
     following[:-1] = value[1:]

@@ -324,7 +324,7 @@ class RankGroup:
         return RankRows(self, steps, int(whole.sum()), numbers[: len(own), first : first + own.shape[1]][own])
 
     def columns(self, values: Tensor) -> Tensor:
-        """Return the columns [T, B] of all ranks side by side, rows that a rank lacks 0; on the CPU."""
+        """Return the columns [T, B] of all ranks side by side, on the CPU; missing rows are 0."""
         return values.cpu() if self._group is None else self._side_by_side(values)[0]
 
     def listed(self, numbers: Sequence[int]) -> tuple[list[int], int]:

@@ -176,7 +176,7 @@ class _Consumed:
         self._sizes.append(self._sizes[-1] + size)
 
     def through(self, number: int) -> int:
-        """Return the bytes up to the last end at or before entry `number`."""
+        """Return the bytes up to the last end of a delivery at or before entry `number`."""
         place = bisect.bisect_right(self._ends, number) - 1
         return self._sizes[max(place, 0)]
 

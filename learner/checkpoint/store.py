@@ -284,9 +284,9 @@ class NamedCheckpoints:
     def keep(self, name: str, command: str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Store a checkpoint under a name; it then survives loss of power.
 
-        A command that was interrupted behind this and is followed again finds what it has stored. command:
-        its request id. Raises NameRefused where another command gave the name; NoRoom where MAX_NAMED have
-        names, or the disk is full.
+        A command that is repeated after a crash finds what it stored before. command: its request id. Raises
+        NameRefused where another command gave the name; NoRoom where MAX_NAMED have names, or the disk is
+        full.
         """
         names = self.names()
         if check_id("name", name) in names:

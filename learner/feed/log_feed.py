@@ -252,7 +252,7 @@ class LogFeed:
         self._restored_from = version
 
     def flush(self, flush: Flush) -> None:
-        """Take the pending entries up to one as a batch, after the full batches there; see `too_few`."""
+        """Take the pending entries up to a given one as a batch, after full ones before it; see `too_few`."""
         self._flush = flush
 
     def too_few(self, number: int) -> int | None:
@@ -302,7 +302,7 @@ class LogFeed:
     # ---- the choice of entries
 
     def _choose(self) -> list[LogEntry] | None:
-        """Return the entries of the next batch; [] when all there are were dropped; None: not enough yet."""
+        """Return the entries of the next batch; [] when all of them were dropped; None: not enough yet."""
         flush = self._flush
         if flush is not None and self._read >= flush.through:
             return self._choose_flush(flush)

@@ -260,7 +260,7 @@ class RecordedFeed:
             yield None, tuple(waiting)
 
     def _deliver(self, planned: _Planned, count: int) -> LogBatch:
-        """count: of the recording, up to this one."""
+        """count: batches of the recording up to this one."""
         started = time.perf_counter()
         frame, fragments = planned
         event = frame if frame is not None and not fragments else None

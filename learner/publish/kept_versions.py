@@ -75,7 +75,7 @@ def write_final(run_dir: Path, final: FinalPolicy) -> None:
 
 
 def name_final(run_dir: Path) -> None:
-    """Let `latest` be a link to the final policy; a version that is kept after it would be the latest."""
+    """Point the link `latest` to the final policy; a version that is kept after it would take its place."""
     weight_files.name_latest(run_dir, _BLOB)
 
 
@@ -263,7 +263,7 @@ class KeptVersions:
     # ---- one look
 
     def _is_there(self) -> bool:
-        """Return whether there may be decisions to follow: on a server, or in a file that somebody made."""
+        """Return whether the registry may hold decisions: it is a server, or its file exists."""
         file = self._url.removeprefix("sqlite:///")
         return file == self._url or Path(file).exists()
 
@@ -391,7 +391,7 @@ class KeptVersions:
             blob = weight_files.read_kept(self._run_dir, version.version, version.sha256)
         except ValueError as error:
             if version.version not in self._unreadable:
-                log.error("a version that is kept cannot be answered for", extra={"why": str(error)})  # noqa: TRY400 - the text says all
+                log.error("the weights of a kept version are damaged", extra={"why": str(error)})  # noqa: TRY400 - the text says all
             self._unreadable.add(version.version)
             return
         publication = Publication(version.version, version.update, version.sha256, len(blob))

@@ -205,7 +205,7 @@ def _agreed(store: Store, place: RankPlace, timeout_s: float) -> Store:
         if store.check([f"{name}/present"]) and me in store.get(f"{name}/present").decode().split():
             return PrefixStore(f"{name}/", store)
         time.sleep(_ASK_S)
-    raise RuntimeError("rank 0 has not called")
+    raise RuntimeError("rank 0 has sent no request")
 
 
 def _check_network(place: RankPlace, settings: Settings) -> None:
@@ -313,7 +313,7 @@ class Ranks:
         try:
             self._send({"what": "end", "failed": kind is not None})
         except Fatal as error:
-            log.warning("the other ranks were not told of the end", extra={"why": str(error)})
+            log.warning("the end could not be sent to the other ranks", extra={"why": str(error)})
 
     def _send_state(self, what: str, state: AlgorithmState) -> None:
         self._send({"what": what, "numbers": state.numbers}, save(state.tensors))

@@ -277,7 +277,9 @@ class Codec:
         if not (terminated or truncated):
             raise ValueError("say terminated=True or truncated=True, or abandon the episode")
         if not terminated and final_observation is None:
-            raise ValueError("truncated=True: what was seen last is valued; give final_observation")
+            raise ValueError(
+                "truncated=True: the value of the last observation counts; give final_observation"
+            )
         request = pb.EndEpisodeRequest(
             episode_id=episode_id,
             request_id=new_request_id(),

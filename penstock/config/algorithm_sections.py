@@ -304,7 +304,8 @@ def algorithm_sections() -> dict[str, type[AlgorithmSection]]:
             raise ConfigurationError(f"workload={workload!r}: {path!r} is no AlgorithmSection")
         if sections.setdefault(name, section) is not section:
             raise ConfigurationError(
-                f"workload={workload!r}: another workload has another section for algorithm.name={name!r}"
+                f"workload={workload!r}: its section for algorithm.name={name!r} differs from that of "
+                "another workload"
             )
     return sections
 

@@ -44,7 +44,7 @@ def held_folder(run_dir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigurationError(
-                f"run_dir={run_dir}: another `penstock train` has this run in hand; stop it first"
+                f"run_dir={run_dir}: another `penstock train` is using this run; stop it first"
             ) from None
         yield
 

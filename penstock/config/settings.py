@@ -82,7 +82,7 @@ def _check_text(key: str, text: str) -> None:
             f"{remedy(text)}"
         )
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ConfigurationError(f"{key}={text[:_SHOWN]!r}: holds what is no text; write it in UTF-8")
+        raise ConfigurationError(f"{key}={text[:_SHOWN]!r}: is not valid text; write it in UTF-8")
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -141,7 +141,7 @@ def parse_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path}: not TOML: {error}") from error
     except RecursionError as error:
-        raise ConfigurationError(f"{path}: nested too deeply to be read; write it flatter") from error
+        raise ConfigurationError(f"{path}: nested too deeply to be read; use fewer levels") from error
 
 
 def _text_of_others(path: Path) -> str:
@@ -277,7 +277,7 @@ def _hide_advanced(section: Section, content: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Statistics of scores. mean, std: None without any; std is that of the population."""
+    """Statistics of scores. mean, std: None without scores; std: of the population."""
 
     count: int
     mean: float | None
@@ -294,8 +294,8 @@ class Scores:
 class Rehearsal:
     """The result of a short preparation.
 
-    settings: name the products, which suffice for a trial run. more_seconds: by which the full preparation
-    takes longer. scores: of the data that was used.
+    settings: they name what was prepared, which suffices for a trial run. more_seconds: by which the full
+    preparation takes longer. scores: of the data that was used.
     """
 
     settings: Settings

@@ -85,7 +85,10 @@ def seal(run_dir: Path, settings: Settings) -> None:
     try:
         file.write_text(_code(_key(), run_dir, modules, places) + "\n")
     except OSError as error:
-        log.warning("not sealed: commands on this folder will want --trust", extra={"why": str(error)})
+        log.warning(
+            "the folder is not marked as trusted: commands on it will require --trust",
+            extra={"why": str(error)},
+        )
 
 
 def check_own(

@@ -357,11 +357,11 @@ def site_over(
         while not over and not draining.wait(1.0):
             over = run.failure()
         if over and on_end is not None:
-            on_end("the run behind it is over")
+            on_end("the run that this gateway serves is over")
 
     def admit(address: str) -> None:
         if over:
-            _refuse(f"the run behind it is over: {over}")
+            _refuse(f"the run that this gateway serves is over: {over}")
         listener.admit(address)
 
     def upstream(one: RunBehind, kept: Path | None) -> Upstream:
@@ -377,7 +377,7 @@ def site_over(
         yield replace(listener, admit=admit), {"run": watch}
         failure = run.failure() if on_end is not None else ""
     if failure:
-        raise Fatal(f"the run behind it is over: {failure}")
+        raise Fatal(f"the run that this gateway serves is over: {failure}")
 
 
 def _check_models(folder: Path) -> None:

@@ -144,7 +144,7 @@ def _check_features(name: str, network: nn.Module, width: int, reader: Reader) -
         )
     if not _alike(_features(name, network, inputs.narrow(0, 1), width), features[:1]):
         raise ConfigurationError(
-            f"{name}: features of a row depend on the rows beside it; treat each row alone"
+            f"{name}: features of a row depend on other rows; compute each row on its own"
         )
     if not _alike(_features(name, network.train(), inputs, width), features):
         raise ConfigurationError(

@@ -71,7 +71,7 @@ class Window:
         if not 0 <= self.not_finite <= self.failed <= self.answers or self.answers < 1:
             raise ValueError(
                 f"answers={self.answers}, failed={self.failed}, not_finite={self.not_finite}: "
-                "each must be among the one before"
+                "must not rise from one to the next"
             )
         if self.slower is not None and not -1.0 <= self.slower <= 1.0:
             raise ValueError(f"slower={self.slower}: must be between -1 and 1")

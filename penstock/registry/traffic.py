@@ -119,7 +119,7 @@ def _check_judged(wanted: records.Traffic) -> None:
     if wanted.canary_share > MAX_PART * rest + 1e-12:
         raise records.NotAllowed(
             f"canary_share={wanted.canary_share}: leaves too few clients of the active version to "
-            f"compare it with; at most {MAX_PART * rest:.3g} beside latest_share={wanted.latest_share}, or "
+            f"compare it with; at most {MAX_PART * rest:.3g} with latest_share={wanted.latest_share}, or "
             "promote it to active"
         )
 

@@ -190,7 +190,7 @@ class Credentials:
             return None
         if proof is Proof.NOTHING and not self.insecure:
             raise ValueError(
-                f"address={address!r}: callers would prove nothing; set security.tls_authority "
+                f"address={address!r}: callers would show no proof of identity; set security.tls_authority "
                 "(certificates) or security.accepted_tokens, or say --insecure"
             )
         rotation = _ServerRotation(self, asks_certificate=proof is Proof.CERTIFICATE)

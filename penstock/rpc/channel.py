@@ -77,7 +77,7 @@ class RotatingChannel(grpc.Channel):
         return _Unary(self, lambda channel: channel.unary_unary(*arguments, **options))
 
     def unary_stream(self, *arguments: Any, **options: Any) -> Any:
-        """A stream lives as long as its channel: begun on the channel of the moment, it keeps that."""
+        """Return a streaming method; a stream keeps the channel on which it began."""
         return _Stream(self, lambda channel: channel.unary_stream(*arguments, **options))
 
     def stream_unary(self, *arguments: Any, **options: Any) -> Any:
@@ -176,7 +176,7 @@ def open_async_channel(address: str, credentials: Credentials) -> grpc.aio.Chann
 
 
 def _options(address: str) -> tuple[tuple[str, Any], ...]:
-    """No proxy of the environment for this machine: it would be sent in plaintext what is for loopback."""
+    """Return channel options: no proxy of the environment gets what is sent to this machine."""
     return (*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", 0)) if is_local(address) else CHANNEL_OPTIONS
 
 

@@ -105,7 +105,7 @@ class RateLimits:
         self._bucket(caller).bytes -= size
 
     def keep(self, caller: str, connection: str, size: int) -> Callable[[], None]:
-        """Count a reply as unread until what is returned is called.
+        """Count a reply as unread until the returned function is called.
 
         caller, connection: whom it goes to, and on which connection. size: in bytes. Raises Exceeded for one
         too many.
@@ -335,7 +335,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic
     def _stream(self, method: str, read: Callable[[bytes], Any], body: Any, *, reads_stream: bool) -> Any:
         """Return a handler that yields its replies or writes them to the context, as `body` does.
 
-        A stream is checked when it begins; each of its messages is paid for.
+        A stream is checked when it begins; each of its messages counts against the limits.
         """
         name = method.rpartition("/")[2]
 

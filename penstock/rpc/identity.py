@@ -73,7 +73,7 @@ def from_alternative_names(names: Iterable[bytes]) -> Identity:
     if len(ours) != 1:
         raise Unidentified(
             f"the certificate holds {len(ours)} alternative names {SCHEME}RUN/PARTY, one is needed; "
-            "`penstock certificates` makes such"
+            "`penstock certificates` makes one"
         )
     return parse(ours[0])
 

@@ -143,7 +143,7 @@ Command = Callable[..., Any]
 def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Callable[[Command], Command]:
     """Add a function that returns its exit code to a group, as a command.
 
-    A dataclass parameter has the options of its fields (`unfolded`). settings: of Typer.
+    A parameter that is a dataclass becomes the options of its fields (`unfolded`). settings: for Typer.
     """
 
     def decorate(function: Callable[..., int]) -> Command:

@@ -29,7 +29,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(b"somebody's")
     (tmp_path / "latin.toml").write_bytes(b'run = "' + LATIN + b'"\n')
-    (tmp_path / "broken.toml").write_text("run = \n")
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "used" / "logs").mkdir(parents=True)
     shutil.copytree(SOLVED_RUN, tmp_path / "run")
@@ -58,30 +57,21 @@ COMMANDS: Final = {
         "absent: no folder of a run",
     ),
     "not UTF-8": (("train", "latin.toml"), "latin.toml: not UTF-8"),
-    "not TOML": (("train", "broken.toml"), "broken.toml: not TOML"),
     "a folder for TOML": (("train", "folder.toml"), "folder.toml: Is a directory"),
-    "TOML not there": (("train", "absent.toml"), "absent.toml: No such file"),
     "a date": ((*TRAIN, "--set", "environment.kwargs={d=1979-05-27}"), "environment.kwargs.d=1979-05-27: "),
-    "infinity": ((*TRAIN, "--set", "learner.lease_ttl_s=inf"), "learner.lease_ttl_s=inf: "),
     "NaN by a flag": ((*TRAIN, "--target-return", "nan"), "learner.target_return=nan: "),
     "infinity in kwargs": ((*TRAIN, "--set", "environment.kwargs={x=[-inf]}"), "environment.kwargs.x=-inf: "),
-    "absurd seconds": ((*TRAIN, "--set", "learner.lease_ttl_s=1e300"), "learner.lease_ttl_s=1e+300: "),
-    "an absurd count": ((*TRAIN, "--set", f"actor.count={10**30}"), f"actor.count={10**30}: "),
     "a seed with an alphabet of its own": ((*TRAIN, "--seed", "x٣"), "--seed"),
-    "a name that is none": ((*TRAIN, "--set", "environment.id=\0"), "environment.id='\\x00': "),
     "a secret in a URL": ((*TRAIN, "--redis", "redis://u:s3cret@h"), "security.redis_password_file=FILE"),
     "a secret in kwargs": (
         (*TRAIN, "--set", "environment.kwargs={reward='http://h/score?key=s3cret'}"),
         "security.http_headers_file=FILE",
     ),
     "resume nothing": (("train", "--resume", "sets"), "holds no config.toml"),
-    "resume a file": (("train", "--resume", "file"), "holds no config.toml"),
     "from no recording": ((*TRAIN, "--from", "file"), "--from file: "),
     "evaluate a file": (("evaluate", "file"), "file: "),
-    "evaluate nothing": (("evaluate", "absent"), "absent"),
     "evaluate an absurd seed": (("evaluate", "run", "--seed", str(10**30)), "--seed"),
     "plot a file": (("plot", "file"), "file"),
-    "plot to no folder": (("plot", "run", "-o", "absent/x.png"), "-o absent/x.png: "),
     "plot to a folder": (("plot", "run", "-o", "sets"), "-o sets: Is a directory"),
     "plot no kind": (("plot", "run", "-o", "x.foo"), "--output x.foo: "),
     "graph of a file": (("graph", "file"), "file: holds no metrics.jsonl"),
@@ -94,7 +84,6 @@ COMMANDS: Final = {
     "record into the run": (("record", "run", "--out", "used"), "--out used: "),
     "record to a file": (("record", "run", "--out", "file"), "--out file: "),
     "export to a folder": (("policy", "export", "run", "-o", "sets"), "-o sets: Is a directory"),
-    "export to no folder": (("policy", "export", "run", "-o", "absent/x"), "-o absent/x: "),
     "an absurd version": (("policy", "promote", "run", "9" * 23, "--reason", "x"), "VERSION"),
     "a version in another alphabet": (
         ("policy", "traffic", "run", "--pin", "a=٣", "--reason", "x"), "--pin 'a=٣'",
@@ -125,7 +114,6 @@ COMMANDS: Final = {
         ("control", "checkpoint", "run", "--name", ""),
         "Invalid value for '--name': it is empty",
     ),
-    "checkpoint of a run without a broker": (("control", "checkpoint", "run"), "run: names no broker"),
     "restore of a run without a broker": (("control", "restore", "run", "x"), "run: names no broker"),
     "an absurd flush": (("control", "flush", "127.0.0.1:1", "--min-steps", str(10**30)), "--min-steps"),
     "an injector that is not there": (("inject", "--explain", "--folder", "absent"), "absent: is no folder"),
@@ -145,8 +133,6 @@ COMMANDS: Final = {
     "ui of a file": (("ui", "file"), "file"),
     "certificates in a file": (("certificates", "file", "--run", "r"), "file: "),
     "certificates of the past": (("certificates", "c", "--run", "r", "--days", "-5"), "--days -5"),
-    "certificates for ever": (("certificates", "c", "--run", "r", "--days", "1e12"), "--days 1e+12"),
-    "certificates for NaN days": (("certificates", "c", "--run", "r", "--days", "nan"), "--days"),
     "certificates with no users": (
         ("certificates", "c", "--run", "r", "--redis-users", "absent"), "--redis-users absent: ",
     ),
@@ -157,15 +143,11 @@ COMMANDS: Final = {
         ("rlhf", "reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "rows.jsonl"),
         "--output rows.jsonl: is the file that is read",
     ),
-    "scores to no folder": (
-        ("rlhf", "reward", "score", "http://127.0.0.1:9/x", "rows.jsonl", "-o", "absent/x"), "-o absent/x: ",
-    ),
     "feedback from nowhere": (("rlhf", "feedback", "export", "no.jsonl"), "feedback=no.jsonl: no such file"),
     "feedback over what is read": (
         ("rlhf", "feedback", "export", "rows.jsonl", "-o", "rows.jsonl"),
         "--output rows.jsonl: is the file that is read",
     ),
-    "feedback to no folder": (("rlhf", "feedback", "export", "rows.jsonl", "-o", "no/x"), "-o no/x: "),
     "generate from a file": (("rlhf", "generate", "file", "--prompt", "a"), "file: "),
     "doctor of a run": (("doctor", "run"), "unexpected extra argument"),
     "a reason that is no text": (
@@ -180,7 +162,6 @@ COMMANDS: Final = {
         (*MIGRATE, "--database", "sqlite:///x?password=s3cret"), "SQLite asks for none",
     ),
     "keys in a folder": (("gateway", "keys", "sets"), "--keys sets: Is a directory"),
-    "keys in no folder": (("gateway", "keys", "absent/k"), "absent/k: No such file"),
     "keys over a file": (("gateway", "keys", "file"), "--keys file: "),
     "a person of another alphabet": ((*PERSON, "Ünï"), "name: use 1 to 128 of a-z"),
     "a person without a password": ((*PERSON, "ann"), "password: must have 12"),
@@ -243,7 +224,6 @@ VALUES: Final[tuple[Any, ...]] = (
 
 
 def keys(section: type[Section], before: str = "") -> Iterator[str]:
-    """Every key of the configuration."""
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
@@ -253,7 +233,6 @@ def keys(section: type[Section], before: str = "") -> Iterator[str]:
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
-    """A layer with that value behind a key."""
     for part in reversed(key.split(".")):
         value = {part: value}
     return dict(value)

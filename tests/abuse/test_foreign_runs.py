@@ -24,9 +24,6 @@ from penstock.learner.checkpoint.resume_options import ResumeOptions
 from penstock.protocol.specification import RunSpecification
 from tests.support.run.solved_run import SOLVED_RUN
 
-# ---- A run's folder that somebody else has made: what it names is used when its user says so.
-
-
 MODULE: Final = "somebodys_module"
 CODE: Final = """
 import pathlib
@@ -74,38 +71,41 @@ OUTSIDE: Final = {
 """What a configuration could have this user's commands write to, or tell."""
 
 
-def naming(run: Path, section: str, key: str, value: str) -> Path:
-    """The run, whose configuration names that."""
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder that was not made here."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return shutil.copytree(SOLVED_RUN, tmp_path / "run")
+
+
+def name_in(run: Path, section: str, key: str, value: str) -> None:
+    """Have the configuration of a run name that."""
     config = run / "config.toml"
     written = tomllib.loads(config.read_text())
     written.setdefault(section, {})[key] = value
     config.write_text(tomli_w.dumps(written))
-    return run
 
 
 @pytest.mark.promise("folder-made-here-module")
 @pytest.mark.parametrize("named", OUTSIDE.values(), ids=OUTSIDE.keys())
 def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
-    named: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    named: tuple[str, str, str], foreign: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run = naming(shutil.copytree(SOLVED_RUN, tmp_path / "run"), *named)
+    name_in(foreign, *named)
     words = f"was not made here, and names places outside of it: {named[2]}; say --trust"
     with pytest.raises(ConfigurationError, match=re.escape(words)):
-        service_settings(None, (), run)
+        service_settings(None, (), foreign)
     with pytest.raises(ConfigurationError, match=re.escape(words)):
-        make_plan(Request(what=str(run), resumption=ResumeOptions(resume=True)))
-    assert service_settings(None, (), run, trust=True).run
+        make_plan(Request(what=str(foreign), resumption=ResumeOptions(resume=True)))
+    assert service_settings(None, (), foreign, trust=True).run
     mine = tmp_path / "mine.toml"
     mine.write_text(tomli_w.dumps({named[0]: {named[1]: named[2]}}))
-    assert service_settings(mine, (), run).run
+    assert service_settings(mine, (), foreign).run
 
 
-def test_a_place_of_the_folder_itself_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
-    naming(run, "actor", "ack_journal", str(run / "journals"))
-    assert service_settings(None, (), run).run
+def test_a_place_of_the_folder_itself_is_its_own(foreign: Path) -> None:
+    name_in(foreign, "actor", "ack_journal", str(foreign / "journals"))
+    assert service_settings(None, (), foreign).run
 
 
 REFUSING: Final = {
@@ -122,31 +122,23 @@ REFUSING: Final = {
 @pytest.mark.promise("folder-made-here-module")
 @pytest.mark.parametrize(("words", "named", "remedy"), REFUSING.values(), ids=REFUSING.keys())
 def test_a_command_shows_a_foreign_folder_no_secret(
-    words: tuple[str, ...],
-    named: tuple[str, str, str],
-    remedy: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...], named: tuple[str, str, str], remedy: str, foreign: Path
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run = naming(shutil.copytree(SOLVED_RUN, tmp_path / "run"), *named)
-    naming(run, "broker", "redis", "redis://theirs.example")
-    reply = CliRunner().invoke(app, [word.replace("RUN", str(run)) for word in words])
+    name_in(foreign, *named)
+    name_in(foreign, "broker", "redis", "redis://theirs.example")
+    reply = CliRunner().invoke(app, [word.replace("RUN", str(foreign)) for word in words])
     assert reply.exit_code == 2, reply.output
     assert named[2] in reply.stderr
     assert remedy in reply.stderr
 
 
-def test_a_broker_that_a_foreign_folder_names_is_shown_no_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    run = naming(shutil.copytree(SOLVED_RUN, tmp_path / "run"), *OUTSIDE["a token"])
+def test_a_broker_that_a_foreign_folder_names_is_shown_no_token(foreign: Path, tmp_path: Path) -> None:
+    name_in(foreign, *OUTSIDE["a token"])
     with pytest.raises(ConfigurationError, match="/home/me/token; name your own configuration with --config"):
-        calling_security(run, None, ())
+        calling_security(foreign, None, ())
     mine = tmp_path / "mine.toml"
     mine.write_text('[security]\ntoken_file = "mine"\n')
-    assert calling_security(run, mine, ()).token_file == Path("mine")
+    assert calling_security(foreign, mine, ()).token_file == Path("mine")
 
 
 COMMANDS: Final = {
@@ -168,23 +160,17 @@ def test_a_foreign_folder_asks_and_trust_answers(words: tuple[str, ...], downloa
     assert (downloaded / "imported").exists() == (words[0] != "train")
 
 
-def test_a_server_asks_too(downloaded: Path) -> None:
+def test_a_server_asks_until_the_run_was_resumed_with_trust(downloaded: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"names modules to be imported: {MODULE}; say --trust"):
         service_settings(None, (), downloaded / "run")
     assert service_settings(None, (), downloaded / "run", trust=True).actor.allow_modules == (MODULE,)
     said = (f'actor.allow_modules=["{MODULE}"]',)
     assert service_settings(None, said, downloaded / "run").actor.allow_modules == (MODULE,)
-
-
-def test_a_run_that_was_resumed_with_trust_is_ones_own(downloaded: Path) -> None:
     resumed = Request(what="run", resumption=ResumeOptions(resume=True), trust=True)
     plan = make_plan(resumed)
     prepare_folder(plan)
     take_configuration(plan)
     assert make_plan(replace(resumed, trust=False)).settings.actor.allow_modules == (MODULE,)
-
-
-# ---- Nothing that comes over the wire or from disk can run code.
 
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -219,11 +205,14 @@ def unsafe(source: str) -> list[str]:
     return found
 
 
-def test_no_source_runs_code_that_comes_as_data() -> None:
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    assert len(files) > 100
-    found = {str(path.relative_to(ROOT)): unsafe(path.read_text()) for path in files}
-    assert {name: calls for name, calls in found.items() if calls} == {}
+def test_no_source_runs_code_that_comes_as_data_and_no_comment_lets_one_through() -> None:
+    rules = ("TID251", "S102", "S301", "S302", "S307", "S506", "S602", "S605", "S614")
+    sources = {path: path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert len(sources) > 100
+    for path, source in sources.items():
+        assert unsafe(source) == [], path
+        excused = [line for line in source.splitlines() if "noqa" in line]
+        assert not [line for line in excused if any(rule in line for rule in rules)], path
 
 
 SAMPLES: Final = {
@@ -245,37 +234,14 @@ SAMPLES: Final = {
 }
 
 
-@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES.keys())
-def test_the_test_finds_each(sample: str) -> None:
-    assert unsafe(sample)
-
-
-def test_the_lint_rule_finds_each(tmp_path: Path) -> None:
+def test_the_test_and_the_lint_rule_find_each(tmp_path: Path) -> None:
     for index, sample in enumerate(SAMPLES.values()):
+        assert unsafe(sample), sample
         (tmp_path / f"sample_{index}.py").write_text(sample)
     ruff = Path(sys.executable).with_name("ruff")
     select = ("--select", "TID251,S102,S301,S302,S307,S506,S602,S605", "--output-format", "concise")
-    command = [
-        str(ruff),
-        "check",
-        "--no-cache",
-        "--config",
-        str(ROOT / "pyproject.toml"),
-        *select,
-        str(tmp_path),
-    ]
+    config = ("--no-cache", "--config", str(ROOT / "pyproject.toml"))
+    command = [str(ruff), "check", *config, *select, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     missed = [what for index, what in enumerate(SAMPLES) if f"sample_{index}.py" not in done.stdout]
     assert (done.returncode, missed) == (1, []), done.stdout + done.stderr
-
-
-def test_no_lint_comment_lets_one_through() -> None:
-    rules = ("TID251", "S102", "S301", "S302", "S307", "S506", "S602", "S605", "S614")
-    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    found = [
-        f"{path.relative_to(ROOT)}: {line.strip()}"
-        for path in files
-        for line in path.read_text().splitlines()
-        if "noqa" in line and any(rule in line for rule in rules)
-    ]
-    assert found == []

@@ -58,12 +58,10 @@ class Stand:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the job."""
         return self.runner.jobs / self.job.id
 
     @property
     def steering(self) -> Any:
-        """Return what steers its run."""
         assert self.gateway.parts.dispatcher is not None
         return self.gateway.parts.dispatcher.steering_of(self.job)
 
@@ -75,7 +73,6 @@ class Stand:
         return f"{reply.status_code} {reply.text}"
 
     def order(self) -> str:
-        """Return what somebody hears who steers the run."""
         with pytest.raises(CannotSteer) as raised:
             self.steering.order(self.job.id, Order(action=Action.PAUSE))
         return str(raised.value)
@@ -101,7 +98,6 @@ class Stand:
 
 @pytest.fixture
 def stand(tmp_path: Path) -> Iterator[Stand]:
-    """The gateway, and a job whose run has a folder as runs leave them."""
     runner = LocalRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
     url = f"sqlite:///{tmp_path}/registry.sqlite"
     gateway = SmallGateway.at(f"sqlite:///{tmp_path}/accounts.sqlite", url, tmp_path, runner=runner)
@@ -145,10 +141,6 @@ def _moved(url: str, target: Path) -> str:
 def _caused(stand: Stand) -> str:
     found = stand.runner.find(stand.job.id)
     return found.cause if isinstance(found, Outcome) else found.value
-
-
-def _noted(stand: Stand) -> dict[str, Any] | None:
-    return read_noted(stand.runner.jobs / stand.job.id / BEGUN_FILE)
 
 
 Ask = Callable[[Stand], str]

@@ -20,23 +20,18 @@ VENV: Final = "/opt/penstock"
 
 @dataclass(slots=True)
 class Stage:
-    """One FROM and what follows."""
-
     base: str
     instructions: list[tuple[str, str]] = field(default_factory=list)
 
     def values(self, name: str) -> list[str]:
-        """Of the instructions of one kind, in order."""
         return [value for kind, value in self.instructions if kind == name]
 
 
 def path_of(name: str) -> Path:
-    """The file of an image."""
     return FOLDER / f"{name}.Dockerfile"
 
 
 def stages(name: str) -> list[Stage]:
-    """Of an image's file, in order."""
     found: list[Stage] = []
     # Given the content, the parser writes no file of its own.
     parser = DockerfileParser(fileobj=path_of(name).open("rb"), env_replace=False)
@@ -97,7 +92,6 @@ class Built:
 
     @property
     def environment(self) -> dict[str, str]:
-        """As the image's ENV sets it, with this machine's programs behind it."""
         (text,) = self._final.values("ENV")
         pairs = dict(word.partition("=")[::2] for word in text.split())
         pairs["PATH"] = pairs["PATH"].replace(VENV, str(self.venv)).replace("$PATH", "/usr/bin:/bin")
@@ -105,7 +99,6 @@ class Built:
 
     @property
     def entry_point(self) -> list[str]:
-        """The program that the image starts; its path is looked up as in the image."""
         (text,) = self._final.values("ENTRYPOINT")
         (program,) = text.strip("[]").replace('"', "").split(",")
         found = shutil.which(program, path=self.environment["PATH"])
@@ -114,12 +107,10 @@ class Built:
 
     @property
     def default_words(self) -> list[str]:
-        """Of CMD."""
         (text,) = self._final.values("CMD")
         return [word.strip() for word in text.strip("[]").replace('"', "").split(",")]
 
     def imports(self, module: str) -> bool:
-        """Whether the image's Python can import a module."""
         words = [str(self.venv / "bin" / "python"), "-c", f"import {module}"]
         return (
             subprocess.run(words, check=False, capture_output=True, env=self.environment, cwd="/").returncode

@@ -1,9 +1,7 @@
-"""The overlays as `kubectl` renders them, and what tests ask of them.
-
-Objects, workloads, pods, containers.
-"""
+"""The overlays as `kubectl` renders them: objects, workloads, containers, and whether commands are known."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import typer
 import yaml
+
+from penstock.config.settings import from_environment, load
+from penstock.launch.cli.app import app
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
@@ -28,7 +30,6 @@ needs_kubectl: Final = pytest.mark.skipif(
 
 @cache
 def render(folder: Path) -> tuple[Object, ...]:
-    """The objects of a kustomization, built offline."""
     done = subprocess.run(
         ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False, timeout=60
     )
@@ -37,36 +38,44 @@ def render(folder: Path) -> tuple[Object, ...]:
 
 
 def overlay(name: str) -> tuple[Object, ...]:
-    """The objects of an overlay."""
     return render(KUBERNETES / "overlays" / name)
 
 
-def with_components(folder: Path, *names: str) -> Path:
-    """`local` with some components, as an overlay of one's own; it names no namespace."""
+def with_components(folder: Path, *names: str, base: str = "local", namespace: str = "") -> Path:
+    """An overlay with some components, as an overlay of one's own; "": it names no namespace."""
     folder.mkdir()
-    here = Path("../" * (len(folder.parts) - 1)) / KUBERNETES.relative_to("/")
+    here = Path("../" * (len(folder.resolve().parts) - 1)) / KUBERNETES.relative_to("/")
     components = [str(here / "components" / name) for name in names]
     (folder / "kustomization.yaml").write_text(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
-        f"resources: [{here / 'overlays' / 'local'}]\ncomponents: {json.dumps(components)}\n"
+        f"resources: [{here / 'overlays' / base}]\ncomponents: {json.dumps(components)}\n"
+        + (f"namespace: {namespace}\n" if namespace else "")
     )
     return folder
 
 
+def of_page(folder: Path, page: str) -> Path:
+    """The last kustomization that a page of docs shows, with the way to this repository."""
+    folder.mkdir()
+    blocks = re.findall(
+        r"```yaml\n# kustomization.yaml\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL
+    )
+    here = "../" * (len(folder.resolve().parts) - 1) + str(ROOT.relative_to("/"))
+    (folder / "kustomization.yaml").write_text(blocks[-1].replace("penstock/deploy/", f"{here}/deploy/"))
+    (folder / "run.toml").write_text('run = "mine"\n')
+    return folder
+
+
 def kinds(objects: tuple[Object, ...], *names: str) -> list[Object]:
-    """Those of some kinds."""
     return [one for one in objects if one["kind"] in names]
 
 
 def name_of(one: Object) -> str:
-    """What messages call an object."""
     return f"{one['kind']}/{one['metadata']['name']}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Something that makes pods."""
-
     kind: str
     name: str
     replicas: int
@@ -77,28 +86,23 @@ class Workload:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of its pods."""
         return dict(self.template["metadata"]["labels"])
 
     @property
     def spec(self) -> Object:
-        """Of its pods."""
         return dict(self.template["spec"])
 
     @property
     def serves(self) -> bool:
-        """Whether it runs until somebody ends it."""
         return self.kind != "Job"
 
     def containers(self) -> Iterator[tuple[str, Object]]:
-        """Its containers, those that begin first included, each with what messages call it."""
         for key in ("initContainers", "containers"):
             for container in self.spec.get(key, ()):
                 yield f"{self.kind}/{self.name}/{container['name']}", container
 
 
 def workloads(objects: tuple[Object, ...]) -> list[Workload]:
-    """Everything that makes pods."""
     return [
         Workload(
             kind=one["kind"],
@@ -113,7 +117,6 @@ def workloads(objects: tuple[Object, ...]) -> list[Workload]:
 
 
 def all_containers(objects: tuple[Object, ...]) -> list[tuple[str, Object]]:
-    """Of every workload."""
     return [pair for workload in workloads(objects) for pair in workload.containers()]
 
 
@@ -126,3 +129,22 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
         if labels.get(rule["key"]) not in rule["values"]:
             return False
     return True
+
+
+def parsed(words: list[str]) -> Any:
+    """The context of a command line; raises click.UsageError for an unknown or missing option."""
+    command: Any = typer.main.get_command(app)
+    arguments = list(words)
+    while arguments and not arguments[0].startswith("-") and hasattr(command, "get_command"):
+        name = arguments.pop(0)
+        command = command.get_command(command.make_context(name, [], resilient_parsing=True), name)
+        assert command is not None, f"{name} is no command"
+    return command.make_context(command.name, arguments)
+
+
+def check_command(container: Object) -> Any:
+    """The context of a container's command; raises also for a setting that does not exist."""
+    load(
+        [from_environment({one["name"]: one.get("value", "of a secret") for one in container.get("env", ())})]
+    )
+    return parsed([*container["command"][1:], *container.get("args", ())])

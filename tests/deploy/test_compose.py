@@ -10,8 +10,8 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from tests.deploy import command_line
-from tests.deploy.manifests import ROOT
+from penstock.config.settings import from_environment, load
+from tests.deploy.manifests import ROOT, parsed
 
 FILE: Final = ROOT / "deploy" / "compose.yaml"
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load(FILE.read_text())
@@ -36,26 +36,10 @@ def test_it_is_valid_by_the_specification() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_has_everybody() -> None:
-    everybody = {
-        "prepare",
-        "renew",
-        "redis",
-        "broker",
-        "learner",
-        "actor",
-        "evaluator",
-        "server",
-        "prometheus",
-        "grafana",
-    }
-    assert SERVICES.keys() == everybody
-    assert SERVICES["actor"]["deploy"]["replicas"] == 2
-
-
 @pytest.mark.parametrize("name", [name for name in OURS if name not in PREPARING])
 def test_commands_and_settings_are_known(name: str) -> None:
-    command_line.check(SERVICES[name]["command"], SERVICES[name]["environment"])
+    parsed(SERVICES[name]["command"])
+    load([from_environment(SERVICES[name]["environment"])])
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -98,7 +82,6 @@ def prepare(folder: Path, data: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Every file of a role's volume or of the authority's."""
     return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in folder.glob("*/*")}
 
 

@@ -1,148 +1,106 @@
-"""The overlay of a gateway: valid, closed, without a secret in it, and its commands are known."""
+"""The overlay of a gateway, the component for its trainings on a cluster, and the Job of a training."""
 
-import re
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any, Final
 
 import kubernetes_validate
 import pytest
 
-from penstock.config.settings import from_environment, load
 from penstock.gateway.frame.envelope import Doors
-from tests.deploy.command_line import parsed
+from penstock.launch.gateway.kubernetes_runner import Cluster, job_object, name_of, read_cluster, selector
 from tests.deploy.manifests import (
     COMPONENT,
     KUBERNETES,
+    Object,
     Workload,
     all_containers,
+    check_command,
     kinds,
-    name_of,
     needs_kubectl,
+    overlay,
     render,
     selects,
+    with_components,
     workloads,
 )
+from tests.deploy.manifests import name_of as called
 
 pytestmark = needs_kubectl
 
 NAMESPACE: Final = "penstock-gateway"
-SECRETS: Final = {"keys", "database"}
-"""That the operator makes."""
 LEAST_PREFIX: Final = 16
+COMPONENT_FOLDER: Final = KUBERNETES / "components" / "gateway-jobs"
+JOB: Final = "0123456789abcdef01234567"
+USED: Final = {("batch", "jobs"): {"create", "list", "delete"}, ("", "pods"): {"list"}}
+"""What the runner asks of a cluster."""
 
 
 @pytest.fixture(scope="module")
-def objects() -> tuple[dict[str, Any], ...]:
-    """As `kubectl apply -k` would send them."""
-    return render(KUBERNETES / "overlays" / "gateway")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> tuple[Object, ...]:
+    """The gateway with the component, as an operator's own overlay renders them."""
+    folder = tmp_path_factory.mktemp("overlay") / "own"
+    return render(with_components(folder, "gateway-jobs", base="gateway", namespace=NAMESPACE))
 
 
-def test_every_object_is_valid_and_of_the_namespace(objects: tuple[dict[str, Any], ...]) -> None:
-    names = [name_of(one) for one in objects]
-    assert sorted(set(names)) == sorted(names)
-    for one in objects:
-        kubernetes_validate.validate(one, "1.30", strict=True)
-        assert one["kind"] == "Namespace" or one["metadata"]["namespace"] == NAMESPACE, name_of(one)
+@pytest.fixture(scope="module")
+def gateway(objects: tuple[Object, ...]) -> Workload:
+    (found,) = [one for one in workloads(objects) if one.name == "gateway"]
+    return found
 
 
-def test_what_is_named_is_there(objects: tuple[dict[str, Any], ...]) -> None:
-    there = {name_of(one) for one in objects}
-    secrets = set()
-    for workload in workloads(objects):
-        assert f"ServiceAccount/{workload.spec['serviceAccountName']}" in there
-        claims = {claim["metadata"]["name"] for claim in workload.claims}
-        volumes = {volume["name"] for volume in workload.spec["volumes"]} | claims
-        secrets |= {one["secret"]["secretName"] for one in workload.spec["volumes"] if "secret" in one}
-        for label, container in workload.containers():
-            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes, label
-            for variable in container.get("env", ()):
-                if "valueFrom" not in variable:
-                    assert "PASSWORD" not in variable["name"], label
-                    continue
-                ((kind, source),) = variable["valueFrom"].items()
-                if kind == "secretKeyRef":
-                    secrets.add(source["name"])
-                else:
-                    assert f"ConfigMap/{source['name']}" in there, label
-    assert secrets == SECRETS
-    assert kinds(objects, "Secret") == []
+@pytest.fixture(scope="module")
+def cluster() -> Cluster:
+    return read_cluster(COMPONENT_FOLDER / "cluster.toml")
 
 
-def test_no_password_stands_in_an_address(objects: tuple[dict[str, Any], ...]) -> None:
-    (addresses,) = kinds(objects, "ConfigMap")
-    words = [word for _, one in all_containers(objects) for word in one.get("args", ())]
-    for text in (*words, *addresses["data"].values()):
-        assert not re.search(r"://[^/\s]*:[^/\s$]+@", text), text
+@pytest.fixture
+def job(cluster: Cluster) -> dict[str, Any]:
+    folder, owner = Path("/state/jobs") / JOB, ("alpha", "a-")
+    return job_object(cluster, job=JOB, place="p1", folder=folder, command=["python"], owner=owner)
 
 
-def test_commands_and_settings_are_known(objects: tuple[dict[str, Any], ...]) -> None:
-    ours = [one for _, one in all_containers(objects) if one.get("command", [])[:1] == ["penstock"]]
-    found = []
-    for container in ours:
-        assert container["image"].startswith("penstock-gateway:")
-        words = [*container["command"][1:], *container.get("args", ())]
-        context = parsed(words)
-        found.append(context.command.name)
-        load([from_environment({})])
-        assert context.params["database"] == "$(DATABASE)"
-    assert sorted(found) == ["gateway", "migrate"]
+def workload_of(job: dict[str, Any]) -> Workload:
+    name, template = job["metadata"]["name"], job["spec"]["template"]
+    return Workload(kind="Job", name=name, replicas=1, template=template)
 
 
-def test_pods_have_no_privilege(objects: tuple[dict[str, Any], ...]) -> None:
-    for workload in workloads(objects):
-        assert workload.spec["securityContext"]["runAsNonRoot"] is True
-        assert workload.spec["automountServiceAccountToken"] is False
-        for volume in workload.spec["volumes"]:
-            assert "secret" in volume or volume["emptyDir"]["sizeLimit"], volume
-        for label, container in workload.containers():
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True, label
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, label
-            assert container["resources"].keys() == {"requests", "limits"}, label
-            assert container["image"].rpartition(":")[2] not in {"", "latest"}, label
+def open_paths(policies: dict[str, Any], pods: list[Workload]) -> set[tuple[str, str]]:
+    """Components, one of which reaches the other."""
 
+    def allows(way: str, pod: Workload, peer: Workload) -> bool:
+        return any(
+            selects(spec["podSelector"], pod.labels) and selects(side["podSelector"], peer.labels)
+            for spec in policies.values()
+            for rule in spec.get(way, ())
+            for side in rule["to" if way == "egress" else "from"]
+            if side.keys() == {"podSelector"}
+        )
 
-def test_only_the_paths_to_the_database_are_open_inside(objects: tuple[dict[str, Any], ...]) -> None:
-    policies = {one["metadata"]["name"]: one["spec"] for one in kinds(objects, "NetworkPolicy")}
-    assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
-    pods = workloads(objects)
-    paths = {
+    return {
         (one.labels[COMPONENT], other.labels[COMPONENT])
         for one in pods
         for other in pods
-        if allows(policies, "egress", one, other) and allows(policies, "ingress", other, one)
+        if allows("egress", one, other) and allows("ingress", other, one)
     }
-    assert paths == {("gateway", "database"), ("migration", "database")}
+
+
+def test_only_the_paths_to_the_database_are_open_inside() -> None:
+    objects = overlay("gateway")
+    policies = {one["metadata"]["name"]: one["spec"] for one in kinds(objects, "NetworkPolicy")}
+    assert open_paths(policies, workloads(objects)) == {("gateway", "database"), ("migration", "database")}
     (people, prometheus) = policies["gateway"]["ingress"]
     assert people["ports"] == [{"protocol": "TCP", "port": "http"}]
     assert prometheus["ports"] == [{"protocol": "TCP", "port": "metrics"}]
 
 
-def allows(policies: dict[str, Any], way: str, pod: Workload, peer: Workload) -> bool:
-    """Whether a policy lets a pod reach, or be reached by, another one of the namespace."""
-    return any(
-        selects(spec["podSelector"], pod.labels) and selects(side["podSelector"], peer.labels)
-        for spec in policies.values()
-        for rule in spec.get(way, ())
-        for side in rule["to" if way == "egress" else "from"]
-        if side.keys() == {"podSelector"}
-    )
-
-
-def test_the_service_leads_to_the_gateway(objects: tuple[dict[str, Any], ...]) -> None:
-    for service in kinds(objects, "Service"):
-        (workload,) = [
-            one for one in workloads(objects) if service["spec"]["selector"].items() <= one.labels.items()
-        ]
-        ports = {port["name"] for _, one in workload.containers() for port in one.get("ports", ())}
-        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
-
-
-def test_who_calls_is_told_by_the_ingress_alone(objects: tuple[dict[str, Any], ...]) -> None:
+def test_the_gateway_believes_only_the_ingress_about_callers() -> None:
+    objects = overlay("gateway")
     (settings,) = kinds(objects, "ConfigMap")
-    (gateway,) = [one for _, one in all_containers(objects) if "--proxy=$(PROXY)" in one.get("args", ())]
+    (container,) = [one for _, one in all_containers(objects) if "--proxy=$(PROXY)" in one.get("args", ())]
     named = {
         one["name"]: one["valueFrom"]["configMapKeyRef"]["key"]
-        for one in gateway["env"]
+        for one in container["env"]
         if "configMapKeyRef" in one["valueFrom"]
     }
     assert named["PROXY"] == "PROXY"
@@ -150,3 +108,83 @@ def test_who_calls_is_told_by_the_ingress_alone(objects: tuple[dict[str, Any], .
     assert network.is_private
     assert network.prefixlen >= LEAST_PREFIX, "who has an address of it may say that others call"
     Doors(hosts=frozenset({settings["data"]["HOST"]}), proxies=(str(network),))
+
+
+def test_the_account_of_the_gateway_has_the_rights_of_its_runner(objects: tuple[Object, ...]) -> None:
+    (role,) = kinds(objects, "Role")
+    found = {
+        (group, resource): set(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert found == USED
+    (binding,) = kinds(objects, "RoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "gateway", "namespace": NAMESPACE}]
+    assert kinds(objects, "ClusterRole", "ClusterRoleBinding") == []
+    with_token = [one.name for one in workloads(objects) if one.spec["automountServiceAccountToken"]]
+    assert with_token == ["gateway"]
+
+
+def test_a_training_has_no_privilege_and_a_bound_on_everything(job: dict[str, Any]) -> None:
+    kubernetes_validate.validate(job, "1.30", strict=True)
+    assert job["metadata"]["namespace"] == NAMESPACE
+    assert (job["spec"]["backoffLimit"], job["spec"]["template"]["spec"]["restartPolicy"]) == (0, "Never")
+    pod = workload_of(job)
+    assert pod.spec["securityContext"]["runAsNonRoot"] is True
+    assert pod.spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod.spec["automountServiceAccountToken"] is False
+    ((label, container),) = pod.containers()
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    for bound in ("requests", "limits"):
+        assert {"cpu", "memory"} <= container["resources"][bound].keys(), label
+    mounts = {one["name"]: one for one in container["volumeMounts"]}
+    assert (mounts["jobs"]["subPath"], mounts["jobs"]["mountPath"]) == (f"jobs/{JOB}", f"/state/jobs/{JOB}")
+    assert [one for one in container["env"] if "PASSWORD" in one["name"] and "value" in one] == []
+
+
+def test_the_overlay_has_what_a_training_names(
+    objects: tuple[Object, ...], gateway: Workload, job: dict[str, Any], cluster: Cluster
+) -> None:
+    there = {called(one) for one in objects}
+    assert {f"PersistentVolumeClaim/{cluster.claim}", f"ServiceAccount/{cluster.service_account}"} <= there
+    volumes = {one["name"]: one for one in gateway.spec["volumes"]}
+    assert volumes["state"]["persistentVolumeClaim"]["claimName"] == cluster.claim
+    ((_, container),) = gateway.containers()
+    passwords = [one["valueFrom"] for one in container["env"] if "PASSWORD" in one["name"]]
+    secrets = {one["secretKeyRef"]["name"] for one in passwords}
+    assert secrets == {cluster.registry_secret}
+    (claim,) = kinds(objects, "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    labels = job["metadata"]["labels"]
+    assert dict(pair.split("=") for pair in selector("p1").split(",")).items() <= labels.items()
+    assert job["metadata"]["name"] == name_of(JOB)
+
+
+def test_the_gateway_reads_files_that_are_mounted(objects: tuple[Object, ...], gateway: Workload) -> None:
+    ((_, container),) = gateway.containers()
+    params = check_command({**container, "command": ["penstock", "gateway"]}).params
+    assert params["database"] == "$(DATABASE)"
+    mounted = {one["mountPath"] for one in container["volumeMounts"]}
+    assert {str(params["state"]), str(params["templates"]), str(Path(params["cluster"]).parent)} <= mounted
+    maps = {one["metadata"]["name"].partition("-")[0]: one for one in kinds(objects, "ConfigMap")}
+    assert maps["cluster"]["data"]["cluster.toml"] == (COMPONENT_FOLDER / "cluster.toml").read_text()
+
+
+def test_trainings_reach_the_database_and_nothing_else_inside(
+    objects: tuple[Object, ...], job: dict[str, Any]
+) -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in kinds(objects, "NetworkPolicy")}
+    inside = {name: spec for name, spec in policies.items() if name != "to-api-server"}
+    assert open_paths(inside, [*workloads(objects), workload_of(job)]) == {
+        ("gateway", "database"),
+        ("migration", "database"),
+        ("training", "database"),
+    }
+    assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    (to_server,) = policies["to-api-server"]["egress"]
+    assert [one["port"] for one in to_server["ports"]] == [443, 6443]

@@ -22,7 +22,9 @@ from tests.deploy.manifests import (
 from tests.deploy.node.network import lets_in
 from tests.deploy.node.prometheus import IDENTITY
 
-pytestmark = [needs_kubectl, pytest.mark.parametrize("name", OVERLAYS)]
+pytestmark = needs_kubectl
+of_runs = pytest.mark.parametrize("name", OVERLAYS)
+of_all = pytest.mark.parametrize("name", [*OVERLAYS, "gateway"])
 
 OWN_FILES = {"own.pem", "own.key", "authority.pem"}
 """Certificate, key and authority, which every pod of a run has."""
@@ -36,16 +38,19 @@ PASSWORDS = {
 SIGNERS = {"evaluator": "actor"}
 """Whose certificate a role has, where it is not its own."""
 SECRET_WORDS = re.compile(r"PASSWORD|TOKEN|SECRET|KEY|CREDENTIAL", re.IGNORECASE)
+PASSWORD_IN_ADDRESS = re.compile(r"://[^/\s]*:[^/\s$]+@")
 OF_RESTRICTED = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
 """Volumes that the restricted profile allows and that are used here: no path of the node."""
 
 
+@of_all
 def test_the_namespace_enforces_the_restricted_profile(name: str) -> None:
     (namespace,) = kinds(overlay(name), "Namespace")
     for mode in ("enforce", "audit", "warn"):
         assert namespace["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] == "restricted"
 
 
+@of_all
 def test_pods_run_without_privileges_and_token(name: str) -> None:
     for workload in workloads(overlay(name)):
         spec = workload.spec
@@ -59,6 +64,7 @@ def test_pods_run_without_privileges_and_token(name: str) -> None:
             assert volume.keys() - {"name"} <= OF_RESTRICTED, (workload.name, volume)
 
 
+@of_all
 def test_accounts_have_no_token_and_no_rights(name: str) -> None:
     objects = overlay(name)
     accounts = kinds(objects, "ServiceAccount")
@@ -70,6 +76,7 @@ def test_accounts_have_no_token_and_no_rights(name: str) -> None:
 
 
 @pytest.mark.promise("pod-privileges-token-writable")
+@of_all
 def test_containers_have_no_privilege_and_no_writable_root(name: str) -> None:
     for label, container in all_containers(overlay(name)):
         context = container["securityContext"]
@@ -79,6 +86,7 @@ def test_containers_have_no_privilege_and_no_writable_root(name: str) -> None:
         assert context.keys() == {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"}, label
 
 
+@of_all
 def test_containers_say_what_they_need_and_may_take(name: str) -> None:
     for label, container in all_containers(overlay(name)):
         requests, limits = container["resources"]["requests"], container["resources"]["limits"]
@@ -93,6 +101,7 @@ def _amount(text: str) -> float:
     return float(match[1]) * units[match[2]]
 
 
+@of_all
 def test_temporary_volumes_are_bounded(name: str) -> None:
     for workload in workloads(overlay(name)):
         for volume in workload.spec["volumes"]:
@@ -100,6 +109,7 @@ def test_temporary_volumes_are_bounded(name: str) -> None:
                 assert volume["emptyDir"]["sizeLimit"], (workload.name, volume["name"])
 
 
+@of_all
 def test_what_serves_is_probed(name: str) -> None:
     for workload in filter(lambda w: w.serves and w.replicas, workloads(overlay(name))):
         (container,) = workload.spec["containers"]
@@ -112,6 +122,7 @@ def test_what_serves_is_probed(name: str) -> None:
         assert {probe["httpGet"]["port"] for probe in probes} == {"metrics"}, workload.name
 
 
+@of_all
 def test_images_have_a_version(name: str) -> None:
     for label, container in all_containers(overlay(name)):
         tag = container["image"].rpartition("/")[2].partition("@")[0].partition(":")[2]
@@ -119,6 +130,7 @@ def test_images_have_a_version(name: str) -> None:
         assert tag != "latest", label
 
 
+@of_all
 def test_no_secret_stands_in_the_manifests(name: str) -> None:
     objects = overlay(name)
     for label, container in all_containers(objects):
@@ -126,7 +138,9 @@ def test_no_secret_stands_in_the_manifests(name: str) -> None:
             if "value" in variable and SECRET_WORDS.search(variable["name"]):
                 assert variable["value"].startswith("/certificates/"), (label, variable["name"])
         words = " ".join([*container.get("command", ()), *container.get("args", ())])
-        assert not re.search(r"://[^/\s]*:[^/\s$]+@", words), label
+        assert not PASSWORD_IN_ADDRESS.search(words), label
+    for one in kinds(objects, "ConfigMap"):
+        assert not PASSWORD_IN_ADDRESS.search("\n".join(one["data"].values())), name_of(one)
     for secret in kinds(objects, "Secret"):
         assert secret["data"].keys() == {"url"}, name_of(secret)
 
@@ -145,6 +159,7 @@ def _certificate_files(workload: Workload) -> dict[str, str]:
     }
 
 
+@of_runs
 def test_a_pod_that_shares_a_volume_is_shown_its_own_files(name: str) -> None:
     roles = {"redis", "broker", "learner", "actor", "evaluator", "server", "operator"}
     for workload in workloads(overlay(name)):
@@ -160,6 +175,7 @@ def test_a_pod_that_shares_a_volume_is_shown_its_own_files(name: str) -> None:
             assert files.get("redis.password", of_redis) == of_redis, role
 
 
+@of_runs
 def test_only_the_job_is_shown_the_whole_volume_of_certificates(name: str) -> None:
     for workload in workloads(overlay(name)):
         shared = {one["name"] for one in workload.spec["volumes"] if "persistentVolumeClaim" in one}
@@ -172,6 +188,7 @@ def test_only_the_job_is_shown_the_whole_volume_of_certificates(name: str) -> No
                     assert is_makers or renews or mount["readOnly"] is True, label
 
 
+@of_runs
 def test_what_sees_no_new_certificates_is_started_anew(name: str) -> None:
     pods = workloads(overlay(name))
     frozen = {workload.name for workload in pods if _certificate_files(workload)}
@@ -184,6 +201,7 @@ def test_what_sees_no_new_certificates_is_started_anew(name: str) -> None:
     assert "`subPath`" in (ROOT / "SECURITY.md").read_text().partition("*Rotation*")[2].partition("\n\n")[0]
 
 
+@of_all
 def test_everything_is_denied_first(name: str) -> None:
     (policy,) = [
         one for one in kinds(overlay(name), "NetworkPolicy") if one["metadata"]["name"] == "default-deny"
@@ -192,6 +210,7 @@ def test_everything_is_denied_first(name: str) -> None:
 
 
 @pytest.mark.promise("pod-privileges-token-writable")
+@of_runs
 def test_exactly_the_needed_paths_are_open(name: str) -> None:
     objects = overlay(name)
     pods = workloads(objects)
@@ -234,6 +253,7 @@ def _is_side(side: dict[str, Any], peer: Workload) -> bool:
     )
 
 
+@of_runs
 def test_what_comes_from_elsewhere_is_named(name: str) -> None:
     objects = overlay(name)
     seen = set()
@@ -255,6 +275,7 @@ def test_what_comes_from_elsewhere_is_named(name: str) -> None:
     assert seen == wanted
 
 
+@of_runs
 def test_prometheus_gets_to_metrics_and_nowhere_else(name: str) -> None:
     objects = overlay(name)
     ports = {
@@ -268,6 +289,7 @@ def test_prometheus_gets_to_metrics_and_nowhere_else(name: str) -> None:
     assert ports == {(one, "metrics") for one in watched}
 
 
+@of_runs
 def test_every_pod_is_of_a_known_component(name: str) -> None:
     known = {"redis", "broker", "learner", "actor", "evaluator", "server"}
     inside = {"registry", "certificates", "operator"} if name in {"local", "gpu"} else set()

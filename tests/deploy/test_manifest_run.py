@@ -6,8 +6,11 @@ of the manifest. A Prometheus looks at it as the rendered PodMonitor and Prometh
 """
 
 import json
+import re
 import subprocess
 import sys
+import warnings
+from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +20,7 @@ import pytest
 from tests.deploy.manifests import (
     KUBERNETES,
     ROOT,
+    Object,
     Workload,
     needs_kubectl,
     render,
@@ -24,7 +28,6 @@ from tests.deploy.manifests import (
     workloads,
 )
 from tests.deploy.node.images import NAMESPACES, absent
-from tests.deploy.seen_by_prometheus import check_prometheus
 
 PATIENCE_S: Final = 240
 SCRAPE_S: Final = 2
@@ -33,10 +36,7 @@ LOCAL, PRODUCTION = (KUBERNETES / "overlays" / name for name in ("local", "produ
 PROBES: Final = {"startup", "readiness", "liveness"}
 
 
-@cache
-def lacking() -> str:
-    """Why a node cannot run here."""
-    return absent()
+lacking: Final = cache(absent)
 
 
 def run(overlay: Path, folder: Path, *, whole_drain: bool) -> dict[str, Any]:
@@ -55,7 +55,6 @@ def run(overlay: Path, folder: Path, *, whole_drain: bool) -> dict[str, Any]:
 
 
 def check(overlay: Path, report: dict[str, Any]) -> None:
-    """Everything of the overlay ran as it should, and the run was solved."""
     there = workloads(render(overlay))
     words = report["words"]
     assert report["finished"], words
@@ -128,3 +127,66 @@ def test_a_learner_of_two_pods_solves_cartpole(short_folder: Path, tmp_path: Pat
     (updates,) = [line.split()[1] for line in shown if line.startswith("penstock_rank_updates_total")]
     assert float(updates) > 0
     assert list((short_folder / "volumes" / "claim-learner-1-data").iterdir()) == []
+
+
+NAMESPACE: Final = "penstock"
+OF_A_LAUNCHER: Final = {"penstock_restarts_total"}
+"""Metrics of rules that are not there on Kubernetes, which starts processes itself."""
+OF_A_GATEWAY: Final = "_gateway_"
+"""Metrics of what the overlays that are watched do not have."""
+
+
+def check_prometheus(told: Object, pods: AbstractSet[str]) -> None:
+    """Every pod (those that have a port for metrics) is a target, every rule and every query works."""
+    if "absent" in told:
+        warnings.warn(f"Prometheus was left out: {told['absent']}", stacklevel=2)
+        return
+    check_targets(told, pods)
+    check_rules(told)
+    check_panels(told)
+
+
+def check_targets(told: Object, pods: AbstractSet[str]) -> None:
+    """Each is up, and has the labels that the operator, the PodMonitor and the dashboards go by."""
+    targets = {one["labels"]["pod"] for one in told["targets"]}
+    assert targets == pods, targets ^ pods
+    for one in told["targets"]:
+        assert (one["health"], one["lastError"]) == ("up", ""), one
+        pod, container = one["labels"]["pod"], one["labels"]["container"]
+        assert one["labels"] == {
+            "job": f"{NAMESPACE}/penstock",
+            "namespace": NAMESPACE,
+            "pod": pod,
+            "container": container,
+            "endpoint": "metrics",
+            "app_kubernetes_io_component": container,
+            "run": NAMESPACE,
+            "instance": pod,
+        }, one
+    twice = [label for label in told["labels"] if label.startswith("exported_")]
+    assert not twice, twice
+
+
+def check_rules(told: Object) -> None:
+    """None errs, each has what it asks for, what is recorded has values, and no alert fires."""
+    rules = [rule for group in told["groups"] for rule in group["rules"]]
+    assert {rule["type"] for rule in rules} == {"recording", "alerting"}, rules
+    wrong = [rule for rule in rules if rule["health"] != "ok" or rule.get("lastError")]
+    assert not wrong, wrong
+    asked = {name for rule in rules for name in re.findall(r"penstock[_:]\w+", rule["query"])}
+    recorded = {rule["name"] for rule in rules if rule["type"] == "recording"}
+    there = OF_A_LAUNCHER | set(told["metrics"])
+    unknown = {name for name in asked | recorded if name not in there and OF_A_GATEWAY not in name}
+    assert not unknown, unknown
+    firing = [rule for rule in rules if rule.get("state") == "firing"]
+    assert not firing, firing
+
+
+def check_panels(told: Object) -> None:
+    """No query errs, and the series have the labels of legends; test_watched_run.py judges their values."""
+    assert told["runs"] == [NAMESPACE], told["runs"]  # what the dashboards' variable offers
+    for shown in told["panels"]:
+        assert shown["error"] == "", shown
+        legend = set(re.findall(r"{{(\w+)}}", shown["legend"]))
+        assert all(legend <= series["labels"].keys() for series in shown["series"]), shown
+    assert any(any(one["values"]) for shown in told["panels"] for one in shown["series"])

@@ -18,8 +18,6 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 async def serve(file: int, host: str, port: int) -> None:
-    """Go on until killed."""
-
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(host, port)

@@ -50,7 +50,6 @@ class Cluster:
         return done.stdout if check else done.stdout + done.stderr
 
     def get(self, *words: str) -> Object:
-        """An object, or a list of them in `items`."""
         found: Object = json.loads(self.kubectl("get", *words, "--output=json"))
         return found
 
@@ -70,7 +69,6 @@ def eventually(what: str, look: Callable[[], T | None], patience_s: float = PATI
 
 
 def ready(pod: Object) -> bool:
-    """Whether a pod takes calls, and is not on its way out."""
     conditions: Sequence[dict[str, Any]] = pod.get("status", {}).get("conditions", ())
     told = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
     return told and "deletionTimestamp" not in pod["metadata"]

@@ -43,7 +43,6 @@ def lacking() -> str:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """With the images in reach of its nodes."""
     given = os.environ.get("KUBECONFIG")
     if given:
         old, _, new = os.environ.get(TAGS_VARIABLE, "0.1.0,0.1.0").partition(",")

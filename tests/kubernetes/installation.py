@@ -26,7 +26,6 @@ class Installation:
         self.write(cluster.tags[0])
 
     def write(self, tag: str, run: str = RUN) -> None:
-        """The kustomization, with images of a tag and the configuration of the run."""
         here = Path("../" * (len(self.folder.resolve().parts) - 1)) / KUBERNETES.relative_to("/")
         hosts = [{"op": "replace", "path": "/spec/template/spec/containers/0/args/4", "value": self._host()}]
         told: dict[str, Any] = {
@@ -69,7 +68,6 @@ class Installation:
             self.kubectl("rollout", "status", workload, _WAITS, patience_s=PATIENCE_S + 30)
 
     def pods(self, component: str) -> list[Object]:
-        """Of a component, those that end among them."""
         found: list[Object] = self.cluster.get(
             "pods", f"--namespace={self.namespace}", f"--selector={COMPONENT}={component}"
         )["items"]
@@ -85,15 +83,12 @@ class Installation:
         return eventually(f"{count} pods of {component}", look)
 
     def log(self, pod: str, *words: str) -> str:
-        """What a pod has said."""
         return self.kubectl("logs", pod, *words)
 
     def read(self, pod: str, path: str) -> str:
-        """A file in a pod."""
         return self.kubectl("exec", pod, "--", "cat", path)
 
     def status(self) -> dict[str, Any]:
-        """What `penstock status` tells an operator in the cluster."""
         self.kubectl("scale", "deployment/operator", "--replicas=1")
         self.finish_rollout("deployment/operator")
         words = ["penstock", "status", "--json", "--once", "--broker=broker:50051"]
@@ -106,7 +101,6 @@ class Installation:
         return eventually("an answer to penstock status", ask)
 
     def describe(self) -> str:
-        """For a test that fails: pods, events, and the end of what each has said."""
         parts = [self.kubectl("get", "pods,pvc,jobs", "--output=wide", check=False)]
         parts.append(self.kubectl("get", "events", "--sort-by=.lastTimestamp", check=False)[-6000:])
         for pod in self._names():
@@ -117,7 +111,6 @@ class Installation:
         yield from self.kubectl("get", "pods", "--output=name", check=False).split()
 
     def remove(self) -> None:
-        """The namespace with all that is in it."""
         try:
             self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=true", _WAITS)
         except KubectlError as error:

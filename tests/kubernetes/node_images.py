@@ -57,8 +57,6 @@ REDIS_COMMAND: Final = ("redis-server", "--version")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A tar file in the cache, by its digest."""
-
     digest: str
     path: Path
 
@@ -83,7 +81,6 @@ def node_images(tags: tuple[str, ...]) -> Path:
 
 
 def _manifest_images() -> list[str]:
-    """Redis and PostgreSQL as the local overlay names them."""
     text = json.dumps(render(KUBERNETES / "overlays" / "local"))
     found = {word for word in text.replace('"', " ").split() if word.startswith(("redis:", "postgres:"))}
     return sorted(found)
@@ -175,7 +172,6 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _copy_torch(packages: Path) -> None:
-    """It is too large to be fetched again."""
     assert sys.version_info[:2] == (3, 11), (
         "the images have Python 3.11, and so must the tests that give them torch"
     )
@@ -207,15 +203,12 @@ def _layer(
 
 
 class _Archive:
-    """An OCI archive, written to a path."""
-
     def __init__(self, path: Path) -> None:
         self._path, self._folder = path, path.with_suffix(".making")
         self._blobs = self._folder / "blobs" / "sha256"
         self._manifests: list[dict[str, object]] = []
 
     def write(self, root: Layer, ours: dict[str, Layer], tags: tuple[str, ...], redis: str) -> None:
-        """All of it."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._blobs.mkdir(parents=True)
         for layer in (root, *ours.values()):
@@ -250,7 +243,6 @@ class _Archive:
         shutil.rmtree(self._folder)
 
     def _config_of(self, name: str, redis: str) -> dict[str, object]:
-        """ENV, USER and ENTRYPOINT of the last stage, and that Debian has patched its Redis."""
         final = stages(name)[-1]
         (variables,) = final.values("ENV")
         (user,) = final.values("USER")

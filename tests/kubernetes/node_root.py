@@ -46,19 +46,16 @@ rm -rf /build-cache /source /usr/lib/go-1.26
 
 
 def cache_folder() -> Path:
-    """Where roots, binaries and images are kept: some 6 GB."""
     given = os.environ.get(CACHE_VARIABLE)
     return Path(given) if given else ROOT / ".cache" / "kubernetes"
 
 
 def mirror() -> tuple[str, ...]:
-    """Of Debian's packages, where the environment names one; else mmdebstrap's own."""
     given = os.environ.get(MIRROR_VARIABLE)
     return (given,) if given else ()
 
 
 def source_archive() -> Path | None:
-    """The one that the environment names."""
     given = os.environ.get(SOURCE_VARIABLE)
     return Path(given) if given else None
 

@@ -56,7 +56,6 @@ class OwnCluster:
         self.cluster = Cluster(kubeconfig=self._node / "keys" / "outside.conf", images="", tags=TAGS)
 
     def _start_bridge(self) -> "subprocess.Popen[bytes]":
-        """Connections to a port of this machine go to the API server inside."""
         first = eventually("the first process of the node", self._first_process, _START_S)
         file = str(self._door.fileno())
         words = ["nsenter", "--target", str(first), "--net", sys.executable, "-m", "tests.kubernetes.bridge"]
@@ -137,7 +136,6 @@ def _controllers() -> list[Path]:
 
 
 def _remove_cgroups() -> None:
-    """Of a node that has ended. Its processes may still be on their way out."""
     for controller in _controllers():
         folder = controller / CGROUP
         if not folder.is_dir():

@@ -30,7 +30,6 @@ NO_IMAGE: Final = "penstock-there-is-no-such-image:0"
 
 @pytest.fixture
 def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """The gateway's overlay with the component, its namespace alone applied."""
     yield from with_namespace(Installation(cluster, tmp_path / "overlay", "gateway", "gateway-jobs"))
 
 
@@ -56,7 +55,6 @@ def described(installation: Installation) -> Described:
 def runners(
     described: Described, installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], KubernetesRunner]:
-    """Makes one, as a gateway that starts does."""
     monkeypatch.setenv("KUBECONFIG", str(installation.cluster.kubeconfig))
     write_templates(tmp_path / "templates")
     return lambda: KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", described)

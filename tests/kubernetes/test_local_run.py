@@ -15,10 +15,9 @@ from typing import Any, Final
 import pytest
 
 from tests.deploy.manifests import Object
-from tests.kubernetes.bare_pod import BarePod
+from tests.kubernetes.bare_pod import BarePod, PolicyCaller
 from tests.kubernetes.cluster import Cluster, KubectlError, eventually, ready
 from tests.kubernetes.installation import RUN, Installation
-from tests.kubernetes.policy_client import PolicyCaller
 from tests.kubernetes.timeline import watcher
 
 ENDLESS: Final = RUN + "\n[learner]\ntotal_steps = 1000000000\nstop_at_target = false\n"
@@ -33,7 +32,6 @@ ALL: Final = (
 
 @pytest.fixture(scope="module")
 def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """Of `local`, on two cores; not applied yet."""
     made = Installation(cluster, tmp_path_factory.mktemp("local"), "local", "two-cores")
     try:
         yield made
@@ -44,7 +42,6 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def solved(installation: Installation) -> dict[str, Any]:
-    """What the learner wrote at its end; applied from nothing."""
     installation.apply()
     installation.finish_rollout(*ALL)
 
@@ -62,7 +59,6 @@ def solved(installation: Installation) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def endless(installation: Installation, solved: dict[str, Any]) -> Installation:
-    """The same run, told to go on: another target is applied as the page says."""
     assert solved["solved"]
     installation.write(installation.cluster.tags[0], ENDLESS)
     installation.apply()
@@ -72,7 +68,6 @@ def endless(installation: Installation, solved: dict[str, Any]) -> Installation:
 
 @pytest.fixture(scope="module")
 def caller(endless: Installation) -> PolicyCaller:
-    """Has had an answer."""
     made = PolicyCaller(endless)
     made.start()
     eventually("an answer of the policy server", lambda: made.told()["answers"] > 0 or None)
@@ -93,13 +88,11 @@ def running(endless: Installation, caller: PolicyCaller) -> Iterator[Installatio
 
 
 def wait_until_it_learns(installation: Installation) -> None:
-    """Until the learner has made ten more versions."""
     before = version(installation.status())
     eventually("ten more versions", lambda: version(installation.status()) > before + 10 or None)
 
 
 def version(status: dict[str, Any]) -> int:
-    """Of the newest weights."""
     return int(status["latest"]["version"])
 
 
@@ -132,17 +125,14 @@ def test_the_same_is_applied_again(running: Installation) -> None:
 
 
 def certificate(installation: Installation) -> str:
-    """What a broker shows."""
     return installation.kubectl("exec", "deployment/broker", "--", "cat", "/certificates/own.pem")
 
 
 def no_job(installation: Installation) -> bool | None:
-    """Whether its time is over."""
     return None if installation.kubectl("get", "jobs", "--output=name").strip() else True
 
 
 def names(installation: Installation) -> set[str]:
-    """Of all pods that serve."""
     return {pod["metadata"]["name"] for component in PODS for pod in installation.pods(component)}
 
 
@@ -156,7 +146,6 @@ def test_of_two_brokers_one_may_be_evicted(running: Installation) -> None:
 
 
 def evict(installation: Installation, pod: str) -> None:
-    """As a drain of its node would."""
     told = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     path = f"/api/v1/namespaces/{installation.namespace}/pods/{pod}/eviction"
     installation.kubectl("create", "--raw", path, "--filename=-", given=json.dumps(told))
@@ -172,13 +161,11 @@ def test_a_learner_that_is_gone_at_once_comes_back(running: Installation) -> Non
 
 
 def newer(installation: Installation, epoch: int) -> dict[str, Any] | None:
-    """The status, once a learner of a later epoch is there."""
     told = installation.status()
     return told if int(told["epoch"]) > epoch else None
 
 
 def replace(installation: Installation, pod: str, *words: str) -> None:
-    """Delete a pod of a StatefulSet, and wait for the one that comes in its place."""
     (before,) = installation.pods(pod.rpartition("-")[0])
     installation.kubectl("delete", "pod", pod, *words)
 
@@ -200,7 +187,6 @@ def test_redis_goes_and_comes_back(running: Installation) -> None:
 
 
 def acked_since(installation: Installation, before: int) -> int | None:
-    """How many fragments were acknowledged, once there are more."""
     acked = int(installation.status()["acked"])
     return acked if acked > before else None
 
@@ -213,7 +199,6 @@ def test_actors_are_scaled_up_and_down(running: Installation) -> None:
 
 
 def sessions(installation: Installation, count: int) -> bool | None:
-    """Whether so many rollout workers have one, each of which has sent something."""
     rollout = [one for one in installation.status()["sessions"] if one["role"] == "rollout"]
     return True if len(rollout) == count and all(int(one["sequence"]) > 0 for one in rollout) else None
 
@@ -231,7 +216,6 @@ def test_a_process_takes_no_more_memory_than_is_reserved_for_it(running: Install
 
 
 def first_process(installation: Installation, component: str) -> tuple[float, int, int]:
-    """Its CPU seconds, its resident bytes, and the bytes that the pod requests."""
     pod = installation.pods(component)[0]
     looks = ["cat", "/proc/1/stat", "/proc/1/status"]
     stat, _, status = installation.kubectl("exec", pod["metadata"]["name"], "--", *looks).partition("\n")
@@ -278,7 +262,6 @@ def learned(watching: BarePod, versions: int) -> bool | None:
 
 
 def keep_timeline(rows: list[dict[str, Any]], marks: dict[str, float]) -> None:
-    """Where the environment asks for it, for the picture of the page."""
     if file := os.environ.get("PENSTOCK_KUBERNETES_TIMELINE"):
         Path(file).write_text(json.dumps({"rows": rows, "marks": marks}))
 

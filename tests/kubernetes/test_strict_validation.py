@@ -18,13 +18,11 @@ OPERATORS: Final = ("cert-manager.io", "keda.sh", "monitoring.coreos.com")
 
 @pytest.fixture(params=OVERLAYS)
 def installation(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """Of an overlay, with its namespace alone."""
     made = Installation(cluster, tmp_path / "overlay", request.param)
     yield from with_namespace(made)
 
 
 def with_namespace(made: Installation) -> Iterator[Installation]:
-    """The overlay's own namespace object, applied; it is removed at the end."""
     (namespace,) = kinds(render(made.folder), "Namespace")
     made.cluster.kubectl("apply", "--filename=-", given=yaml.safe_dump(namespace))
     try:
@@ -76,7 +74,6 @@ def apply(made: Installation, one: Object) -> None:
 
 
 def privileged() -> Object:
-    """A pod that may do everything."""
     container = {"name": "root", "image": "base:1", "securityContext": {"privileged": True}}
     return {
         "apiVersion": "v1",

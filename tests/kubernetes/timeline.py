@@ -44,7 +44,6 @@ _WINDOW_S: Final = 5.0
 
 
 def watcher(installation: Installation) -> BarePod:
-    """A pod that asks for the status with an operator's certificate."""
     return BarePod(
         installation=installation,
         name="watcher",
@@ -109,7 +108,6 @@ def _rates(rows: Sequence[Mapping[str, Any]], begun: float) -> tuple[list[float]
 
 
 def main(samples: Path, picture: Path) -> None:
-    """Draw what a test has kept."""
     told = json.loads(samples.read_text())
     draw(told["rows"], told["marks"], picture)
 

@@ -21,11 +21,8 @@ REQUESTS = 24
 
 
 class CommandMachine(StoreMachine):
-    """One run."""
-
     @rule(action=st.sampled_from(["pause", "resume"]))
     def control(self, action: Any) -> None:
-        """An operator pauses the run, or lets it go on."""
         _, state = self.run(self.store.control(action))
         assert state is self.server.commands.control(action)
         self._follow_credit()
@@ -50,7 +47,6 @@ class CommandMachine(StoreMachine):
 
     @rule()
     def follow_commands(self) -> None:
-        """The learner looks what is wanted of it."""
         assert [command.number for command in self.log.commands()] == sorted(self.server.commands.noted)
         self.memory.command = max([self.memory.command, *self.server.commands.noted])
 
@@ -106,7 +102,6 @@ class CommandMachine(StoreMachine):
 
     @invariant()
     def commands_agree(self) -> None:
-        """Every command that is kept, with its answer and what it takes."""
         if not hasattr(self, "server"):
             return
         found = {}

@@ -36,8 +36,6 @@ _KEPT_OLD: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the learner of the model has on its disk."""
-
     commit: Commit
     state: LogState
     memory: run_model.Memory
@@ -68,22 +66,17 @@ class HostileMachine(CommandMachine):
         super().open_everything()
 
     def teardown(self) -> None:
-        """Close the learners that lost the lease."""
         for log, _ in getattr(self, "old", ()):
             log.close()
         super().teardown()
 
-    # ---- messages
-
     @rule(actor=st.sampled_from("abc"), is_reply_lost=st.booleans())
     def resend(self, actor: str, is_reply_lost: bool) -> None:
-        """Everything again from the first fragment on."""
         _, acked = self.actors[actor]
         self.append(actor, acked, max(1, acked), 0, small_run.STEPS, is_reply_lost)
 
     @rule(actor=st.sampled_from("abc"), order=st.permutations(range(4)), is_reply_lost=st.booleans())
     def reorder(self, actor: str, order: list[int], is_reply_lost: bool) -> None:
-        """Four fragments in four messages, in any order."""
         _, acked = self.actors[actor]
         for place in order:
             _, now = self.actors[actor]
@@ -108,12 +101,9 @@ class HostileMachine(CommandMachine):
             self.past.append(self.actors[actor][0])
         super()._open(actor, role)
 
-    # ---- weights
-
     @rule(pin=st.booleans())
     @precondition(lambda self: not self.server.closed)
     def publish(self, pin: bool) -> None:
-        """A version that never was; settles what was read."""
         published = self.log.publish(
             b"weights", update=1, settled=self.memory.settled, scalars={}, pin=pin
         ).version
@@ -135,12 +125,9 @@ class HostileMachine(CommandMachine):
     @rule(data=st.data())
     @precondition(lambda self: not self.server.closed and self.server.weights.pins)
     def evaluated(self, data: st.DataObject) -> None:
-        """A pinned version is no longer needed."""
         version = data.draw(st.sampled_from(sorted(self.server.weights.pins)))
         self.log.end_evaluation(version)
         self.server.weights.unpin(version)
-
-    # ---- learners
 
     def _commit(self, commit: Commit) -> None:
         state, memory = self.log.snapshot(), replace_memory(self.memory)
@@ -151,7 +138,6 @@ class HostileMachine(CommandMachine):
 
     @rule()
     def somebody_else_wants_the_lease(self) -> None:
-        """It is held."""
         other = LearnerLog.connect(self.url, wait_s=5.0)
         with pytest.raises(Refused, match="fenced"):
             other.acquire(small_run.RUN, "somebody else", TTL_MS)
@@ -205,8 +191,6 @@ class HostileMachine(CommandMachine):
         with pytest.raises(Refused, match=expected.label):
             calls[call]()
 
-    # ---- Redis
-
     @rule(is_opened=st.booleans())
     @precondition(lambda self: self.restarts < MOST_RESTARTS)
     def crash(self, is_opened: bool) -> None:
@@ -238,11 +222,8 @@ class HostileMachine(CommandMachine):
     @rule()
     @precondition(lambda self: self.server.closed)
     def reopen(self) -> None:
-        """The learner opens the log again, with an epoch that never was."""
         super().reopen()
         self._is_new(self.epochs, self.log.epoch)
-
-    # ---- what always holds
 
     def _is_new(self, seen: set[int], number: int) -> None:
         assert number not in seen
@@ -250,7 +231,6 @@ class HostileMachine(CommandMachine):
 
     @invariant()
     def weights_and_lease_agree(self) -> None:
-        """Publications, bytes and epoch are those of the model."""
         if not hasattr(self, "server"):
             return
         weights = self.server.weights
@@ -259,16 +239,10 @@ class HostileMachine(CommandMachine):
         assert {key.decode() for key in self.raw.keys(keys.WEIGHTS + "*")} == {
             keys.weights(version, 0) for version in weights.kept | weights.staged
         }
-        assert [
-            int(value) for value in self.raw.hmget(keys.STATE, "epoch", "version", "version_counter")
-        ] == [
-            self.server.epoch,
-            weights.newest,
-            weights.counter,
-        ]
+        state = [int(value) for value in self.raw.hmget(keys.STATE, "epoch", "version", "version_counter")]
+        assert state == [self.server.epoch, weights.newest, weights.counter]
         assert self.log.epoch == self.memory.epoch
 
 
 def replace_memory(memory: run_model.Memory) -> run_model.Memory:
-    """A copy."""
     return replace(memory, sequences=dict(memory.sequences), commits=list(memory.commits))

@@ -40,7 +40,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def open_everything(self) -> None:
-        """A fresh run with one publication."""
         self.runner = asyncio.Runner()
         self.raw: Any = redis.Redis.from_url(self.url)
         self.raw.flushall()
@@ -56,7 +55,6 @@ class StoreMachine(RuleBasedStateMachine):
             self._open(name, role)
 
     def teardown(self) -> None:
-        """Close what was opened."""
         if hasattr(self, "runner"):
             self.run(self.store.aclose())
             self.runner.close()
@@ -64,15 +62,11 @@ class StoreMachine(RuleBasedStateMachine):
             self.raw.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run asyncio work of the store."""
         return self.runner.run(work)
-
-    # ---- actors
 
     @rule(actor=st.sampled_from("abc"), role=st.sampled_from([Role.ROLLOUT, Role.ROLLOUT, Role.SERVER]))
     @precondition(lambda self: not self.server.closed)
     def open_session(self, actor: str, role: Role) -> None:
-        """An actor starts again."""
         self._open(actor, role)
 
     def _open(self, actor: str, role: Role) -> None:
@@ -128,7 +122,6 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(actor=st.sampled_from("abc"))
     def close_session(self, actor: str) -> None:
-        """A drain ends."""
         session, _ = self.actors[actor]
         self.run(self.store.close_session(session))
         self.server.rows.pop(session, None)
@@ -147,18 +140,14 @@ class StoreMachine(RuleBasedStateMachine):
             told[session] = (int(values[0] or 0), int(values[1] or 0))
         self.server.take(told, self._waiting())
 
-    # ---- learner
-
     @rule()
     def read(self) -> None:
-        """Everything behind what was read."""
         self.log.read(self.memory.number, 1000, 0)
         self.memory.read(self.server)
 
     @rule(back=st.integers(0, 3))
     @precondition(lambda self: not self.server.closed)
     def settle(self, back: int) -> None:
-        """Read on and give budget back up to what was read."""
         self.read()
         position = max(0, self.memory.number - back)
         self.log.settle(position)
@@ -194,11 +183,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: not self.server.closed)
     def renew(self) -> None:
-        """The learner hears of the books."""
         self.memory.lost = max(self.memory.lost, self.log.renew().log_lost)
         self._follow_credit()
-
-    # ---- Redis
 
     @rule()
     @precondition(lambda self: not self.server.closed)
@@ -248,7 +234,6 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(actor=st.sampled_from("abc"), count=st.integers(1, 6), is_reply_lost=st.booleans())
     @precondition(lambda self: not self.server.closed)
     def work(self, actor: str, count: int, is_reply_lost: bool) -> None:
-        """The next fragments, as a good actor sends them."""
         self._append(actor, count, is_reply_lost)
 
     def _append(self, actor: str, count: int, is_reply_lost: bool) -> None:
@@ -257,7 +242,6 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.server.closed)
     def reopen(self) -> None:
-        """The learner opens the log again."""
         epoch = self.log.epoch
         self.log.reopen(self.log.snapshot())
         assert self.log.epoch >= epoch + JUMP
@@ -265,11 +249,8 @@ class StoreMachine(RuleBasedStateMachine):
         self._follow_credit()
         self.saved = None
 
-    # ---- what always holds
-
     @invariant()
     def books_and_log_agree(self) -> None:
-        """Counts, entries, payloads and credit are those of the model."""
         if not hasattr(self, "server"):
             return
         self.server.note_totals()

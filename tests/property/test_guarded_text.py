@@ -12,23 +12,16 @@ from penstock.workloads.language.guard import MAX_HELD, Direction, Guard, HeldTe
 from penstock.workloads.language.serving.text_answerer import AnswerGuard
 from tests.support.language.text_stand import WORDS, TextStand, make_model, running
 
-# ---- Whatever a model says and whatever is banned, no blocked text leaves a server, streamed or whole.
-
-
 _SAFE = [word for word in WORDS if word.isalnum()]
 
 
 @pytest.fixture(scope="module")
 def dialogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model's folder."""
     return make_model(tmp_path_factory.mktemp("dialogue") / "model")
 
 
 class Caller:
-    """Waits for a minute."""
-
     def time_remaining(self) -> float:
-        """Seconds."""
         return 60.0
 
 
@@ -70,9 +63,6 @@ def test_no_blocked_text_leaves(dialogue: Path, banned: list[str], seeds: list[i
             assert not rule.pattern.search(fold(" ".join(one.tokens)))
             if one.finish == pb.FINISH_CONTENT_FILTER:
                 assert not one.token_ids
-
-
-# ---- Whatever an answer says and however it is cut into pieces, nothing that is blocked leaves.
 
 
 PHRASE = "open the vault"

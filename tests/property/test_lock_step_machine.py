@@ -33,7 +33,6 @@ class LockStepMachine(RuleBasedStateMachine):
 
     @initialize()
     def open_everything(self) -> None:
-        """A fresh run with one publication and no actors."""
         self.runner = asyncio.Runner()
         self.raw: Any = redis.Redis.from_url(self.url)
         self.raw.flushall()
@@ -45,7 +44,6 @@ class LockStepMachine(RuleBasedStateMachine):
         self.actors: dict[str, tuple[int, int]] = {}  # name → session, acknowledged as the actor knows
 
     def teardown(self) -> None:
-        """Close what was opened."""
         if hasattr(self, "runner"):
             self.run(self.store.aclose())
             self.runner.close()
@@ -53,14 +51,10 @@ class LockStepMachine(RuleBasedStateMachine):
             self.raw.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run asyncio work of the store."""
         return self.runner.run(work)
-
-    # ---- actors
 
     @rule(actor=st.sampled_from("abc"), role=st.sampled_from([Role.ROLLOUT, Role.ROLLOUT, Role.SERVER]))
     def open_session(self, actor: str, role: Role) -> None:
-        """An actor starts, or starts again."""
         opened = self.run(self.store.open_session(actor, role))
         assert isinstance(opened, Opened)
         assert opened.session == self.server.open(actor, role)
@@ -86,7 +80,6 @@ class LockStepMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), ahead=st.integers(0, 1))
     def watch(self, data: st.DataObject, ahead: int) -> None:
-        """Ask for credit."""
         actor = self._somebody(data)
         if actor is not None:
             session, acked = self.actors[actor]
@@ -105,8 +98,6 @@ class LockStepMachine(RuleBasedStateMachine):
 
     def _somebody(self, data: st.DataObject) -> str | None:
         return data.draw(st.sampled_from(sorted(self.actors))) if self.actors else None
-
-    # ---- learner and Redis
 
     @rule(ahead=st.sampled_from([1, 1, 1, 0, 2]))
     def publish(self, ahead: int) -> None:
@@ -138,11 +129,8 @@ class LockStepMachine(RuleBasedStateMachine):
         self.server.reopen(self.published, self.log.epoch - epoch)
         self.saved = None
 
-    # ---- what always holds
-
     @invariant()
     def rounds_agree(self) -> None:
-        """Who owes what to which round, who has credit, and what is in the log."""
         if not hasattr(self, "server"):
             return
         server = self.server

@@ -12,14 +12,11 @@ from penstock.learner.algorithms.ppo import PPO
 from penstock.learner.algorithms.rows import RankGroup, see
 from penstock.policy import weights
 from penstock.policy.acting.array_policy import ArrayPolicy, is_enough
+from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Tuple, leaves, sample
 from tests.support.experience.remembering import Actor, batch_of, remembering
 
-# ---- Whatever spaces and section: what acts without torch is the function that the learner trains.
-
-
-ROWS: Final = 9
 SETTLED: Final = {"network", "network_arguments", "kwargs", "image_trunk", "hidden_norm", "frame_stack"} | {
     "recurrent", "recurrent_size", "burn_in"
 }  # fmt: skip
@@ -48,7 +45,9 @@ codes = (
     | st.builds(MultiDiscrete, st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple))
     | st.builds(MultiBinary, st.integers(1, 4))
 )
-spaces = st.lists(boxes | codes, min_size=1, max_size=3).map(lambda parts: Tuple(tuple(parts)))
+bytes_ = st.integers(1, 4).map(lambda n: Box(np.zeros(n, np.uint8), np.full(n, 255, np.uint8)))
+actions = st.lists(boxes | codes, min_size=1, max_size=3).map(lambda parts: Tuple(tuple(parts)))
+observations = st.lists(boxes | bytes_ | codes, min_size=1, max_size=3).map(lambda parts: Tuple(tuple(parts)))
 
 
 def trained(observation: Tuple, action: Tuple, section: PolicySection, seed: int) -> Policy:
@@ -70,34 +69,41 @@ def test_every_setting_of_the_section_is_drawn_or_settled() -> None:
 
 @settings(max_examples=60)
 @given(
-    observation=spaces,
-    action=spaces,
+    observation=observations,
+    action=actions,
+    rows=st.sampled_from([1, 2, 33]),
     drawn=st.fixed_dictionaries(DRAWN),
     seed=st.integers(0, 999),
     deterministic=st.booleans(),
 )
 def test_it_acts_as_the_module_does_and_answers_the_probe_as_the_learner(
-    observation: Tuple, action: Tuple, drawn: dict[str, Any], seed: int, deterministic: bool
+    observation: Tuple, action: Tuple, rows: int, drawn: dict[str, Any], seed: int, deterministic: bool
 ) -> None:
     section = PolicySection(**drawn)
     assert is_enough(observation, section)
-    policy, arrays = (
-        trained(observation, action, section, seed),
-        ArrayPolicy(observation, action, section, seed),
-    )
+    policy = trained(observation, action, section, seed)
+    arrays = ArrayPolicy(observation, action, section, seed)
     arrays.load(weights.encode(policy))
     random = np.random.default_rng(seed)
-    seen = {path: sample(leaf, ROWS, random) for path, leaf in leaves(observation, "observation")}
-    policy.seed_actions(seed)
+    seen = {path: sample(leaf, rows, random) for path, leaf in leaves(observation, "observation")}
+    for one in (policy, arrays):
+        one.seed_actions(seed)
+        one.explore({"epsilon": 0.4, "epsilon_spread": 2.0}, ExplorationSlots(1, 40))
     wanted, got = (one.act(seen, deterministic=deterministic) for one in (policy, arrays))
+    assert wanted.action.keys() == got.action.keys()
     for path, array in wanted.action.items():
         np.testing.assert_array_equal(array, got.action[path])
+        assert array.dtype == got.action[path].dtype
+    for one, other in zip(
+        *(each.environment_action(wanted.action) for each in (policy, arrays)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(wanted.log_prob, got.log_prob)
+    if not deterministic:
+        chance = arrays.chance(arrays.step(seen).parameters, got.action)
+        np.testing.assert_allclose(chance, got.log_prob, rtol=1e-4, atol=1e-4)
     answer, learners = arrays.acting_log_prob(seen, got.action), policy.log_prob(seen, got.action)
     np.testing.assert_allclose(answer, learners, rtol=2e-5, atol=2e-5)
-
-
-# ---- Whatever the episodes, the cuts and the way of resetting: the learner computes what the actor did.
 
 
 POLICIES: dict[str, dict[str, Any]] = {

@@ -15,9 +15,6 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.property.hostile_machine import HostileMachine
 from tests.support.storage.redis_server import Binary, RedisServer, find_binaries
 
-STEPS = 50
-SERVERS = len(find_binaries())
-
 
 @pytest.fixture
 def server(redis_binary: Binary) -> Iterator[RedisServer]:
@@ -34,44 +31,47 @@ def server(redis_binary: Binary) -> Iterator[RedisServer]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.promise("random-histories-actors-learner")
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.slow)])
-def test_every_history_agrees_with_the_model(server: RedisServer, examples: int) -> None:
+@pytest.fixture
+def machine(server: RedisServer) -> type[HostileMachine]:
     class Machine(HostileMachine):
         url = server.url
         server_process = server
 
+    return Machine
+
+
+@pytest.mark.promise("random-histories-actors-learner")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.slow)])
+def test_every_history_agrees_with_the_model(machine: type[HostileMachine], examples: int) -> None:
     run_state_machine_as_test(
-        Machine,
+        machine,
         settings=settings(
-            max_examples=examples // max(1, SERVERS),
-            stateful_step_count=STEPS,
+            max_examples=examples // len(find_binaries()),
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
-def test_credit_of_two_rewinds_counts_no_further_than_one_session_may_have(server: RedisServer) -> None:
-    class Machine(HostileMachine):
-        url = server.url
-        server_process = server
-
-    machine = Machine()
-    machine.begin()
-    machine.open_everything()
+def test_credit_of_two_rewinds_counts_no_further_than_one_session_may_have(
+    machine: type[HostileMachine],
+) -> None:
+    run = machine()
+    run.begin()
+    run.open_everything()
     try:
-        machine.lose_appends("b", 1, is_read=False, is_reply_lost=False)
+        run.lose_appends("b", 1, is_read=False, is_reply_lost=False)
         for _ in range(2):
-            machine.crash(is_opened=False)
-        machine.reopen()
-        machine.watch("a", 0)
-        machine.lose_appends("b", 1, is_read=False, is_reply_lost=False)
-        machine.watch("a", 0)
-        machine.reorder("a", [1, 3, 0, 2], is_reply_lost=False)
-        machine.lose_appends("c", 1, is_read=False, is_reply_lost=False)
-        machine.books_and_log_agree()
-        machine.weights_and_lease_agree()
+            run.crash(is_opened=False)
+        run.reopen()
+        run.watch("a", 0)
+        run.lose_appends("b", 1, is_read=False, is_reply_lost=False)
+        run.watch("a", 0)
+        run.reorder("a", [1, 3, 0, 2], is_reply_lost=False)
+        run.lose_appends("c", 1, is_read=False, is_reply_lost=False)
+        run.books_and_log_agree()
+        run.weights_and_lease_agree()
     finally:
-        machine.teardown()
+        run.teardown()

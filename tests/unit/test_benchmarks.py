@@ -48,9 +48,6 @@ from penstock.protocol.limits import KIB
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from penstock.workloads.rlhf.environment import for_environment
 
-# ---- The learner of language models beside a bare loop: what is compared does the same work.
-
-
 SHAPE = language.Shape(layers=1, width=32, vocabulary=40, responses=6)
 
 
@@ -67,7 +64,12 @@ def test_both_make_the_same_update(tmp_path: Path, lora: bool) -> None:
     policy = LanguagePolicy(given, seed=0)
     before = {name: one.detach().clone() for name, one in policy.trained().items()}
     loop = Loop(given, section, tokens, language.PROMPT)
-    _alike(policy, loop)
+    theirs = [one for one in loop.network.parameters() if one.requires_grad]
+    with torch.no_grad():
+        for own, other in zip(policy.trained().values(), theirs, strict=True):
+            other.copy_(own)
+        for own, other in zip(policy.critic.parameters(), loop.head.parameters(), strict=True):
+            other.copy_(own)
     batch = language.batch_of(tokens, SHAPE.vocabulary)
     responses = read_responses(batch)
     assert responses is not None
@@ -75,7 +77,6 @@ def test_both_make_the_same_update(tmp_path: Path, lora: bool) -> None:
         batch.log_prob[-32:] = loop.read(loop.network, tokens)[0].t()
     loop.update(responses.reward[responses.last])
     assert TokenPPO(policy, section, seed=0).update(batch, progress=0.0).applied
-    theirs = [one.detach() for one in loop.network.parameters() if one.requires_grad]
     for own, other in zip(policy.trained().values(), theirs, strict=True):
         assert torch.allclose(own, other, atol=1e-5)
     assert any((one - before[name]).abs().max() > 1e-3 for name, one in policy.trained().items())
@@ -89,34 +90,13 @@ def test_the_shape_of_gpt2_has_its_parameters() -> None:
     assert model.config.n_head == 12
 
 
-def _alike(policy: LanguagePolicy, loop: Loop) -> None:
-    """One adapter and one value head for both."""
-    theirs = [one for one in loop.network.parameters() if one.requires_grad]
-    with torch.no_grad():
-        for own, other in zip(policy.trained().values(), theirs, strict=True):
-            other.copy_(own)
-        for own, other in zip(policy.critic.parameters(), loop.head.parameters(), strict=True):
-            other.copy_(own)
-
-
-# ---- GRPO beside TRL: what the ratio is of, and what a response is rewarded for.
-
-
-def ours(tokens: int) -> Outcome:
-    """Of ten seconds."""
-    return Outcome(tokens=tokens, seconds=10.0, cpu_seconds=10.0)
-
-
-def theirs(tokens: int) -> Outcome:
-    """Likewise."""
-    return Outcome(tokens=tokens, seconds=10.0, cpu_seconds=20.0)
-
-
 def test_the_ratio_is_to_the_better_setting_of_the_same_round() -> None:
     rounds = [
-        {"Penstock": ours(400), "one": theirs(200), "two": theirs(100)},
-        {"Penstock": ours(40), "one": theirs(5), "two": theirs(10)},
-        {"Penstock": ours(300), "one": theirs(100), "two": theirs(50)},
+        {
+            name: Outcome(tokens=count, seconds=10.0, cpu_seconds=10.0 if name == "Penstock" else 20.0)
+            for name, count in zip(("Penstock", "one", "two"), tokens, strict=True)
+        }
+        for tokens in ((400, 200, 100), (40, 5, 10), (300, 100, 50))
     ]
     mine, one, two = summarise(rounds).rows
     assert list(mine) == ["Penstock", 30.0, pytest.approx(3.0), 30.0]
@@ -133,9 +113,6 @@ def test_a_batch_of_ours_is_one_gradient_step_on_one_fragment() -> None:
     assert (section.epochs, section.minibatches, section.kl_coefficient) == (1, 1, 0.0)
     assert settings.environment.count == language.RESPONSES
     assert language.RESPONSES % language.GROUP == 0
-
-
-def test_words_with_an_even_digit_are_liked() -> None:
     assert liked(["w1"] * 3, ["w10 w3 w8 w4", "w11", ""]) == [0.75, 0.0, 0.0]
 
 
@@ -152,13 +129,10 @@ def transfer(megabytes_per_second: float) -> Transfer:
 def test_what_came_first_is_in_no_rate() -> None:
     done = transfer(100)
     assert (100, 5) == (done.megabytes_per_second, done.entries)
-
-
-def test_a_first_arrival_alone_has_no_rate() -> None:
-    done = Transfer(processes={"reader": os.getpid()})
-    done.add(1, 10)
-    done.finish()
-    assert (0.0, {}) == (done.megabytes_per_second, done.cpu_seconds_per_gb)
+    alone = Transfer(processes={"reader": os.getpid()})
+    alone.add(1, 10)
+    alone.finish()
+    assert (0.0, {}) == (alone.megabytes_per_second, alone.cpu_seconds_per_gb)
 
 
 def test_cpu_seconds_are_told_of_a_process_that_has_ended() -> None:
@@ -188,14 +162,6 @@ def test_a_made_up_fragment_conforms_and_nearly_fills_its_size(size: int, steps:
     assert 0.85 * size < len(fragment.payload) <= size
 
 
-# ---- Peers side by side: when a run was solved, and what the ratios are of.
-
-
-def contender(name: str, *, is_ours: bool = False) -> Contender:
-    """One that is not run."""
-    return Contender(name, run=outcome, is_ours=is_ours)
-
-
 def outcome(steps_per_second: float, seconds: float | None = None) -> PeersOutcome:
     """A run that was solved after `seconds`, whose processes kept one core busy."""
     shell = None if seconds is None else seconds + 1
@@ -220,7 +186,7 @@ def test_a_run_is_solved_by_a_hundred_episodes() -> None:
 
 
 def test_a_ratio_is_of_medians_to_the_best_peer_of_each_column() -> None:
-    contenders = [contender("ours", is_ours=True), contender("fast"), contender("clever")]
+    contenders = [Contender(name, run=outcome, is_ours=name == "ours") for name in ("ours", "fast", "clever")]
     outcomes = {
         "ours": [outcome(30, 4), outcome(10, 6), outcome(20, 5)],
         "fast": [outcome(10), outcome(10), outcome(10)],
@@ -230,10 +196,7 @@ def test_a_ratio_is_of_medians_to_the_best_peer_of_each_column() -> None:
     assert list(ours[1:]) == ["3 of 3", 20, 2.0, 5, 0.25, 6, pytest.approx(6 / 21), 50_000, 0.5]
     assert list(fast[1:]) == ["0 of 3", 10, None, None, None, None, None, 100_000, None]
     assert list(clever[1:]) == ["2 of 3", 5, None, 20, None, 21, None, 200_000, None]
-
-
-def test_without_peers_there_are_no_ratios() -> None:
-    table = peers_summarise(CARTPOLE, [contender("ours", is_ours=True)], {"ours": [outcome(10, 5)]}, ["fast"])
+    table = peers_summarise(CARTPOLE, contenders[:1], {"ours": [outcome(10, 5)]}, ["fast"])
     assert list(table.rows[0][2:]) == [10, None, 5, None, 6, None, 100_000, None]
     assert "no environment: fast" in table.note
 
@@ -260,17 +223,13 @@ RECORD = Record(
 
 
 def program(tmp_path: Path, body: str) -> tuple[str, str]:
-    """A program that is started as `penstock` would be."""
     path = tmp_path / "program.py"
     path.write_text(f"import json, pathlib, sys\nfolder = pathlib.Path(sys.argv[-1])\n{body}\n")
     return sys.executable, str(path)
 
 
-def test_entries_are_told_apart_by_task_algorithm_variant_and_seed() -> None:
-    assert len({proof.key for proof in PROOFS}) == len(PROOFS)
-
-
 def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
+    assert len({proof.key for proof in PROOFS}) == len(PROOFS)
     path = tmp_path / "results" / "proofs.jsonl"
     second = replace(PROOF, seed=2)
     assert missing([PROOF, second], read(path), retry=False) == [PROOF, second]
@@ -280,19 +239,9 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     append(path, RECORD)
     assert missing([PROOF, second], read(path), retry=True) == [second]
     assert len(path.read_text().splitlines()) == 2
-
-
-def test_a_record_proves_only_what_its_command_says(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    append(path, RECORD)
-    assert missing([PROOF], read(path), retry=False) == []
     for changed in (replace(PROOF, threshold=490), replace(PROOF, total_steps=900)):
-        assert missing([changed], read(path), retry=False) == [changed]
-
-
-@pytest.mark.parametrize("algorithm", ["impala", "reinforce"])
-def test_a_proof_of_another_algorithm_names_it(algorithm: str) -> None:
-    assert f"--set algorithm.name={algorithm}" in replace(PROOF, algorithm=algorithm).command
+        assert missing([changed], read(path), retry=False) == [changed], "a record proves its command alone"
+    assert "--set algorithm.name=impala" in replace(PROOF, algorithm="impala").command
     assert "algorithm.name" not in PROOF.command
 
 
@@ -311,19 +260,17 @@ print(json.dumps({{"solved": True, "evaluation": {{"mean": {mean}}}, "env_steps"
     assert (
         record.command == "penstock train CartPole-v1 --seed 1 --target-return 475 --total-steps 1000 --json"
     )
-
-
-def test_what_must_not_be_learned_passes_below_its_bound() -> None:
+    failed = run(PROOF, program(tmp_path, "print('cause', file=sys.stderr); sys.exit(1)"))
+    assert not failed.passed
+    assert failed.result == {"exit": 1, "error": "cause"}
     bounded = replace(PROOF, at_most=20.0)
     assert [bounded.passes(mean) for mean in (19.0, 20.0, 20.1, None)] == [True, True, False, False]
-    assert [PROOF.passes(mean) for mean in (474.9, 475.0, None)] == [False, True, False]
+    assert not PROOF.passes(None)
     assert (bounded.wanted, PROOF.wanted) == ("≤ 20", "≥ 475")
-
-
-def test_a_run_that_fails_is_recorded_with_its_last_line(tmp_path: Path) -> None:
-    record = run(PROOF, program(tmp_path, "print('cause', file=sys.stderr); sys.exit(1)"))
-    assert not record.passed
-    assert record.result == {"exit": 1, "error": "cause"}
+    points = [(n, float(n)) for n in range(10_000)]
+    thinned = thin(points)
+    assert (len(thinned), thinned[0], thinned[-1]) == (60, points[0], points[-1])
+    assert thin(points[:5]) == points[:5]
 
 
 def test_the_page_shows_what_stands_and_what_is_missing(tmp_path: Path) -> None:
@@ -343,20 +290,9 @@ def test_the_page_shows_what_stands_and_what_is_missing(tmp_path: Path) -> None:
     assert (tmp_path / "images" / "proofs.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_curve_is_thinned_with_both_ends() -> None:
-    points = [(n, float(n)) for n in range(10_000)]
-    thinned = thin(points)
-    assert len(thinned) == 60
-    assert (thinned[0], thinned[-1]) == (points[0], points[-1])
-    assert thin(points[:5]) == points[:5]
-
-
 def test_the_checked_in_page_is_the_one_that_its_records_give() -> None:
     page = (DOCS / "algorithms.md").read_text()
     assert written(page, PROOFS, standing(PROOFS, read(RESULTS))) == page
-
-
-# ---- Start-up: when the first update was, out of a learner's log.
 
 
 LOG = """2026-01-02T03:04:05.250Z info learner lease acquired epoch=1
@@ -368,14 +304,8 @@ LOG = """2026-01-02T03:04:05.250Z info learner lease acquired epoch=1
 def test_the_time_of_a_line_is_read_to_the_millisecond() -> None:
     assert logged_at_s(LOG, FIRST_UPDATE) - logged_at_s(LOG, "lease acquired") == 1.5
     assert logged_at_s(LOG, "lease acquired") == 1767323045.25
-
-
-def test_a_line_that_is_missing_is_told() -> None:
     with pytest.raises(ValueError, match="has no 'learning ended'.*acquired"):
         logged_at_s(LOG.splitlines()[0], FIRST_UPDATE)
-
-
-# ---- A learner and an actor with a pipe between them.
 
 
 def test_messages_come_whole_and_in_order() -> None:
@@ -399,39 +329,28 @@ def test_it_learns_from_as_many_steps_as_it_was_told() -> None:
     assert min(told["seconds"], told["learner"], told["actor"]) > 0
 
 
-# ---- The learner's update beside a bare loop: what is compared does the same work.
-
-
-def test_made_up_fragments_are_ones_that_a_learner_takes() -> None:
+def test_a_learner_takes_made_up_fragments() -> None:
     first, second = update.made_up(1), update.made_up(2)
     check(first, update.SCHEMA, update._RUN)
     check_meaning(first.header, first.arrays())
     assert first.payload != second.payload
+    algorithm = PPO(build(update.OBSERVATION, update.ACTION, PolicySection(), 0), PPOSection(), seed=0)
+    outcome = algorithm.update(assemble(update.opened([first]), torch.device("cpu")), progress=0.0)
+    assert (outcome.applied, outcome.gradient_steps) == (True, 16)
 
 
-def test_both_train_as_many_parameters() -> None:
-    loop = update.Loop(update.made_up_rows(64), PPOSection())
+def test_the_bare_loop_learns_the_parameters_of_the_policy() -> None:
+    rows = update.made_up_rows(256)
+    loop = update.Loop(rows, PPOSection(learning_rate=3e-3))
     policy = build(update.OBSERVATION, update.ACTION, PolicySection(), 0)
     shapes = sorted(tuple(own.shape) for own in policy.parameters())
     assert sorted(tuple(own.shape) for own in loop.parameters) == shapes
-
-
-def test_the_bare_loop_learns() -> None:
-    rows = update.made_up_rows(256)
-    loop = update.Loop(rows, PPOSection(learning_rate=3e-3))
     before = _losses(loop, rows)
     for _ in range(20):
         loop.update()
     after = _losses(loop, rows)
     assert after[0] > before[0]
     assert after[1] < before[1]
-
-
-def test_the_update_of_a_made_up_batch_is_applied() -> None:
-    algorithm = PPO(build(update.OBSERVATION, update.ACTION, PolicySection(), 0), PPOSection(), seed=0)
-    loaded = update.opened([update.made_up(1)])
-    outcome = algorithm.update(assemble(loaded, torch.device("cpu")), progress=0.0)
-    assert (outcome.applied, outcome.gradient_steps) == (True, 16)
 
 
 def _losses(loop: update.Loop, rows: update.Rows) -> tuple[float, float]:
@@ -443,11 +362,8 @@ def _losses(loop: update.Loop, rows: update.Rows) -> tuple[float, float]:
     return float((advantage * log_prob).mean()), float(error)
 
 
-# ---- The benchmark of GPUs, proven where there is none.
-
-
 @pytest.mark.slow
-def test_the_small_form_fills_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_of_gpus_fills_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     mlp, nature = update.NETWORKS
     networks = (mlp, replace(nature, observation=update.box(36, 36, 4, dtype="uint8")))
     monkeypatch.setattr(update, "NETWORKS", networks)
@@ -462,16 +378,13 @@ def test_the_small_form_fills_every_row(monkeypatch: pytest.MonkeyPatch) -> None
         assert shown["GPU busy"] is None
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, so nothing is skipped")
-def test_without_a_gpu_it_says_so() -> None:
-    table = update.gpu_table(Options(device="cuda"))
-    assert (list(table.rows), "no CUDA device" in table.note) == ([], True)
-
-
-def test_the_bare_loop_trains_the_same_network() -> None:
+def test_the_bare_loop_on_a_gpu_trains_the_same_network() -> None:
     network = update.NETWORKS[0]
     fragments = update.experience(network, small=True)
     loop = update.BareLoop(network, fragments, torch.device("cpu"), bfloat16=False)
     before = [own.detach().clone() for own in loop.policy.parameters()]
     loop.update()
     assert all(not torch.equal(old, new) for old, new in zip(before, loop.policy.parameters(), strict=True))
+    if not torch.cuda.is_available():
+        table = update.gpu_table(Options(device="cuda"))
+        assert (list(table.rows), "no CUDA device" in table.note) == ([], True)

@@ -549,7 +549,7 @@ class Replay:
             )
         if int(numbers["capacity"]) != self.capacity:
             raise ValueError(
-                f"replay: of {numbers['capacity']} transitions, algorithm.capacity={self.capacity}"
+                f"replay: saved with algorithm.capacity={numbers['capacity']}, not {self.capacity}"
             )
         entries = [Entry(*row) for row in tensors["entries"].tolist()]
         priorities: list[Tensor | None] = [None] * len(entries)

@@ -411,7 +411,7 @@ class OffPolicy(Trained):
         return self.replay.retain_from()
 
     def retains(self, fragment_bytes: int) -> LogShare:
-        """Return as many entries as steps, since each entry holds at least one."""
+        """Return as many entries as the memory holds steps, since an entry has at least one step."""
         section = self.section
         if fragment_bytes > section.capacity_bytes:
             raise ValueError(

@@ -105,7 +105,7 @@ class Accounts:
         if is_secret(token, REFRESH):
             grant = self.run(lambda session, now: sessions.exchange(session, now, self._keys, token))
         if grant is None:
-            raise Unauthenticated("the refresh token does not count, or no more: sign in again")
+            raise Unauthenticated("the refresh token is not valid (any more): sign in again")
         return grant
 
     def sign_in_program(self, secret: str) -> Grant:

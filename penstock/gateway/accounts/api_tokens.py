@@ -31,7 +31,7 @@ def add(
     days: for which it is valid; None: until it is revoked.
     """
     if role is Role.OWNER:
-        raise BadInput("role", "a token is viewer or editor: who is a member is decided by people")
+        raise BadInput("role", "a token is viewer or editor: only people manage members")
     secret = new_secret(API)
     row = ApiTokenRow(
         id=new_id(),

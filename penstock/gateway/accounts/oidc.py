@@ -156,7 +156,7 @@ class Provider:
                 options={"require": ["exp", "iat", "iss", "aud", "sub"]},
             )
         except (jwt.PyJWTError, ValueError) as error:
-            raise ProviderFailed("the provider's token does not count: try again") from error
+            raise ProviderFailed("the provider's token is not valid: try again") from error
         audience = claims["aud"]
         if claims.get("nonce") != nonce or not isinstance(claims["sub"], str) or not claims["sub"]:
             raise ProviderFailed("the provider's token is of another sign-in: try again")
@@ -388,7 +388,9 @@ def _check_newcomers(file: Path, domain: str, one: Newcomers) -> None:
     except BadInput as error:
         raise ConfigurationError(f"--oidc {file}: domains.{domain}.project: {error}") from error
     if one.role is Role.OWNER:
-        raise ConfigurationError(f"--oidc {file}: domains.{domain}.role: viewer or editor, owners are named")
+        raise ConfigurationError(
+            f"--oidc {file}: domains.{domain}.role: use viewer or editor; an owner is added by name"
+        )
 
 
 def _secret(file: Path) -> str:

@@ -80,7 +80,7 @@ class Keys:
                 options={"require": ["exp", "sub", "aud", "iss"], "verify_exp": False, "verify_iat": False},
             )
         except jwt.PyJWTError as error:
-            raise BadToken("the token is not valid, or no more") from error
+            raise BadToken("the token is not valid (any more)") from error
         if not (isinstance(claims["exp"], int) and now.timestamp() < claims["exp"]):
             raise BadToken("the token has expired: refresh it, or sign in again")
         return claims

@@ -231,7 +231,7 @@ class JobDispatcher:
         try:
             self.look()
         except (RegistryError, CannotLook) as error:
-            log.warning("jobs go on, unsettled", extra={"error": str(error)})
+            log.warning("jobs continue; their results are recorded later", extra={"error": str(error)})
         except Exception:
             log.exception("a look at the jobs failed: the next one tries again")
 

@@ -47,7 +47,7 @@ class SharedLooks:
         self._known: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
 
     async def at(self, key: Hashable, look: Callable[[], T]) -> T:
-        """Return the result of `look`, which blocks, or a fresh one of its key; raises what `look` raises."""
+        """Return a fresh result of the key, else call `look` in a thread; raises what `look` raises."""
         now = asyncio.get_running_loop().time()
         known = self._known.get(key)
         if known is None or self._is_old(known, now):

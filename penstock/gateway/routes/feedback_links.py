@@ -236,7 +236,7 @@ def _by_secret(session: Session, now: datetime, secret: str) -> FeedbackLinkRow:
     if is_secret(secret, LINK):
         row = session.scalar(select(FeedbackLinkRow).where(FeedbackLinkRow.digest == digest(secret)))
     if row is None or row.revoked is not None or row.expires <= now:
-        raise NoSuchThing("this link does not count, or no more: ask who sent it for a new one")
+        raise NoSuchThing("this link is not valid (any more): ask its sender for a new one")
     return row
 
 

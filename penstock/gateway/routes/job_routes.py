@@ -92,7 +92,7 @@ class JobCurve(Answer):
 
 
 class ScoresShown(Answer):
-    """Figures of scores. mean, std: null without any."""
+    """Figures of scores. mean, std: null without scores."""
 
     count: int
     mean: float | None

@@ -369,7 +369,7 @@ def _sources(journals: Journals, lineage: Lineage, log: HeldLog | None, log_text
         if journals.files
         else "none: actor.ack_journal was off, or give the folder with --journal",
         "lineage": f"{len(lineage.lines)} checkpoints through entry {lineage.position:,}"
-        + (f", {len(lineage.others)} lines beside them" if lineage.others else "")
+        + (f", {len(lineage.others)} lines next to them" if lineage.others else "")
         + _torn(lineage.torn),
         "log": log_text,
         "ledger": "none: only Redis knows what was acknowledged and committed"

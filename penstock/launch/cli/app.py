@@ -68,7 +68,7 @@ def train(
 
 
 def _looked_at(request: Request, *, advanced: bool, dry_run: bool, ui: bool, as_json: bool) -> int:
-    """Show the configuration of a run, or what it will take, without the run."""
+    """Show a run's configuration, or the time and memory that it would take, without starting it."""
     from penstock.launch.run.plan import make_plan
 
     plan = make_plan(request)

@@ -1,1 +1,1 @@
-"""`penstock control`: what operators want of a run."""
+"""`penstock control`: the orders of operators to a run."""

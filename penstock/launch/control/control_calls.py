@@ -108,7 +108,7 @@ class ControlCalls:
         return command
 
     def called(self, call: Callable[[], T], passing: T | None = None) -> T:
-        """Return the result of a call; `passing`, where it is given, while the broker or Redis is away."""
+        """Return the result of a call, or `passing`, if given, while the broker or Redis is away."""
         try:
             return call()
         except grpc.RpcError as error:

@@ -1,1 +1,1 @@
-"""`penstock gateway`: the command, the people and tokens of one, and what it is handed from above."""
+"""`penstock gateway`: its commands, its people and tokens, its jobs, and the run behind a site."""

@@ -90,7 +90,7 @@ BEYOND: Final = (
     "beyond this machine a token is asked for: say --project NAME, and --accounts or --database of the "
     "gateway that gives out its tokens"
 )
-ALONE: Final = "beside a gateway it answers this machine alone: serve it by `penstock gateway {name}`"
+ALONE: Final = "mounted in a gateway it answers only this machine: serve it with `penstock gateway {name}`"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -269,7 +269,7 @@ def text(
 
 
 def text_mount(listen: str, opened: "Callable[[], AbstractContextManager[Any]]") -> "Mount":
-    """Return the API of agents at an address of this machine, in plaintext whatever certificate there is."""
+    """Return the API of agents at an address of this machine, always in plaintext."""
     from penstock.gateway.process import Mount
 
     kept_here = "without accounts it answers this machine alone: say 127.0.0.1:PORT"
@@ -472,7 +472,7 @@ def chosen_site(name: str, options: SiteOptions, settings: "Settings") -> "tuple
     if options.broker and not options.server:
         raise ConfigurationError("--broker: belongs to --server; a run's folder says where its broker is")
     if options.agents and not service.takes_agents:
-        raise ConfigurationError(f"--agent {options.agents[0]}: {name} answers for one run: leave it out")
+        raise ConfigurationError(f"--agent {options.agents[0]}: {name} serves one run: leave it out")
     loop, state = service.loop, options.state or Path(f"{name}-state")
     words = loop_words(name, service, options.loop or (), learn=options.learn, server=options.server)
     behind: RunBehind
@@ -525,7 +525,7 @@ def further_mounts(said: "Sequence[str]", settings: "Settings") -> "list[Mount]"
     @contextmanager
     def open_text() -> "Iterator[Any]":
         if not runs:
-            raise ConfigurationError("--site text: has no run to answer for: say --site chat, too")
+            raise ConfigurationError("--site text: serves the runs of other sites: add --site chat")
         found = {name: nullcontext(run) for name, run in runs.items()}
         with text_of(found, credentials(settings.security)) as opened:
             yield opened

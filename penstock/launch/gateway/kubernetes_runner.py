@@ -373,9 +373,9 @@ def job_object(
 ) -> dict[str, Any]:
     """Return the Job that runs a command.
 
-    job: its id, which is the last part of `folder`. place: that of the gateway. folder: of the job, at the
-    same path for the gateway and the pod, which sees nothing else of the claim. owner: project and agent, for
-    annotations.
+    job: its id, which is the last part of `folder`. place: the gateway's name in the rows of jobs. folder: of
+    the job, at one path for gateway and pod; the pod sees no other part of the claim. owner: project and
+    agent, for annotations.
     """
     labels = {
         "app.kubernetes.io/part-of": "penstock",

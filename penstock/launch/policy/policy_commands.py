@@ -114,7 +114,7 @@ def promote(
         share = registry.traffic(found.policy).canary_share if canary_share is None else canary_share
         if to == "canary" and not share:
             raise ConfigurationError(
-                "--to canary: no client would get it; name the share of those that do, --canary-share 0.1"
+                "--to canary: no client would get it; give its share of the clients, --canary-share 0.1"
             )
         done = registry.promote(
             found.policy, version, reason, by=operator(), to=Status(to), canary_share=canary_share
@@ -186,7 +186,7 @@ def export(
     found = place.found()
     if found.folder is None:
         raise ConfigurationError(
-            f"{found.url}: a registry holds no weights; name the run's folder, with --registry beside it"
+            f"{found.url}: a registry holds no weights; name the run's folder, the registry with --registry"
         )
     check_output(output)
     with opened(found) as registry:

@@ -254,10 +254,13 @@ def _pins(wish: Wish) -> dict[str, int]:
         if not client or not 0 < version <= MAX_NUMBER:
             raise ConfigurationError(f"--pin {text!r}: write CLIENT=VERSION, such as robot-7=12")
         if client in wish.unpins:
-            raise ConfigurationError(f"--pin {client}={version}: --unpin {client} unties it; name one")
+            raise ConfigurationError(
+                f"--pin {client}={version}: --unpin {client} says the opposite; give one of them"
+            )
         if pins.setdefault(client, version) != version:
             raise ConfigurationError(
-                f"--pin {client}={version}: --pin {client}={pins[client]} ties it already; name one version"
+                f"--pin {client}={version}: --pin {client}={pins[client]} names another version; "
+                "give one of them"
             )
     return pins
 

@@ -71,7 +71,7 @@ class ForkServer:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], log_fd: int, lifeline_fd: int
     ) -> int | None:
-        """Begin what a command line says, in a process group of its own; return its pid.
+        """Start the service of a command line in a new process group; return its pid.
 
         None where it has to be started as a program: it is another command, or there is no server any more.
         environment: all that it has. log_fd: where it writes. lifeline_fd: see `penstock.runtime.lifecycle`.
@@ -128,7 +128,7 @@ def _settable(environment: Mapping[str, str]) -> dict[str, str]:
 def _adopting() -> Iterator[None]:
     """Adopt orphaned descendants inside the block; raises OSError where the kernel cannot do that."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "no parent can be made of this process")
+        raise OSError(ctypes.get_errno(), "this process cannot adopt orphaned processes")
     try:
         yield
     finally:

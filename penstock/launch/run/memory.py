@@ -38,14 +38,14 @@ _DEVICE_TIMEOUT_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of processes. peak: highest resident size; of it shared: files, inherited: a fork server's."""
+    """Bytes of processes. peak: highest resident size, with shared (files) and inherited (fork server)."""
 
     peak: int = 0
     shared: int = 0
     inherited: int = 0
 
     def __or__(self, other: "Memory") -> "Memory":
-        """The higher of two moments, or lives, of the same processes."""
+        """Return the higher peaks of two measurements of the same processes."""
         return max(self, other, key=lambda one: one.peak)
 
 

@@ -86,7 +86,7 @@ class Plan:
 def make_plan(request: Request) -> Plan:
     """Resolve a request; writes nothing. Raises ConfigurationError for what does not fit."""
     if request.resumption.best and not request.resumption.resume:
-        raise ConfigurationError("--best: goes back in a run that is resumed; add --resume")
+        raise ConfigurationError("--best: resumes from the best checkpoint; add --resume")
     if request.resumption.resume:
         run_dir = _resumed_folder(request)
         written = configuration.parse_toml(run_dir / CONFIG_FILE)

@@ -231,7 +231,7 @@ def _start(command: list[str], lock_fd: int) -> subprocess.Popen[bytes]:
     parent = os.getpid()
 
     def die_with_parent() -> None:
-        """In the child, before exec: killed when this service is; it may be dead already."""
+        """Before exec: let the kernel kill Redis when this service dies; end at once if it has died."""
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)

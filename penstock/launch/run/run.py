@@ -181,7 +181,7 @@ class Run:
         return Outcome(code=EXIT_INTERRUPTED)
 
     def _drain(self) -> None:
-        """Actors, policy server, learner, broker, Redis: within their bounds, then the hard way."""
+        """Drain actors, policy server, learner, broker and Redis within their bounds, then kill the rest."""
         self._health.set_ready(ready=False, why="draining")
         self._note_endpoints()
         supervisor = self._supervisor

@@ -239,7 +239,7 @@ class Account:
 
 @dataclass(slots=True)
 class Service:
-    """A service, its process of today, and what its lives before have shown."""
+    """A service: its current process, and what its earlier processes have shown."""
 
     spec: ServiceSpec
     process: ServiceProcess | None = None
@@ -364,7 +364,7 @@ class Supervisor:
             alive[pid].memory |= memory
 
     def note_progress(self) -> None:
-        """The run has come further than ever, with the services that are running now."""
+        """Note that the run has made new progress, with the services that are running now."""
         for service in self.services.values():
             if service.process is not None and not service.has_helped:
                 service.has_helped = service.was_ready or service.process.is_ready()

@@ -131,7 +131,7 @@ class RunStarter:
         while not (is_run(run) and is_going_on(run)):
             if not job.wait(_LOOK_S):
                 if time.monotonic() > until_s:
-                    raise CannotStart(f"its run is not there after {WAIT_S:g} s: look into {log}")
+                    raise CannotStart(f"its run did not appear within {WAIT_S:g} s: see {log}")
                 continue
             if is_run(run):
                 return  # it has ended already: the page shows how
@@ -145,11 +145,11 @@ def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         unset = _null_in(settings, "")
         if unset is not None:
             raise CannotStart(
-                f"{unset}: null is no value: leave out what shall be as it is", f"settings.{unset}"
+                f"{unset}: null is no value: leave out settings that keep their defaults", f"settings.{unset}"
             )
         load([settings])
     except RecursionError as error:
-        raise CannotStart("the settings are nested too deeply: write them flatter", "settings") from error
+        raise CannotStart("the settings are nested too deeply: use fewer levels", "settings") from error
     except ConfigurationError as error:
         why = str(error).splitlines()[0]
         key = why.partition("=")[0].partition(":")[0]

@@ -287,7 +287,7 @@ def run(
     options: LoopOptions,
     once: Annotated[bool, typer.Option("--once", help="End after one round.")] = False,
 ) -> None:
-    """Train from new ratings, try what comes of it as a canary, promote or withdraw it, and begin again."""
+    """Train from new ratings, try the result as a canary, promote or withdraw it, and begin again."""
 
     def body(lifecycle: "Lifecycle") -> int:
         from penstock.config.run_folder import keep_private
@@ -347,7 +347,7 @@ def status(run: Run, as_json: AsJson = False) -> int:
 
 @command(loop_commands)
 def weigh(run: Run, weights: Annotated[list[str], _WEIGHTS], reason: Reason) -> int:
-    """Change what heads count in the reward, from the next reward model of the loop on."""
+    """Change the weights of heads in the reward, from the next reward model of the loop on."""
     from penstock.workloads.chat import loop_state
     from penstock.workloads.language.reward.heads import parse_weights
 

@@ -87,7 +87,7 @@ class Veto(_Line):
 
 
 class Switch(_Line):
-    """Carrying out is switched on or off. by: as of a veto."""
+    """Carrying goals out was switched on or off. by: the operator, as in `Veto`."""
 
     on: bool
     timestamp: _Real
@@ -95,7 +95,7 @@ class Switch(_Line):
 
 
 class Stop(_Line):
-    """The injector has stopped itself, or was allowed to continue (`resumed`). why: in words."""
+    """The injector has stopped itself, or an operator let it continue (`resumed`). why: the reason."""
 
     why: str
     timestamp: _Real = 0.0

@@ -306,9 +306,8 @@ def _check_propensities(decisions: Decisions) -> None:
         above = float(ratio.mean()) - 1
         if above > max(_MOST_ERRORS * error, 1e-6):
             raise TooLittle(
-                f"the propensities do not belong to the actions: by them action {action} was done "
-                f"{above + 1:.2f} times (± {error:.2f}) as often as it can have been; were they joined by "
-                "the right key?"
+                f"the propensities do not belong to the actions: action {action} is {above + 1:.2f} times "
+                f"(± {error:.2f}) as frequent as they allow; were they joined by the right key?"
             )
 
 

@@ -210,7 +210,7 @@ class CachedGeneration:
         self._random = torch.Generator(self._device)
 
     def seed(self, seed: int) -> None:
-        """Draw from here on as every backend does after this seed."""
+        """Seed the draws: equal seeds give equal draws in every backend."""
         self._random.manual_seed(seed)
 
     @torch.inference_mode()

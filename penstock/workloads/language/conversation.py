@@ -214,7 +214,7 @@ def weight_spans(columns: Sequence[Column], steps: int) -> tuple[WeightSpan, ...
     """
     sampled = {(turn.version, turn.update) for column in columns for turn in column.turns}
     if not sampled:
-        raise ValueError("columns: nothing was sampled in any of them, so no weights did it")
+        raise ValueError("columns: none has a sampled token, so their weights are not known")
     if len(sampled) == 1:
         ((version, update),) = sampled
         return (WeightSpan(0, 0, steps, version, update),)

@@ -185,7 +185,7 @@ def check_alike(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         raise ValueError(f"weights: {sorted(own.keys() ^ given.keys())[:8]} on one side only")
     for name, tensor in own.items():
         if tuple(tensor.shape) != tuple(given[name].shape):
-            raise ValueError(f"weights.{name}: {tuple(given[name].shape)} for {tuple(tensor.shape)}")
+            raise ValueError(f"weights.{name}: shape {tuple(given[name].shape)}, not {tuple(tensor.shape)}")
 
 
 def read(

@@ -121,7 +121,7 @@ def kwargs_settings(
 ) -> S:
     """Return `environment.kwargs` as a section; raises ConfigurationError with a line per mistake.
 
-    remark: returns the reason for a key of its own; "": the usual one.
+    remark: returns the reason for a refused key; "": the usual reason.
     """
     try:
         return kind.model_validate(kwargs)

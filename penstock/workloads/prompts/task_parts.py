@@ -210,6 +210,8 @@ def _reward(task: Mapping[str, Any]) -> PromptReward | None:
         _check("reward", name, ("quality", RATINGS))
         return None if name == RATINGS else QualityReward()
     if name == RATINGS:
-        raise ConfigurationError("environment.kwargs.reward='ratings': leave out reward_source, or this")
+        raise ConfigurationError(
+            "environment.kwargs.reward='ratings': excludes reward_source; leave one of them out"
+        )
     found = source_reward(place)
     return CheckedReward(found, every=every) if every else found

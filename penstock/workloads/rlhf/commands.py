@@ -236,7 +236,7 @@ class TrainingOptions:
 def train(options: TrainingOptions) -> None:
     """Train a reward model on scores or pairs. Ctrl-C writes a checkpoint; --resume continues from it.
 
-    With --head it learns several things at once, each as 0 to 1, and pairs beside them (docs/chat.md).
+    With --head it learns several things at once, each as 0 to 1, and pairs in addition (docs/chat.md).
     """
     from penstock.runtime.lifecycle import leave, run_service
 
@@ -287,7 +287,7 @@ def train_model(lifecycle: "Lifecycle", options: TrainingOptions) -> int:
         one_head |= {"--column": bool(options.columns), "--reference": options.reference is not None}
         one_head |= {"--resume": options.resume}
         if name := next((name for name, is_given in one_head.items() if is_given), None):
-            raise ConfigurationError(f"{name}: is for a model of one head; leave it out beside --head")
+            raise ConfigurationError(f"{name}: is for a model of one head; leave it out with --head")
     from penstock.runtime.retry import Interrupted
 
     with needs_rlhf():

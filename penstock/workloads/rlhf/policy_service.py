@@ -257,7 +257,7 @@ class TrainedPolicy(Answer):
 
 
 class TrainingEstimate(Answer):
-    """The estimate of a training, and its feedback. scoreMean, scoreStd: null for pairs alone."""
+    """The estimate of a training, and its feedback. scoreMean, scoreStd: null where all feedback is pairs."""
 
     dry_run: Literal[True]
     feedbackCount: int  # noqa: N815

@@ -92,7 +92,8 @@ def _check(section: Language) -> None:
         raise ConfigurationError("environment.kwargs.prompts='': name prompts, or feedback that has them")
     if not section.reward and not section.feedback:
         raise ConfigurationError(
-            "environment.kwargs.reward='': name who rewards, or feedback that a reward model is trained on"
+            "environment.kwargs.reward='': name a source of rewards, or feedback that a reward model is "
+            "trained on"
         )
     if section.serve_reward and section.reward and not Path(section.reward).is_dir():
         raise ConfigurationError(

@@ -63,7 +63,7 @@ from penstock.workloads.thoughts.validation import LEAST_GAIN, Probed, Validatio
 
 
 def of_another_question(reward: Tensor, question: Tensor) -> Tensor:
-    """Return for each thought the reward of one on the next question, [R]; the last takes the first's.
+    """Return for each thought the reward of one on the next question, [R]; after the last comes the first.
 
     reward: float32 [R]. question: int64 [R], number of each thought's question, rising from 0.
     """

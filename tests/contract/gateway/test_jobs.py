@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import users
-from penstock.gateway.accounts.principal import AccountConflict, BadInput, Membership, NoSuchThing, Principal
+from penstock.gateway.accounts.principal import AccountConflict, BadInput, Membership, NoSuchThing
 from penstock.gateway.application import Service
 from penstock.gateway.jobs import job_queue, live_jobs
 from penstock.gateway.jobs.job_dispatcher import AGAIN_S, DryRunTurns
@@ -34,9 +34,6 @@ from penstock.registry.records import NewVersion, Origin, Unavailable
 from tests.support.gateway.job_templates import write_templates
 from tests.support.gateway.small_gateway import SmallGateway
 
-# ---- Those that follow a job's log look together, and only as long as they may.
-
-
 JOBS = "/api/projects/alpha/jobs"
 READERS = 100
 PATIENCE_S = 60.0
@@ -50,26 +47,31 @@ class CountingRunner(LocalRunner):
         self.reads = Counter[str]()
 
     def read_log(self, job: str, begin: int, most: int) -> bytes:
-        """As ever."""
         self.reads[job] += 1
         return super().read_log(job, begin, most)
 
 
 @pytest.fixture
 def gateway(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallGateway:
-    """One in which rights are looked at each time, with a job that goes on."""
+    """One that looks often, at rights too, and whose jobs wait until a test has the dispatcher look."""
     monkeypatch.setattr(live_jobs, "RIGHTS_S", 0.0)
-    registry = f"sqlite:///{tmp_path}/registry.sqlite" if "sqlite" in database_url else database_url
+    monkeypatch.setattr(live_jobs, "LOOK_S", 0.01)
     runner = CountingRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
-    return SmallGateway.at(database_url, registry, tmp_path, runner=runner)
+    return SmallGateway.in_folder(tmp_path, database_url, runner=runner)
+
+
+def submitted(gateway: SmallGateway, agent: str = "mine") -> str:
+    """The id of a job that waits."""
+    reply = gateway.client.post(
+        JOBS, json={"agent": agent, "template": "quick"}, headers=gateway.token("alpha")
+    )
+    assert reply.status_code == 201, reply.text
+    return str(reply.json()["id"])
 
 
 def begun(gateway: SmallGateway, folder: Path) -> str:
     """A job that waits in the queue and has a log already; returns its id."""
-    reply = gateway.client.post(
-        JOBS, json={"agent": "mine", "template": "quick"}, headers=gateway.token("alpha")
-    )
-    job = str(reply.json()["id"])
+    job = submitted(gateway)
     (folder / "jobs" / job).mkdir(parents=True)
     (folder / "jobs" / job / "train.log").write_text("first\n")
     return job
@@ -81,39 +83,47 @@ def member_of(gateway: SmallGateway, header: dict[str, str]) -> Membership:
     return gateway.accounts.membership(principal, "alpha")
 
 
-def following(gateway: SmallGateway, member: Membership, job: str) -> AsyncIterator[str]:
-    """The stream."""
-    live: LiveJobs = gateway.client.app.state.live  # type: ignore[attr-defined]
-    return live.follow_log(member, job, 0)
+def live(gateway: SmallGateway) -> LiveJobs:
+    return LiveJobs(gateway.accounts, gateway.parts.dispatcher)
 
 
-async def next_news(stream: AsyncIterator[str]) -> dict[str, Any]:
-    """The next event that is no sign of life."""
+async def event_of(stream: AsyncIterator[str]) -> dict[str, str]:
+    """The fields of the next event that is no sign of life."""
     async for text in stream:
         if not text.startswith(":"):
-            kind, number, data = text.rstrip("\n").split("\n")
-            return {"kind": kind[7:], "id": int(number[4:]), "data": json.loads(data[6:])}
+            return dict(line.split(": ", 1) for line in text.rstrip("\n").split("\n"))
     raise AssertionError("it has ended")
 
 
-def test_a_hundred_readers_look_once(
+async def news(stream: AsyncIterator[str]) -> tuple[str, Any]:
+    """The kind and the content of the next event."""
+    found = await event_of(stream)
+    return found["event"], json.loads(found["data"])
+
+
+async def test_a_hundred_readers_look_once(
     gateway: SmallGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_jobs, "LOOK_S", 3600.0)
-    job, runner = begun(gateway, tmp_path), gateway.parts.dispatcher.runner  # type: ignore[union-attr]
-    member = member_of(gateway, gateway.token("alpha"))
+    dispatcher = gateway.dispatcher
+    assert isinstance(dispatcher.runner, CountingRunner)
+    job, member, looked = begun(gateway, tmp_path), member_of(gateway, gateway.token("alpha")), live(gateway)
+    found = await asyncio.gather(*(event_of(looked.follow_log(member, job, 0)) for _ in range(READERS)))
+    assert found == [{"event": "line", "id": "6", "data": '"first"'}] * READERS
+    assert dispatcher.runner.reads[job] < READERS / 10
+    looks, read = list[str](), job_queue.read
 
-    async def listen() -> None:
-        streams = [following(gateway, member, job) for _ in range(READERS)]
-        found = await asyncio.gather(*map(next_news, streams))
-        assert found == [{"kind": "line", "id": 6, "data": "first"}] * READERS
-        assert isinstance(runner, CountingRunner)
-        assert runner.reads[job] < READERS / 10
+    def counted(*asked: Any) -> Any:
+        looks.append("read")
+        return read(*asked)
 
-    asyncio.run(listen())
+    monkeypatch.setattr(job_queue, "read", counted)
+    told = await asyncio.gather(*(news(looked.follow(member, "")) for _ in range(READERS)))
+    assert {kind for kind, _ in told} == {"jobs"}
+    assert len(looks) == 1
 
 
-def test_readers_that_look_together_do_not_wake_together(
+async def test_readers_that_look_together_do_not_wake_together(
     gateway: SmallGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_jobs, "LOOK_S", 1.0)
@@ -124,35 +134,26 @@ def test_readers_that_look_together_do_not_wake_together(
         await sleep(0.01)
 
     monkeypatch.setattr(asyncio, "sleep", noted)
-    job = begun(gateway, tmp_path)
-    member = member_of(gateway, gateway.token("alpha"))
-
-    async def listen() -> None:
-        streams = [following(gateway, member, job) for _ in range(READERS)]
-        await asyncio.gather(*map(next_news, streams))
-        waiting = [asyncio.ensure_future(next_news(one)) for one in streams]
-        async with asyncio.timeout(PATIENCE_S):
-            while len(rests) < READERS:
-                await sleep(0.01)
-        for one in waiting:
-            one.cancel()
-
-    asyncio.run(listen())
+    job, member, looked = begun(gateway, tmp_path), member_of(gateway, gateway.token("alpha")), live(gateway)
+    streams = [looked.follow_log(member, job, 0) for _ in range(READERS)]
+    await asyncio.gather(*map(news, streams))
+    waiting = [asyncio.ensure_future(news(one)) for one in streams]
+    async with asyncio.timeout(PATIENCE_S):
+        while len(rests) < READERS:
+            await sleep(0.01)
+    for one in waiting:
+        one.cancel()
     tenths = Counter(int(delay_s * 10) for delay_s in rests)
     assert max(tenths.values()) < len(rests) / 2, tenths
 
 
 @pytest.mark.parametrize("lost", ["token", "password", "sign-out", "member"])
-def test_who_may_read_no_more_reads_no_more(
-    gateway: SmallGateway, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live_jobs, "LOOK_S", 0.01)
+async def test_who_may_read_no_more_reads_no_more(gateway: SmallGateway, tmp_path: Path, lost: str) -> None:
     job = begun(gateway, tmp_path)
     gateway.person("owner", "alpha", Role.OWNER)
     gateway.person("ada", "alpha", Role.VIEWER)
     owner, ada = gateway.bearer("owner"), gateway.bearer("ada")
-    header = gateway.token("alpha") if lost == "token" else ada
-    member = member_of(gateway, header)
+    member = member_of(gateway, gateway.token("alpha") if lost == "token" else ada)
 
     def take_away() -> Any:
         match lost:
@@ -173,44 +174,55 @@ def test_who_may_read_no_more_reads_no_more(
         users.change_password(session, now, row, password="another", by="test")  # noqa: S106 - no hash
         return 204
 
-    async def listen() -> None:
-        stream = following(gateway, member, job)
-        assert (await next_news(stream))["data"] == "first"
-        assert await asyncio.to_thread(take_away) in {200, 204}
-        assert (await next_news(stream))["kind"] == "refused"
+    streams = live(gateway).follow_log(member, job, 0), live(gateway).follow(member, "")
+    assert [(await news(one))[0] for one in streams] == ["line", "jobs"]
+    assert await asyncio.to_thread(take_away) in {200, 204}
+    for one in streams:
+        assert (await news(one))[0] == "refused"
         with pytest.raises(StopAsyncIteration):
-            await anext(stream)
-
-    asyncio.run(listen())
+            await anext(one)
 
 
-# ---- The queue of jobs, on each kind of database: each is taken once, and ends once.
+async def test_what_changes_is_sent_and_nothing_twice(gateway: SmallGateway) -> None:
+    first, member = submitted(gateway), member_of(gateway, gateway.token("alpha", Role.VIEWER))
+    stream = live(gateway).follow(member, first)
+    kind, content = await news(stream)
+    assert (kind, [one["id"] for one in content["jobs"]]) == ("jobs", [first])
+    kind, content = await news(stream)
+    assert (kind, content["state"], "facts" in content) == ("job", "queued", False)
+    other = await asyncio.to_thread(submitted, gateway, "yours")
+    kind, content = await news(stream)
+    assert (kind, {one["id"] for one in content["jobs"]}) == ("jobs", {first, other})
+    gateway.accounts.run(lambda session, now: job_queue.cancel(session, now, "alpha", first, by="ada"))
+    assert (await news(stream))[0] == "jobs"
+    kind, content = await news(stream)
+    assert (kind, content["state"]) == ("job", "cancelled")
 
 
-ADA = Principal(subject="user/ada", name="ada", user="ada")
+def test_a_job_of_another_project_is_not_there(gateway: SmallGateway) -> None:
+    gateway.person("bob", "beta", Role.OWNER)
+    job = submitted(gateway)
+    absent = gateway.get("/api/projects/beta/events?job=nothing", gateway.bearer("bob"))
+    other = gateway.get(f"/api/projects/beta/events?job={job}", gateway.bearer("bob"))
+    assert (other.status_code, other.json()) == (404, absent.json())
 
 
-def submit(
-    gateway: SmallGateway, agent: str, key: str | None = None, project: str = "alpha", **numbers: float
-) -> Job:
-    """A new job."""
-    member = Membership(principal=ADA, project=project, role=Role.EDITOR)
-    return gateway.accounts.run(
-        lambda session, now: job_queue.submit(
-            session,
-            now,
-            member,
-            agent=agent,
-            template="quick",
-            numbers=numbers,
-            facts={},
-            request_key=key,
-        )
-    )
+async def test_a_registry_that_does_not_answer_hides_nothing_else(gateway: SmallGateway) -> None:
+    class Away(RunSteering):
+        def versions(self, job: str) -> dict[str, Any]:
+            raise Unavailable("the registry does not answer")
+
+    dispatcher = gateway.dispatcher
+    dispatcher.steering = Away(lambda job: dispatcher.runner.folder(job))
+    job, place = submitted(gateway), dispatcher.runner.place
+    gateway.accounts.run(lambda session, now: job_queue.claim(session, now, place, 1))
+    stream = live(gateway).follow(member_of(gateway, gateway.token("alpha")), job)
+    found = [await news(stream) for _ in range(4)]
+    assert [kind for kind, _ in found] == ["jobs", "job", "curve", "trouble"]
+    assert found[3][1] == {"of": "versions", "detail": "the registry does not answer"}
 
 
 def claim(gateway: SmallGateway, place: str, most: int = 1) -> Job | None:
-    """What a runner takes."""
     return gateway.accounts.run(lambda session, now: job_queue.claim(session, now, place, most))
 
 
@@ -222,13 +234,8 @@ def settle(gateway: SmallGateway, job: Job, state: JobState, **result: Any) -> N
     )
 
 
-def now(gateway: SmallGateway, job: Job) -> Job:
-    """It as it is."""
-    return gateway.accounts.look(lambda session: job_queue.get(session, "alpha", job.id))
-
-
 def test_places_take_jobs_in_order_each_once(small_gateway: SmallGateway) -> None:
-    made = [submit(small_gateway, f"agent-{number}") for number in range(6)]
+    made = [small_gateway.submit(f"agent-{number}") for number in range(6)]
     with ThreadPoolExecutor(6) as pool:
         taken = list(pool.map(lambda place: claim(small_gateway, place), [f"p{n % 3}" for n in range(6)]))
     found = [job for job in taken if job is not None]
@@ -241,7 +248,7 @@ def test_places_take_jobs_in_order_each_once(small_gateway: SmallGateway) -> Non
 def test_projects_take_turns(small_gateway: SmallGateway) -> None:
     for project, count in (("alpha", 4), ("beta", 2), ("gamma", 1)):
         for number in range(count):
-            submit(small_gateway, f"agent-{number}", project=project)
+            small_gateway.submit(f"agent-{number}", project=project)
 
     def begun(most: int) -> str:
         small_gateway.clock.pass_time(seconds=1)
@@ -255,24 +262,24 @@ def test_projects_take_turns(small_gateway: SmallGateway) -> None:
 
 
 def test_a_key_stands_for_one_job(small_gateway: SmallGateway) -> None:
-    first = submit(small_gateway, "agent", key="k", maxSteps=2)
-    assert submit(small_gateway, "agent", key="k", maxSteps=2).id == first.id
+    first = small_gateway.submit("agent", key="k", numbers={"maxSteps": 2})
+    assert small_gateway.submit("agent", key="k", numbers={"maxSteps": 2}).id == first.id
     with pytest.raises(AccountConflict, match="another job"):
-        submit(small_gateway, "agent", key="k", maxSteps=3)
+        small_gateway.submit("agent", key="k", numbers={"maxSteps": 3})
     with pytest.raises(AccountConflict, match="is being trained"):
-        submit(small_gateway, "agent")
+        small_gateway.submit("agent")
     assert claim(small_gateway, "here") is not None
     settle(small_gateway, first, JobState.FAILED)
-    assert submit(small_gateway, "agent", key="k", maxSteps=2).state is JobState.FAILED
-    assert submit(small_gateway, "agent").id != first.id
+    assert small_gateway.submit("agent", key="k", numbers={"maxSteps": 2}).state is JobState.FAILED
+    assert small_gateway.submit("agent").id != first.id
     for number in range(job_queue.MAX_OPEN - 1):
-        submit(small_gateway, f"agent-{number}")
+        small_gateway.submit(f"agent-{number}")
     with pytest.raises(AccountConflict, match="have not ended"):
-        submit(small_gateway, "one-too-many")
+        small_gateway.submit("one-too-many")
 
 
 def test_a_job_ends_once(small_gateway: SmallGateway) -> None:
-    queued, other = submit(small_gateway, "queued"), submit(small_gateway, "other")
+    queued, other = small_gateway.submit("queued"), small_gateway.submit("other")
 
     def cancel(job: Job) -> Job:
         return small_gateway.accounts.run(
@@ -283,10 +290,10 @@ def test_a_job_ends_once(small_gateway: SmallGateway) -> None:
     taken = claim(small_gateway, "here")
     assert taken is not None
     assert taken.id == other.id
-    assert (cancel(other).state, now(small_gateway, other).cancelled_by) == (JobState.RUNNING, "user/eve")
+    assert (cancel(other).state, small_gateway.job(other).cancelled_by) == (JobState.RUNNING, "user/eve")
     settle(small_gateway, other, JobState.FINISHED, updates=2)
     settle(small_gateway, other, JobState.LOST)
-    assert (now(small_gateway, other).state, now(small_gateway, other).result) == (
+    assert (small_gateway.job(other).state, small_gateway.job(other).result) == (
         JobState.FINISHED,
         {"updates": 2},
     )
@@ -294,13 +301,8 @@ def test_a_job_ends_once(small_gateway: SmallGateway) -> None:
         cancel(other)
     with pytest.raises(NoSuchThing):
         small_gateway.accounts.look(lambda session: job_queue.get(session, "beta", other.id))
-    assert small_gateway.actions("alpha") == [
-        "job queued",
-        "job queued",
-        "job cancelled",
-        "job cancelled",
-        "job finished",
-    ]
+    ended = ["job cancelled", "job cancelled", "job finished"]
+    assert small_gateway.actions("alpha") == ["job queued", "job queued", *ended]
 
 
 @pytest.mark.parametrize(
@@ -322,148 +324,6 @@ def test_a_template_gives_its_numbers_and_nothing_else(said: dict[str, float], f
     assert caught.value.field == field
 
 
-# ---- Those that follow the jobs of a project look together, see what changes, and only as long as they
-# may.
-
-
-@pytest.fixture
-def jobs_gateway(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallGateway:
-    """One that looks often, and whose jobs wait until a test has the dispatcher look."""
-    monkeypatch.setattr(live_jobs, "RIGHTS_S", 0.0)
-    monkeypatch.setattr(live_jobs, "LOOK_S", 0.01)
-    registry = f"sqlite:///{tmp_path}/registry.sqlite" if "sqlite" in database_url else database_url
-    runner = LocalRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
-    return SmallGateway.at(database_url, registry, tmp_path, runner=runner)
-
-
-def live(jobs_gateway: SmallGateway) -> LiveJobs:
-    """Of its own."""
-    return LiveJobs(jobs_gateway.accounts, jobs_gateway.parts.dispatcher)
-
-
-def submitted(jobs_gateway: SmallGateway, agent: str) -> str:
-    """The id of a job that waits."""
-    reply = jobs_gateway.client.post(
-        JOBS, json={"agent": agent, "template": "quick"}, headers=jobs_gateway.token("alpha")
-    )
-    assert reply.status_code == 201, reply.text
-    return str(reply.json()["id"])
-
-
-def member(jobs_gateway: SmallGateway) -> Membership:
-    """A viewer of the project."""
-    return member_of(jobs_gateway, jobs_gateway.token("alpha", Role.VIEWER))
-
-
-async def news(stream: AsyncIterator[str]) -> tuple[str, Any]:
-    """The next event that is no sign of life: its kind and content."""
-    async for text in stream:
-        if not text.startswith(":"):
-            kind, data = text.rstrip("\n").split("\n")
-            return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
-    raise AssertionError("it has ended")
-
-
-def test_what_changes_is_sent_and_nothing_twice(jobs_gateway: SmallGateway) -> None:
-    jobs_gateway.person("ada", "alpha", Role.OWNER)
-    first = submitted(jobs_gateway, "mine")
-
-    def end() -> None:
-        jobs_gateway.accounts.run(
-            lambda session, now: job_queue.cancel(session, now, "alpha", first, by="ada")
-        )
-
-    async def listen() -> None:
-        stream = live(jobs_gateway).follow(member(jobs_gateway), first)
-        kind, content = await news(stream)
-        assert (kind, [one["id"] for one in content["jobs"]]) == ("jobs", [first])
-        kind, content = await news(stream)
-        assert (kind, content["state"], "facts" in content) == ("job", "queued", False)
-        other = await asyncio.to_thread(submitted, jobs_gateway, "yours")
-        kind, content = await news(stream)
-        assert (kind, {one["id"] for one in content["jobs"]}) == ("jobs", {first, other})
-        await asyncio.to_thread(end)
-        assert (await news(stream))[0] == "jobs"
-        kind, content = await news(stream)
-        assert (kind, content["state"]) == ("job", "cancelled")
-
-    asyncio.run(listen())
-
-
-def test_a_job_of_another_project_is_not_there(jobs_gateway: SmallGateway) -> None:
-    jobs_gateway.person("bob", "beta", Role.OWNER)
-    job = submitted(jobs_gateway, "mine")
-    absent = jobs_gateway.get("/api/projects/beta/events?job=nothing", jobs_gateway.bearer("bob"))
-    other = jobs_gateway.get(f"/api/projects/beta/events?job={job}", jobs_gateway.bearer("bob"))
-    assert (other.status_code, other.json()) == (404, absent.json())
-
-
-def test_jobs_a_hundred_readers_look_once(
-    jobs_gateway: SmallGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live_jobs, "LOOK_S", 3600.0)
-    submitted(jobs_gateway, "mine")
-    who, looked, looks = member(jobs_gateway), live(jobs_gateway), list[str]()
-    read = job_queue.read
-
-    def counted(*asked: Any) -> Any:
-        looks.append("read")
-        return read(*asked)
-
-    monkeypatch.setattr(job_queue, "read", counted)
-
-    async def listen() -> None:
-        found = await asyncio.gather(*(news(looked.follow(who, "")) for _ in range(READERS)))
-        assert {kind for kind, _ in found} == {"jobs"}
-
-    asyncio.run(listen())
-    assert len(looks) == 1
-
-
-def test_who_is_no_member_any_more_is_told_nothing_more(jobs_gateway: SmallGateway) -> None:
-    jobs_gateway.person("owner", "alpha", Role.OWNER)
-    jobs_gateway.person("ada", "alpha", Role.VIEWER)
-    submitted(jobs_gateway, "mine")
-    who = member_of(jobs_gateway, jobs_gateway.bearer("ada"))
-    path = f"/api/projects/alpha/members/{jobs_gateway.people['ada']}"
-
-    async def listen() -> None:
-        stream = live(jobs_gateway).follow(who, "")
-        assert (await news(stream))[0] == "jobs"
-        gone = await asyncio.to_thread(jobs_gateway.client.delete, path, headers=jobs_gateway.bearer("owner"))
-        assert gone.status_code in {200, 204}
-        assert (await news(stream))[0] == "refused"
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
-
-    asyncio.run(listen())
-
-
-def test_a_registry_that_does_not_answer_hides_nothing_else(jobs_gateway: SmallGateway) -> None:
-    class Away(RunSteering):
-        def versions(self, job: str) -> dict[str, Any]:
-            raise Unavailable("the registry does not answer")
-
-    dispatcher = jobs_gateway.parts.dispatcher
-    assert dispatcher is not None
-    dispatcher.steering = Away(lambda job: dispatcher.runner.folder(job))
-    job = submitted(jobs_gateway, "mine")
-    place = dispatcher.runner.place
-    jobs_gateway.accounts.run(lambda session, now: job_queue.claim(session, now, place, 1))
-
-    async def listen() -> None:
-        stream = live(jobs_gateway).follow(member(jobs_gateway), job)
-        found = [await news(stream) for _ in range(4)]
-        assert [kind for kind, _ in found] == ["jobs", "job", "curve", "trouble"]
-        assert found[3][1] == {"of": "versions", "detail": "the registry does not answer"}
-
-    asyncio.run(listen())
-
-
-# ---- Dry runs by HTTP: who asks while another one goes on waits, and is told why where that takes too
-# long.
-
-
 class HeldRunner(LocalRunner):
     """Its dry runs end when a test says so."""
 
@@ -474,7 +334,6 @@ class HeldRunner(LocalRunner):
     def estimate(
         self, template: str, numbers: Mapping[str, float], prepare: Callable[[Path], Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Figures, later."""
         self.tried.release()
         assert self.go.wait(60)
         return {
@@ -487,22 +346,18 @@ class HeldRunner(LocalRunner):
 
 @pytest.fixture
 def runner(tmp_path: Path) -> HeldRunner:
-    """Of the gateway."""
     return HeldRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
 
 
 @pytest.fixture
 def runs_gateway(tmp_path: Path, runner: HeldRunner) -> SmallGateway:
-    """One with an owner in each of two projects."""
-    url, registry = (f"sqlite:///{tmp_path}/{name}.sqlite" for name in ("accounts", "registry"))
-    made = SmallGateway.at(url, registry, tmp_path, runner=runner)
+    made = SmallGateway.in_folder(tmp_path, runner=runner)
     for name, project in (("ada", "alpha"), ("bob", "beta")):
         made.person(name, project, Role.OWNER)
     return made
 
 
 def asked(runs_gateway: SmallGateway, headers: dict[str, str], project: str = "alpha") -> Any:
-    """The answer to a wish for a dry run."""
     body = {"agent": "mine", "template": "quick"}
     return runs_gateway.client.post(f"/api/projects/{project}/estimates", json=body, headers=headers)
 
@@ -511,7 +366,7 @@ def test_a_project_that_asks_without_end_keeps_out_nobody(
     runs_gateway: SmallGateway, runner: HeldRunner
 ) -> None:
     ada, bob = runs_gateway.bearer("ada"), runs_gateway.bearer("bob")
-    turns = dispatcher_turns(runs_gateway)
+    turns = runs_gateway.dispatcher.dry_runs
     with ThreadPoolExecutor(2) as pool:
         first: Future[Any] = pool.submit(asked, runs_gateway, ada)
         assert runner.tried.acquire(timeout=60)
@@ -526,8 +381,7 @@ def test_a_project_that_asks_without_end_keeps_out_nobody(
 
 
 def test_who_waits_in_vain_is_told_when_to_ask_again(runs_gateway: SmallGateway, runner: HeldRunner) -> None:
-    assert runs_gateway.parts.dispatcher is not None
-    runs_gateway.parts.dispatcher.dry_runs = DryRunTurns(wait_s=0.0)
+    runs_gateway.dispatcher.dry_runs = DryRunTurns(wait_s=0.0)
     ada, bob = runs_gateway.bearer("ada"), runs_gateway.bearer("bob")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(asked, runs_gateway, ada)
@@ -542,22 +396,12 @@ def test_who_waits_in_vain_is_told_when_to_ask_again(runs_gateway: SmallGateway,
         assert first.result().status_code == 200
 
 
-def dispatcher_turns(runs_gateway: SmallGateway) -> DryRunTurns:
-    """Of its dry runs."""
-    assert runs_gateway.parts.dispatcher is not None
-    return runs_gateway.parts.dispatcher.dry_runs
-
-
-# ---- A version that a job exported is known in the registry, and so to servers, by its label.
-
-
 class Labelled(PlainTraining):
     """A training whose version gets a label."""
 
     def conclude(
         self, job: Job, outcome: Outcome, taken: Collection[str], *, folder: Path, models: Path
     ) -> Conclusion:
-        """What it came to."""
         made = TrainedVersion(
             version=f"v{15 + len(taken)}",
             model_path="models/policy",
@@ -571,13 +415,11 @@ class Labelled(PlainTraining):
 
 @pytest.fixture
 def names_gateway(database_url: str, tmp_path: Path) -> SmallGateway:
-    """One whose dispatcher looks when a test says so."""
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "named.toml").write_text('[template]\nkind = "named"\n')
-    registry = f"sqlite:///{tmp_path}/registry.sqlite" if "sqlite" in database_url else database_url
     runner = LocalRunner(tmp_path / "jobs", tmp_path / "templates")
     named = Service(router=APIRouter(), access={}, kinds={"named": Labelled()})
-    return SmallGateway.at(database_url, registry, tmp_path, runner=runner, services=[named])
+    return SmallGateway.in_folder(tmp_path, database_url, runner=runner, services=[named])
 
 
 def finished(names_gateway: SmallGateway, editor: dict[str, str], folder: Path, versions: list[int]) -> str:
@@ -593,8 +435,7 @@ def finished(names_gateway: SmallGateway, editor: dict[str, str], folder: Path, 
         of: dict[str, Any] = {"run": f"{job}-a08df7", "update": 1, "sha256": "0" * 64, "size_bytes": 1}
         new = NewVersion(policy="alpha/my_agent", version=version, origin=Origin.FINAL, **of)
         names_gateway.registry.register(new, by="test")
-    assert names_gateway.parts.dispatcher is not None
-    names_gateway.parts.dispatcher.look()
+    names_gateway.dispatcher.look()
     assert names_gateway.get(f"{JOBS}/{job}", editor).json()["state"] == "finished"
     return job
 

@@ -19,8 +19,7 @@ from typing import Final
 from tests.deploy.manifests import Workload, kinds, overlay, render, workloads
 from tests.deploy.node.client import PLAYED, runner
 from tests.deploy.node.network import DATABASE, Addresses, connect, open_network
-from tests.deploy.node.pod import Pod
-from tests.deploy.node.probes import fetch, port_of
+from tests.deploy.node.pod import Pod, fetch, port_of
 from tests.deploy.node.prometheus import Watch, absent
 from tests.deploy.node.secrets import made_by_cert_manager, made_by_operator
 from tests.deploy.node.volumes import Volumes
@@ -30,8 +29,6 @@ _VISIT_S: Final = 60.0
 
 
 class Node:
-    """The pods of one overlay, which lies in `folder`."""
-
     def __init__(self, folder: Path, work: Path) -> None:
         self.objects, self.work = render(folder), work
         self.addresses = Addresses(self.objects)
@@ -51,7 +48,6 @@ class Node:
         return Pod(workload, name, address, self.work, self.volumes, self.addresses.hosts)
 
     def _database(self) -> Pod:
-        """Outside of the overlay: the server of `local`, which somebody else runs."""
         folder = self.work / "volumes" / "claim-certificates"
         folder.mkdir(parents=True)
         (folder / "registry.password").write_bytes(self.volumes.secrets["registry"]["password"])
@@ -69,7 +65,6 @@ class Node:
         return pod
 
     def start(self) -> None:
-        """All at once."""
         open_network()
         for index, pod in enumerate([*self.outside, *self.pods]):
             connect(pod.pause_pid, index, pod.address)
@@ -77,7 +72,6 @@ class Node:
             pod.start()
 
     def of(self, name: str) -> list[Pod]:
-        """The pods of a workload."""
         return [pod for pod in self.pods if pod.workload.name == name]
 
     def await_end(self, limit_s: float) -> bool:
@@ -109,13 +103,11 @@ class Node:
 
 
 def pod_names(workload: Workload) -> list[str]:
-    """As Kubernetes names them."""
     middle = "-" if workload.kind == "StatefulSet" else "-5d8f9c7b4-x7k2"
     return [f"{workload.name}{middle}{index}" for index in range(workload.replicas)]
 
 
 def look(node: Node) -> dict[str, tuple[int, str]]:
-    """What an actor and, where the overlay has one, an operator are told of the run."""
     command = ["penstock", "status", "--broker=broker:50051", "--config=/etc/penstock/run.toml", "--json"]
     lookers = {"actor": node.of("actor")[0]}
     wanted = [one for one in workloads(node.objects) if one.name == "operator"]
@@ -125,7 +117,6 @@ def look(node: Node) -> dict[str, tuple[int, str]]:
 
 
 def scrape(node: Node) -> dict[str, str]:
-    """What each pod that has the port `metrics` tells Prometheus, or why it tells nothing."""
     told = {}
     for pod in node.pods:
         (container,) = pod.workload.spec["containers"]
@@ -138,7 +129,6 @@ def scrape(node: Node) -> dict[str, str]:
 
 
 def main(folder: Path, work: Path, *, limit_s: float, whole: bool, scrape_s: int) -> None:
-    """Run it and report."""
     node = Node(folder, work)
     node.start()
     watch = None if absent() else Watch(node.objects, node.pods, work, scrape_s)

@@ -26,8 +26,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A file or folder of this machine at a path of the container."""
-
     source: str
     target: str
     read_only: bool
@@ -49,18 +47,15 @@ class Spec:
     user: int
 
     def write(self, path: Path) -> None:
-        """As JSON."""
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> "Spec":
-        """From JSON."""
         content = json.loads(path.read_text())
         return cls(**{**content, "mounts": [Mount(**one) for one in content["mounts"]]})
 
 
 def mount(source: str, target: Path, flags: int, kind: str = "") -> None:
-    """Ask the kernel; raises OSError that names the target."""
     if _libc.mount(source.encode(), str(target).encode(), kind.encode() or None, flags, None):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(target))
@@ -79,13 +74,11 @@ def bind(source: Path, target: Path, *, read_only: bool) -> None:
 
 
 def seal(target: Path) -> None:
-    """Make a mount read-only."""
     kept = os.statvfs(target).f_flag & KEPT_FLAGS
     mount("", target, MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
 
 
 def make_root(spec: Spec) -> Path:
-    """The container's root, with everything in place."""
     root = Path(spec.root)
     root.mkdir(parents=True, exist_ok=True)
     mount("tmpfs", root, 0, "tmpfs")
@@ -123,7 +116,6 @@ def inside(root: Path, target: str) -> Path:
 
 
 def enter(root: Path) -> None:
-    """Leave this machine's root for good."""
     mount("", Path("/"), MS_REC | MS_PRIVATE)
     os.chdir(root)
     if _libc.pivot_root(b".", b"."):
@@ -134,7 +126,6 @@ def enter(root: Path) -> None:
 
 
 def main(spec: Spec) -> None:
-    """Become the command."""
     enter(make_root(spec))
     user = str(spec.user)
     jail = [

@@ -56,7 +56,6 @@ class Image:
 
 
 def image(reference: str) -> Image:
-    """What an image's name stands for here."""
     name = reference.rpartition("/")[2].partition(":")[0]
     if name.startswith("penstock-"):
         return _ours(name.removeprefix("penstock-"))
@@ -102,7 +101,6 @@ def _image(entry_point: tuple[str, ...], path: str, *programs: str) -> Image:
 
 
 def _outermost(folders: set[str]) -> list[str]:
-    """Without those that lie in another one of them."""
     return sorted(one for one in folders if not any(one.startswith(f"{other}/") for other in folders))
 
 

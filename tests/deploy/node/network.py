@@ -21,13 +21,11 @@ _DOMAIN: Final = "penstock.svc.cluster.local"
 
 
 def ip(*words: str) -> None:
-    """One `ip` command."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (words, done.stderr)
 
 
 def open_network() -> None:
-    """The bridge, with this process on it."""
     ip("link", "set", "lo", "up")
     ip("link", "add", _BRIDGE, "type", "bridge")
     ip("addr", "add", f"{NODE}/16", "dev", _BRIDGE)
@@ -35,15 +33,12 @@ def open_network() -> None:
 
 
 class Addresses:
-    """Who is where, and under which names."""
-
     def __init__(self, objects: tuple[Object, ...]) -> None:
         self._services = kinds(objects, "Service")
         self._numbers = count(1)
         self._pods: list[tuple[str, str, Workload]] = []
 
     def assign(self, pod: str, workload: Workload) -> str:
-        """A pod's address."""
         address = f"10.77.1.{next(self._numbers)}"
         self._pods.append((pod, address, workload))
         return address
@@ -72,7 +67,6 @@ class Addresses:
 
 
 def _names(name: str) -> str:
-    """The ways to say a name of the namespace."""
     return f"{name} {name}.penstock {name}.penstock.svc {name}.{_DOMAIN}"
 
 
@@ -86,8 +80,6 @@ def check_ports(service: Object, workload: Workload) -> None:
 
 
 class Pause:
-    """Holds a network, for the processes of a pod."""
-
     def __init__(self) -> None:
         self._process = subprocess.Popen(["unshare", "--net", "--uts", "--ipc", "sleep", "infinity"])
 
@@ -102,7 +94,6 @@ class Pause:
 
 
 def connect(pid: int, index: int, address: str) -> None:
-    """Put the network of a process on the bridge."""
     there, here = f"pod{index}", f"node{index}"
     ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", str(pid))
     ip("link", "set", here, "master", _BRIDGE, "up")
@@ -116,7 +107,6 @@ def connect(pid: int, index: int, address: str) -> None:
 
 
 def bar(pid: int, address: str) -> None:
-    """Nothing that a process sends to an address leaves its network any more."""
     subprocess.run(["nsenter", "-t", str(pid), "-n", "ip", "route", "add", "blackhole", address], check=True)
 
 

@@ -6,6 +6,7 @@ initial containers, one after the other ─► container ─► started ─► r
 What Kubernetes would do is done as the manifest says it; the back-off between restarts is shorter.
 """
 
+import http.client
 import os
 import signal
 import subprocess
@@ -21,7 +22,6 @@ from tests.deploy.manifests import ROOT, Object, Workload
 from tests.deploy.node.container import Mount, Spec
 from tests.deploy.node.images import image
 from tests.deploy.node.network import Pause
-from tests.deploy.node.probes import ask_http
 from tests.deploy.node.volumes import Volumes, expand
 
 BACK_OFF_S: Final = (1.0, 2.0, 4.0, 8.0)
@@ -30,8 +30,6 @@ _TICK_S: Final = 0.2
 
 @dataclass(slots=True)
 class Story:
-    """What happened to a container, for the test to judge."""
-
     container: str
     image: str
     starts: int = 0
@@ -44,8 +42,6 @@ class Story:
 
 
 class Pod:
-    """One replica of a workload."""
-
     def __init__(
         self,
         workload: Workload,
@@ -69,11 +65,9 @@ class Pod:
 
     @property
     def pause_pid(self) -> int:
-        """The process that holds the pod's network."""
         return self._pause.pid
 
     def start(self) -> None:
-        """When its network is connected."""
         subprocess.run(["nsenter", "-t", str(self.pause_pid), "-u", "hostname", self.name], check=True)
         self._thread.start()
 
@@ -95,8 +89,6 @@ class Pod:
             attempt += 1
         self.ended.set()
 
-    # ---- containers
-
     def _to_the_end(self, container: Object) -> bool:
         story = self._story(container)
         process = self._start(container, story)
@@ -105,7 +97,6 @@ class Pod:
         return code == 0
 
     def _live(self, container: Object) -> None:
-        """One life of the container that serves."""
         story = self._story(container)
         self._main = process = self._start(container, story)
         begun, failures = time.monotonic(), dict.fromkeys(("startup", "readiness", "liveness"), 0)
@@ -197,10 +188,7 @@ class Pod:
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
 
-    # ---- probes
-
     def _ask(self, container: Object, probe: Object) -> str:
-        """What is wrong, "" when nothing."""
         timeout = probe.get("timeoutSeconds", 1)
         if "exec" in probe:
             return self._run_inside(container, probe["exec"]["command"], timeout)
@@ -224,8 +212,6 @@ class Pod:
         process = self._process(container, command, environment, "visit")
         return process.wait(timeout), (self._work / "visit.log").read_text(errors="replace")
 
-    # ---- end
-
     def drain(self, release: threading.Event) -> None:
         """preStop, SIGTERM, grace period, SIGKILL. `release` cuts preStop short."""
         (container,) = self.workload.spec["containers"]
@@ -244,8 +230,34 @@ class Pod:
         self._thread.join()
 
     def last_words(self) -> str:
-        """The end of what its containers wrote."""
         return "\n".join(
             f"--- {self.name} {path.name}\n{path.read_text(errors='replace')[-1500:]}"
             for path in sorted(self._work.glob("*.log"))
         )
+
+
+def ask_http(address: str, container: Object, get: Object, timeout: float) -> str:
+    """What is wrong with the answer to a GET, "" when nothing.
+
+    `get` names a port of the container, and a path.
+    """
+    try:
+        status, text = fetch(address, port_of(container, get["port"]), get["path"], timeout)
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    return "" if 200 <= status < 400 else f"{status} {text}"
+
+
+def fetch(address: str, port: int, path: str, timeout: float) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(address, port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode(errors="replace").strip()
+    finally:
+        connection.close()
+
+
+def port_of(container: Object, name: str) -> int:
+    (number,) = [port["containerPort"] for port in container["ports"] if port["name"] == name]
+    return int(number)

@@ -28,7 +28,6 @@ _PURPOSES: Final = {
 
 
 def made_by_cert_manager(objects: tuple[Object, ...]) -> Secrets:
-    """By the name of each secret: tls.crt, tls.key, ca.crt."""
     wanted = [Certificate.model_validate(one).spec for one in kinds(objects, "Certificate")]
     (authority,) = [spec for spec in wanted if spec.isCA]
     key = ec.generate_private_key(ec.SECP256R1())
@@ -85,7 +84,6 @@ def _name(text: str) -> x509.GeneralName:
 
 
 def made_by_operator(folder: Path) -> Secrets:
-    """`redis-users` and `registry`, from what `penstock certificates` writes."""
     penstock = str(Path(sys.executable).with_name("penstock"))
     users = str(ROOT / "deploy" / "redis" / "users.acl")
     command = [penstock, "certificates", str(folder), "--run", "cartpole", "--redis-users", users]

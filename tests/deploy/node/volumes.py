@@ -27,7 +27,6 @@ class Volumes:
                 self.secrets[name] = {key: base64.b64decode(text) for key, text in one["data"].items()}
 
     def value(self, variable: Object, fields: dict[str, str]) -> str:
-        """Of an environment variable."""
         if "value" in variable:
             return str(variable["value"])
         ((kind, reference),) = variable["valueFrom"].items()

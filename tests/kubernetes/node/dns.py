@@ -25,7 +25,6 @@ Names = dict[str, list[str]]
 
 
 def items(path: str, context: ssl.SSLContext) -> list[dict[str, Any]]:
-    """The objects that the API server lists at a path."""
     headers = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}"}
     request = urllib.request.Request(API + path, headers=headers)  # noqa: S310
     with urllib.request.urlopen(request, context=context, timeout=5) as answer:  # noqa: S310
@@ -34,7 +33,6 @@ def items(path: str, context: ssl.SSLContext) -> list[dict[str, Any]]:
 
 
 def read_names(context: ssl.SSLContext) -> Names:
-    """The addresses of every name, as they are now."""
     names: Names = {}
     headless: dict[tuple[str, str], bool] = {}
     for service in items("/api/v1/services", context):
@@ -60,7 +58,6 @@ def read_names(context: ssl.SSLContext) -> Names:
 
 
 def reply(question: bytes, names: Names) -> bytes:
-    """The answer to one query."""
     at, labels = 12, []
     while question[at]:
         labels.append(question[at + 1 : at + 1 + question[at]].decode())
@@ -78,8 +75,6 @@ def reply(question: bytes, names: Names) -> bytes:
 
 
 class Table:
-    """The names, read again every second by a thread."""
-
     def __init__(self) -> None:
         self.names: Names = {}
         self._context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
@@ -95,7 +90,6 @@ class Table:
 
 
 def main() -> None:
-    """Answer on PORT until killed."""
     table = Table()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
         door.bind(("0.0.0.0", PORT))  # noqa: S104

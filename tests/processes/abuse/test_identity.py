@@ -399,7 +399,7 @@ REFUSED: Final = {
     "plaintext beyond loopback": (
         {"tls_certificate": None, "tls_key": None, "tls_authority": None}, RUN, "0.0.0.0:0", "--insecure"
     ),
-    "TLS that asks for none": ({"tls_authority": None}, RUN, "127.0.0.1:0", "callers would prove nothing"),
+    "TLS that asks for none": ({"tls_authority": None}, RUN, "127.0.0.1:0", "callers would show no proof"),
     "certificates of no run": ({}, "", "127.0.0.1:0", "--set run=NAME"),
     "another's key": ({"tls_key": "actor.key"}, RUN, "127.0.0.1:0", "its own key"),
     "a file that is not there": ({"tls_authority": "gone.pem"}, RUN, "127.0.0.1:0", "gone.pem"),

@@ -11,14 +11,13 @@ from typing import Final
 
 import pytest
 
-pytest.importorskip("argon2", reason="the gateway needs its extra")
 pytest.importorskip("schemathesis", reason="what generates the calls")
 
 import httpx2
 
-from tests.processes.gateway.test_gateway_process import PASSWORD, operator, sign_in
 from tests.support.gateway import generated_callers
-from tests.support.gateway.job_templates import end_jobs, write_templates
+from tests.support.gateway.gateway_stand import PASSWORD, end_jobs, operator, sign_in
+from tests.support.gateway.job_templates import write_templates
 from tests.support.run.harness import GatewayProcess
 
 SERVICE: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service" / "rlhf.toml"
@@ -64,12 +63,7 @@ UNSENT: Final = "POST /api/projects/{project}/agents/{agent_id}/feedback"
 @pytest.mark.parametrize(
     ("examples", "least", "links", "phases"),
     [
-        (
-            10,
-            300,
-            1,
-            "fuzzing,stateful",
-        ),  # an example begins a training, which goes on beside all other calls
+        (10, 300, 1, "fuzzing,stateful"),  # examples begin trainings, which go on beside all other calls
         pytest.param(200, 10_000, 10, "examples,coverage,fuzzing,stateful", marks=pytest.mark.slow),
     ],
 )
@@ -90,10 +84,16 @@ def test_generated_calls_are_answered_as_described(
                 *("--rate-limit", "80/s", "--generation-database", "none"),
                 *("--request-timeout", "600"),  # a dry run trains for some seconds, longer on a busy machine
             )
+            hooks = {
+                "SCHEMATHESIS_HOOKS": generated_callers.__name__,
+                "PYTHONPATH": str(Path(__file__).parents[3]),
+                generated_callers.URL: gateway.url,
+                generated_callers.PASSWORD: PASSWORD,
+            }
             done = subprocess.run(
                 [str(Path(sys.executable).with_name("st")), *words],
                 cwd=tmp_path,
-                env=os.environ | signing_in(gateway),
+                env=os.environ | hooks,
                 capture_output=True,
                 text=True,
                 check=False,
@@ -113,18 +113,7 @@ def test_generated_calls_are_answered_as_described(
         end_jobs(tmp_path)
 
 
-def signing_in(gateway: GatewayProcess) -> dict[str, str]:
-    """What the hooks read."""
-    return {
-        "SCHEMATHESIS_HOOKS": generated_callers.__name__,
-        "PYTHONPATH": str(Path(__file__).parents[3]),
-        generated_callers.URL: gateway.url,
-        generated_callers.PASSWORD: PASSWORD,
-    }
-
-
 def stored(gateway: GatewayProcess) -> set[str]:
-    """The routes by which something was stored, of a project."""
     told = httpx2.get(gateway.metrics_url, timeout=30).text
     return set(
         re.findall(r'requests_total{code="201",method="POST",route="/api/projects/{project}/([^"]+)"', told)
@@ -132,7 +121,6 @@ def stored(gateway: GatewayProcess) -> set[str]:
 
 
 def prepare(gateway: GatewayProcess, token: str) -> None:
-    """Enough ratings for a training, so that generated calls may begin one, and a job that they may steer."""
     lines = "\n".join(
         json.dumps({"prompt": f"question {number}", "response": "yes", "score": 0.5}) for number in range(12)
     )

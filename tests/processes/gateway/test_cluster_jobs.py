@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 
-pytest.importorskip("argon2", reason="the gateway needs its extra")
 pytest.importorskip("kubernetes", reason="a cluster needs its extra")
 pytest.importorskip("kubernetes_validate", reason="what objects are checked by")
 
@@ -22,14 +21,11 @@ from penstock.launch.gateway import kubernetes_runner
 from penstock.launch.gateway.kubernetes_runner import Cluster, KubernetesRunner, name_of, read_cluster
 from penstock.launch.jobs.job_process import BEGUN_FILE, EXIT_BEGUN_BEFORE
 from penstock.launch.jobs.local_job import read_noted
-from tests.processes.gateway.test_gateway_process import new_token, shared_database
-from tests.processes.gateway.test_jobs import JOBS, LONG, Client
 from tests.support.gateway.api_server import ApiServer
+from tests.support.gateway.gateway_stand import JOBS, LONG, Client, new_token
 from tests.support.gateway.job_templates import taken_job, write_templates
 from tests.support.run.harness import GatewayProcess
 from tests.support.storage.postgresql_server import find_programs
-
-__all__ = ["shared_database"]
 
 PATIENCE_S: Final = 240.0
 CLUSTER: Final = """
@@ -52,7 +48,6 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    """A cluster that this process and its children meet, and that is looked at each time."""
     made = ApiServer(tmp_path)
     made.begin()
     monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
@@ -63,7 +58,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServ
 
 @pytest.fixture
 def runners(tmp_path: Path, cluster: ApiServer) -> Callable[[], KubernetesRunner]:
-    """Makes one, as a gateway that starts does: it knows nothing but the folder and the cluster."""
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     write_templates(tmp_path / "templates")
     described = read_cluster(tmp_path / "cluster.toml")
@@ -71,7 +65,6 @@ def runners(tmp_path: Path, cluster: ApiServer) -> Callable[[], KubernetesRunner
 
 
 def until(look: Callable[[], Any]) -> Any:
-    """What a look finds at last that is not None."""
     pause = threading.Event()
     for _ in range(int(PATIENCE_S / 0.25)):
         found = look()
@@ -82,8 +75,6 @@ def until(look: Callable[[], Any]) -> Any:
 
 
 def ended(runner: KubernetesRunner, id_: str) -> Outcome:
-    """How a job has ended, when it has."""
-
     def look() -> Outcome | None:
         found = runner.find(id_)
         return found if isinstance(found, Outcome) else None
@@ -188,7 +179,6 @@ def test_an_image_that_cannot_be_pulled_is_waited_for_and_then_given_up(
 
 
 def terminated(reason: str, code: int) -> dict[str, Any]:
-    """A pod whose container has ended."""
     state = {"terminated": {"reason": reason, "exitCode": code}}
     return {"phase": "Failed", "containerStatuses": [{"state": state}]}
 
@@ -298,7 +288,6 @@ def test_a_gateway_that_is_killed_finds_its_jobs_on_the_cluster_again(
 
 
 def a_runner(tmp_path: Path) -> KubernetesRunner:
-    """One of a cluster that nothing is asked of."""
     bounds = {"cpu": "1", "memory": "1Gi"}
     described = Cluster(namespace="n", image="i:1", claim="c", requests=bounds, limits=bounds)
     return KubernetesRunner(tmp_path / "jobs", tmp_path / "templates", described)

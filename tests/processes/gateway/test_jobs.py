@@ -1,4 +1,6 @@
-"""Jobs as their users see them: through a gateway that is killed in each of their states."""
+"""Jobs as their users see them: through a gateway that is killed in each of their states, and when processes,
+the disk and the database around it fail.
+"""
 
 import contextlib
 import fcntl
@@ -13,102 +15,44 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
-pytest.importorskip("argon2", reason="the gateway needs its extra")
-
 import httpx2
 import psutil
+import pytest
 
-from penstock.gateway.jobs.job_records import CannotBegin, Outcome, Stage
+from penstock.gateway.jobs import job_queue
+from penstock.gateway.jobs.job_records import CannotBegin, Job, Outcome, Stage
 from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway.local_runner import ESTIMATE_S, LocalRunner
-from tests.processes.gateway.test_gateway_process import (
+from penstock.launch.jobs.local_job import MAX_STARTS
+from penstock.registry.records import Unavailable
+from tests.support.gateway.gateway_stand import (
+    JOBS,
+    LONG,
     PASSWORD,
-    new_token,
+    Client,
+    end_jobs,
+    is_training,
     operator,
-    shared_database,
     sign_in,
+    trainings,
+    until,
 )
-from tests.support.gateway.job_templates import end_jobs, write_templates
+from tests.support.gateway.job_templates import write_templates
+from tests.support.gateway.small_gateway import SmallGateway
 from tests.support.run.harness import PATIENCE_S, GatewayProcess
-from tests.support.storage.postgresql_server import find_programs
-
-__all__ = ["shared_database"]
-
-JOBS: Final = "/api/projects/alpha/jobs"
-LONG: Final = 100_000
-
-
-class Client:
-    """An editor of `alpha` at a gateway."""
-
-    def __init__(self, gateway: GatewayProcess, token: str) -> None:
-        headers = {"Authorization": f"Bearer {token}"}
-        self.http = httpx2.Client(base_url=gateway.url, headers=headers, timeout=60)
-
-    def submit(self, agent: str, template: str = "quick", steps: int = 2, key: str = "") -> dict[str, Any]:
-        """A new job."""
-        numbers = {"maxSteps": steps} if template == "quick" else {}
-        body = {"agent": agent, "template": template, "numbers": numbers}
-        headers = {"Idempotency-Key": key} if key else {}
-        reply = self.http.post(JOBS, json=body, headers=headers)
-        assert reply.status_code == 201, reply.text
-        return dict(reply.json())
-
-    def job(self, job: dict[str, Any]) -> dict[str, Any]:
-        """It as it is now."""
-        return dict(self.http.get(f"{JOBS}/{job['id']}").json())
-
-    def cancel(self, job: dict[str, Any]) -> None:
-        """Cancel it."""
-        assert self.http.post(f"{JOBS}/{job['id']}/cancel").status_code == 200
-
-    def events(self, job: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Its log, until it has ended."""
-        with self.http.stream("GET", f"{JOBS}/{job['id']}/log", timeout=PATIENCE_S) as reply:
-            assert reply.headers["content-type"].startswith("text/event-stream")
-            kind = ""
-            for line in reply.iter_lines():
-                if line.startswith("event: "):
-                    kind = line.removeprefix("event: ")
-                elif line.startswith("data: "):
-                    yield kind, json.loads(line.removeprefix("data: "))
-
-    def ended(self, job: dict[str, Any]) -> dict[str, Any]:
-        """It, once it has ended."""
-        *_, (kind, _) = self.events(job)
-        assert kind == "state"
-        return self.job(job)
+from tests.support.storage.postgresql_server import find_programs, own_server
+from tests.support.storage.small_disk import can_mount, small_disk
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where a gateway lies, with templates."""
     write_templates(tmp_path / "templates")
     yield tmp_path
     end_jobs(tmp_path)
 
 
-@pytest.fixture
-def token(folder: Path) -> str:
-    """A token of an editor of `alpha`."""
-    return new_token(folder, "alpha")
-
-
 def started(folder: Path) -> GatewayProcess:
-    """A gateway that runs one job at a time."""
     return GatewayProcess(folder, "--templates", "templates")
-
-
-def until(holds: Any) -> None:
-    """Wait until something holds."""
-    pause = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.1)):
-        if holds():
-            return
-        pause.wait(0.1)
-    pytest.fail("it did not come to hold")
 
 
 ENDLESS: Final = """
@@ -162,27 +106,8 @@ def test_a_dry_run_ends_with_its_gateway(folder: Path, token: str) -> None:
 
 
 def suppressed(client: Client, body: dict[str, Any]) -> None:
-    """Ask for a dry run at a gateway that does not live to answer."""
     with contextlib.suppress(httpx2.TransportError):
         client.http.post("/api/projects/alpha/estimates", json=body, timeout=PATIENCE_S)
-
-
-def trainings(folder: Path, job: dict[str, Any]) -> list[psutil.Process]:
-    """The launchers of a job that live."""
-    place = folder / "gateway-state" / "jobs" / job["id"]
-    found = []
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        words = process.info["cmdline"] or []
-        is_around = "penstock.launch.jobs.job_process" in words
-        if process.info["cwd"] == str(place) and "train" in words and not is_around:
-            found.append(process)
-    return found
-
-
-def is_training(folder: Path, job: dict[str, Any]) -> bool:
-    """Whether its learner has made an update."""
-    file = folder / "gateway-state" / "jobs" / str(job["id"]) / "run" / "metrics.jsonl"
-    return file.exists() and file.stat().st_size > 0
 
 
 def test_a_training_is_asked_for_followed_and_finished(folder: Path, token: str) -> None:
@@ -243,25 +168,6 @@ def test_a_job_whose_processes_are_killed_is_lost_and_said_to_be(folder: Path, t
         assert (found["state"], found["result"]) == ("lost", None)
         assert "were killed" in found["cause"]
         assert client.ended(client.submit("one"))["state"] == "finished"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
-def test_two_gateways_on_one_database_run_each_job_once(shared_database: str, folder: Path) -> None:
-    options = ("--database", shared_database, "--registry", shared_database, "--keys", str(folder / "keys"))
-    secret = new_token(folder, "alpha", *options[:2], *options[4:])
-    states = [folder / name for name in ("one", "two")]
-    begun = [
-        GatewayProcess(folder, *options, "--state", str(state), "--templates", "templates")
-        for state in states
-    ]
-    with begun[0] as one, begun[1] as two:
-        clients = [Client(gateway, secret) for gateway in (one, two)]
-        jobs = [clients[number % 2].submit(f"agent-{number}") for number in range(3)]
-        until(lambda: all(clients[0].job(job)["state"] == "finished" for job in jobs))
-    for job in jobs:
-        assert sum((state / "jobs" / job["id"] / "begun.json").exists() for state in states) == 1
-    assert all(any((state / "jobs" / job["id"]).exists() for job in jobs) for state in states)
 
 
 def test_what_was_taken_and_never_begun_is_begun(folder: Path, token: str) -> None:
@@ -348,3 +254,101 @@ def test_a_run_is_steered_and_the_audit_names_the_operator(folder: Path, token: 
         rows = [entry["action"] for entry in audit["entries"] if entry["by"].startswith("token/")]
         assert {"run: pause", "run: resume", "run: checkpoint", "run: restore", "run: stop"} <= set(rows)
         assert "promote" in rows
+
+
+class Place:
+    """A gateway's database and its dispatcher, which looks when a test says so."""
+
+    def __init__(self, folder: Path, url: str = "") -> None:
+        write_templates(folder / "templates")
+        self.runner = LocalRunner(folder / "jobs", folder / "templates")
+        self.gateway = SmallGateway.in_folder(folder, url, runner=self.runner)
+        self.dispatcher = self.gateway.dispatcher
+
+    def submit(self, agent: str) -> Job:
+        return self.gateway.submit(agent, numbers={"maxSteps": 2})
+
+    def cancel(self, job: Job) -> None:
+        self.gateway.accounts.run(
+            lambda session, now: job_queue.cancel(session, now, "alpha", job.id, by="user/ada")
+        )
+
+    def ended(self, job: Job) -> Job:
+        def has_ended() -> bool:
+            self.dispatcher.look()
+            return not self.gateway.job(job).state.is_open
+
+        until(has_ended)
+        return self.gateway.job(job)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield Place(tmp_path)
+    end_jobs(tmp_path)
+
+
+def holder(folder: Path) -> "subprocess.Popen[bytes]":
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return subprocess.Popen(["sleep", "600"], pass_fds=(lock.fileno(),), start_new_session=True)
+
+
+def test_a_process_that_never_begins_is_started_a_few_times(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, other = place.submit("one"), place.submit("two")
+    with monkeypatch.context() as broken:
+        broken.setenv("PYTHONHOME", str(tmp_path))  # where no interpreter finds its library
+        found = place.ended(job)
+    assert found.state is JobState.FAILED
+    assert f"ended {MAX_STARTS} times" in found.cause
+    assert "no Python frame" in found.cause
+    assert (place.runner.folder(job.id) / "starts").read_bytes() == b"." * MAX_STARTS
+    assert place.ended(other).state is JobState.FINISHED
+
+
+def test_a_cancellation_reaches_a_process_that_has_just_begun(place: Place) -> None:
+    job = place.submit("one")
+    folder = place.runner.folder(job.id)
+    begun = holder(folder)
+    try:
+        place.dispatcher.look()
+        assert place.gateway.job(job).state is JobState.RUNNING
+        assert place.runner.find(job.id) is Stage.GOING_ON
+        place.cancel(job)
+        place.dispatcher.look()
+        assert begun.poll() is None
+        (folder / "begun.json").write_text(json.dumps({"group": begun.pid}))
+        place.dispatcher.look()
+        assert begun.wait(PATIENCE_S) == -signal.SIGTERM
+        assert place.ended(job).state is JobState.CANCELLED
+    finally:
+        if begun.poll() is None:
+            os.killpg(begun.pid, signal.SIGKILL)
+            begun.wait()
+
+
+@pytest.mark.skipif(not can_mount(), reason="no file system can be mounted here")
+def test_a_full_disk_fails_a_job_and_says_so(place: Place) -> None:
+    job = place.submit("one")
+    with small_disk("tmpfs", place.runner.folder(job.id), lambda: None) as disk:
+        disk.fill(0)
+        found = place.ended(job)
+    assert found.state is JobState.FAILED
+    assert "No space left on device" in found.cause
+
+
+@pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
+def test_jobs_go_on_while_the_database_is_gone(tmp_path: Path) -> None:
+    with own_server() as server:
+        place = Place(tmp_path, server.new_database("gateway"))
+        job = place.submit("one")
+        place.dispatcher.look()
+        server.stop()
+        with pytest.raises(Unavailable):
+            place.dispatcher.look()
+        until((place.runner.folder(job.id) / "ended.json").exists)
+        server.start()
+        assert place.ended(job).state is JobState.FINISHED
+    end_jobs(tmp_path)

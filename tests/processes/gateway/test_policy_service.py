@@ -12,15 +12,13 @@ from typing import Any, Final
 
 import pytest
 
-pytest.importorskip("argon2", reason="the gateway needs its extra")
 pytest.importorskip("peft", reason="language models need the extra rlhf")
 pytest.importorskip("requests", reason="what such programs call with")
 
 import httpx2
 
-from tests.processes.gateway.test_gateway_process import new_token
 from tests.support.gateway import agent_program
-from tests.support.gateway.job_templates import end_jobs
+from tests.support.gateway.gateway_stand import end_jobs, new_token
 from tests.support.run.harness import GatewayProcess
 
 SHIPPED: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service"
@@ -39,7 +37,6 @@ class Service:
 
 
 def run_program(gateway: GatewayProcess, folder: Path, token: str, steps: int) -> dict[str, Any]:
-    """What the program prints."""
     netrc = folder / "netrc"
     netrc.write_text(f"machine 127.0.0.1 login agent password {token}\n")
     netrc.chmod(0o600)
@@ -69,23 +66,14 @@ def served(folder: Path, steps: int, template: str, shipped: Path = SHIPPED) -> 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One that has trained for a few updates."""
     yield from served(tmp_path_factory.mktemp("service"), QUICK, "quick")
 
 
 def check_trained(service: Service, steps: int) -> None:
-    """Its answer has the names that programs read; the models lie where it says when it says trained."""
     result, folder = service.program["result"], service.folder
     assert result.keys() == {
-        "status",
-        "policyId",
-        "version",
-        "modelPath",
-        "rewardModelPath",
-        "feedbackCount",
-        "trainingSteps",
-        "rewardMean",
-        "rewardStd",
+        *("status", "policyId", "version", "modelPath", "rewardModelPath"),
+        *("feedbackCount", "trainingSteps", "rewardMean", "rewardStd"),
     }
     assert (result["status"], result["version"], result["feedbackCount"]) == ("trained", "v15", 15)
     assert result["trainingSteps"] == steps
@@ -106,13 +94,8 @@ def check_trained(service: Service, steps: int) -> None:
 def test_train_policy_dry_run(service: Service) -> None:
     dry = service.program["dry"]
     assert dry.keys() == {
-        "dry_run",
-        "feedbackCount",
-        "estimatedSteps",
-        "estimatedTimeMinutes",
-        "scoreMean",
-        "scoreStd",
-        "modelConfig",
+        *("dry_run", "feedbackCount", "estimatedSteps", "estimatedTimeMinutes"),
+        *("scoreMean", "scoreStd", "modelConfig"),
     }
     assert (dry["dry_run"], dry["feedbackCount"], dry["estimatedSteps"]) == (True, 15, QUICK)
     assert dry["scoreMean"] == pytest.approx(0.7)

@@ -16,9 +16,8 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 
 from penstock.launch.run.supervisor import penstock
 from penstock.runtime.health import read_endpoint
-from tests.processes.gateway.test_gateway_process import PASSWORD, operator
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
-from tests.support.gateway.job_templates import end_jobs
+from tests.support.gateway.gateway_stand import PASSWORD, end_jobs, operator
 from tests.support.run.harness import PATIENCE_S, GatewayProcess, eventually
 
 if TYPE_CHECKING:

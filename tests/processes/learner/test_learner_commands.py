@@ -14,7 +14,7 @@ from penstock.learner.checkpoint.store import FOLDER, CheckpointStore
 from penstock.learner.feed.recorded_feed import Recording
 from penstock.protocol.messages import Role
 from penstock.runtime.failpoint import FAILPOINTS_VARIABLE
-from tests.processes.learner.test_learner_replay import replaying
+from tests.processes.learner.test_learner_resume import replaying
 from tests.spine import test_equal_runs as ranks_of
 from tests.spine.test_equal_runs import assert_equal_learning, recorded, replay, replayed
 from tests.support.run.harness import eventually

@@ -10,10 +10,6 @@ from penstock.launch.run.supervisor import penstock
 from penstock.workloads.chat.loop_state import LoopState, Step, folder_of, read_state
 from tests.support.prompts.prompts_gateway import PATIENCE_S, PromptsGateway
 
-# ---- `penstock gateway chat` as a process with a run of its own, whose model has learned a few
-# conversations.
-
-
 TALKS = [
     ("hello", "Hello there, nice to meet you."),
     ("how are you", "I am well. And you?"),
@@ -53,7 +49,6 @@ class ChatGateway(PromptsGateway):
         self.me = secrets.token_hex(16)
 
     def begin(self) -> "Talk":
-        """A conversation."""
         return Talk(self, str(self.post("/api/chat/begin", me=self.me)["conversation"]))
 
 
@@ -74,7 +69,6 @@ class Talk:
 
     @property
     def named(self) -> dict[str, Any]:
-        """What each request names."""
         return {"me": self._gateway.me, "conversation": self.id}
 
     def say(self, text: str | None) -> tuple[list[str], str, dict[str, Any]]:
@@ -91,12 +85,10 @@ class Talk:
         return [str(one["text"]) for _, one in parts], kind, data
 
     def tell(self, what: str, turn: int, **said: Any) -> dict[str, Any]:
-        """Rate an answer."""
         body = {"id": secrets.token_hex(16), **said}
         return dict(self._gateway.post(f"/api/chat/{what}", turn=turn, **self.named, **body))
 
     def end(self) -> None:
-        """It is over."""
         self._gateway.post("/api/chat/end", **self.named)
 
     def __enter__(self) -> Self:
@@ -112,9 +104,6 @@ def read_event(text: str) -> tuple[str, dict[str, Any]]:
     return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-# ---- `penstock chat loop run` as a process, and where it stands.
-
-
 PROCESS_PATIENCE_S = 120.0
 
 
@@ -126,7 +115,6 @@ class LoopProcess:
         self.process = self._started()
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        """A process of it."""
         with self.log.open("ab") as out:
             return subprocess.Popen(
                 penstock("chat", "loop", "run", str(self.run), *self._options),
@@ -140,11 +128,9 @@ class LoopProcess:
         self.process = self._started()
 
     def state(self) -> LoopState:
-        """Where it stands."""
         return read_state(folder_of(self.run))
 
     def await_step(self, *steps: Step) -> LoopState:
-        """Wait until it is at one of these steps."""
         deadline = time.monotonic() + PROCESS_PATIENCE_S
         while (state := self.state()).step not in steps or not state.order:
             assert self.process.poll() is None, self.said()
@@ -154,7 +140,6 @@ class LoopProcess:
         return state
 
     def kill(self) -> None:
-        """End it without a word."""
         self.process.kill()
         self.process.wait(PROCESS_PATIENCE_S)
 
@@ -163,7 +148,6 @@ class LoopProcess:
         return self.process.wait(PROCESS_PATIENCE_S)
 
     def said(self) -> str:
-        """What it and its steps have printed."""
         logs = [self.log, *folder_of(self.run).glob("rounds/*/steps.log")]
         return "\n".join(file.read_text(errors="replace")[-4000:] for file in logs)
 
@@ -177,7 +161,6 @@ class LoopProcess:
 
 
 def told(run: Path) -> Any:
-    """What `penstock chat loop status` says."""
     done = subprocess.run(
         penstock("chat", "loop", "status", str(run), "--json"), capture_output=True, check=True, text=True
     )

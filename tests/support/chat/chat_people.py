@@ -18,13 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.workloads.chat.people import (
-    Population,
-    draw_next_prompt,
-    draw_prompt,
-    population,
-    read_profile,
-)
+from penstock.workloads.chat.people import Population, draw_next_prompt, draw_prompt, population, read_profile
 
 TURNS: Final = 3
 PEOPLE: Final = 60
@@ -67,7 +61,6 @@ class Talker:
         return data
 
     def close(self) -> None:
-        """Close the connection."""
         self._line.close()
 
     def _send(self, name: str, body: dict[str, Any]) -> http.client.HTTPResponse:
@@ -125,7 +118,6 @@ def talk(address: str, plan: Plan) -> None:
 
 
 def main() -> None:
-    """Let people talk."""
     parser = argparse.ArgumentParser(description="Simulated people at a chat.")
     parser.add_argument("address")
     parser.add_argument("--conversations", type=int, required=True)

@@ -53,10 +53,6 @@ from tests.support.language.text_stand import WORDS, served_text
 from tests.support.language.tiny_models import chat_tokenizer
 from tests.support.run.harness import eventually
 
-# ---- The page of a chat over real servers of text in this process, and the reward model of a loop beside
-# it.
-
-
 PROJECT = "alpha"
 
 
@@ -145,22 +141,15 @@ def beside(run: Path, judge: str) -> None:
     (folder_of(run) / "judge.json").write_text(json.dumps(endpoint))
 
 
-# ---- A folder of a run with two registered versions, whose loop is driven without processes.
-
-
 POLICY = "default"
 
 
 def settings_of(model: str, **sections: Any) -> Settings:
-    """Of a run of a language model."""
+    kwargs = {"model": model, "task": "chat", "response_tokens": 8}
     usual: dict[str, Any] = {
         "workload": "rlhf",
         "run": "talk",
-        "environment": {
-            "id": "chat",
-            "count": 1,
-            "kwargs": {"model": model, "task": "chat", "response_tokens": 8},
-        },
+        "environment": {"id": "chat", "count": 1, "kwargs": kwargs},
         "policy": {"kwargs": {"model": model, "rank": 4}},
         "algorithm": {"name": "token_ppo", "batch_steps": 64},
         "actor": {"unroll_length": 63},
@@ -179,19 +168,22 @@ class LoopStand:
 
     @property
     def folder(self) -> Path:
-        """Of the loop."""
         return loop_state.folder_of(self.run.folder)
 
     def at(self, **changes: Any) -> None:
-        """The loop stands there."""
         loop_state.write_state(self.folder, LoopState(**{"number": 1, "labels": 7, "through": 3, **changes}))
 
     def on_trial(self, share: float = 0.5) -> None:
-        """The version of round 1 is the canary."""
         self.at(step=Step.TRIAL, version=self.made.version)
         self.registry.promote(
             POLICY, self.made.version, "tried", by="test", to=Status.CANARY, canary_share=share
         )
+
+    def answering(self) -> PolicyVersion:
+        """The version that is active now."""
+        active = self.registry.active(POLICY)
+        assert active is not None
+        return active
 
     def see(self, canary: float, active: float, people: int) -> None:
         """So many people of each arm have earned that much."""
@@ -208,19 +200,12 @@ class LoopStand:
 
     def rate(self, count: int, *, rater: str = "", begin: int = 0) -> None:
         """So many thumbs, each of a person of its own unless one is named."""
-        self.registry.add_ratings(
-            POLICY,
-            [
-                Rating(
-                    prompt=[{"role": "user", "content": f"question {number}"}],
-                    response="answer",
-                    score=1.0,
-                    key="thumb",
-                    rater=rater or f"person-{number}",
-                )
-                for number in range(begin, begin + count)
-            ],
-        )
+        said = []
+        for number in range(begin, begin + count):
+            prompt = [{"role": "user", "content": f"question {number}"}]
+            by = rater or f"person-{number}"
+            said.append(Rating(prompt=prompt, response="answer", score=1.0, key="thumb", rater=by))
+        self.registry.add_ratings(POLICY, said)
 
     def loop(
         self,
@@ -230,7 +215,6 @@ class LoopStand:
         once: bool = True,
         waits_s: Sequence[float] = WAITS_S,
     ) -> LearningLoop:
-        """A loop of this run."""
         return LearningLoop(self.run, order, draining, once=once, waits_s=waits_s)
 
     @contextmanager
@@ -247,7 +231,6 @@ class LoopStand:
             thread.join()
 
     def state(self) -> LoopState:
-        """Where the loop stands."""
         return loop_state.read_state(self.folder)
 
 
@@ -283,6 +266,5 @@ def _registered(registry: Registry, place: Path, version: int, run: str) -> Poli
 
 
 def soon(found: Callable[[], bool], within_s: float = 20.0) -> bool:
-    """Whether it becomes true in time."""
     pause, tries = threading.Event(), int(within_s / 0.05)
     return any(found() or pause.wait(0.05) for _ in range(tries))

@@ -27,9 +27,6 @@ from penstock.workloads.language.prompt import Message, Prompt
 from penstock.workloads.language.settings import quieten
 from tests.support.chat.chat_gateway import ChatGateway
 
-# ---- What simulated people say beside thumbs, as rows of feedback files, and with which chances.
-
-
 Array = NDArray[np.float64]
 
 
@@ -153,10 +150,6 @@ def _normal_cdf(x: Array) -> Array:
     return probability
 
 
-# ---- A tiny language model that has read conversations of simulated people, answered as the reference
-# does.
-
-
 def make_people_base(
     folder: Path, *, steps: int = 300, texts: int = 4000, turns: int = 1, seed: int = 0
 ) -> Path:
@@ -181,9 +174,6 @@ def _conversation(rng: np.random.Generator, turns: int) -> tuple[Prompt, str]:
         messages += [Message("user", asked), Message("assistant", draw_response(rng, asked))]
         asked = draw_next_prompt(rng, asked)
     return (*messages, Message("user", asked)), draw_response(rng, asked)
-
-
-# ---- Simulated people who talk over HTTP and rate each answer, each with a browser of their own.
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from penstock.protocol.fragment import Fragment as FragmentFragment
 from penstock.protocol.fragment import FragmentHeader, Slot, WeightSpan, check
 from penstock.protocol.messages import Publication
 from penstock.protocol.schema import fragment_schema
-from penstock.protocol.spaces import Box, Discrete, Space
+from penstock.protocol.spaces import Box, Discrete, Space, leaves, sample
 from penstock.protocol.tensor import Array
 from penstock.workloads.control.environment import to_space
 
@@ -29,6 +29,17 @@ Fragment = tuple[FragmentHeader, dict[str, Array]]
 
 def box(*shape: int, low: float = -1.0, high: float = 1.0) -> Box:
     return Box(np.full(shape, low, np.float32), np.full(shape, high, np.float32))
+
+
+def image(*shape: int) -> Box:
+    """A uint8 Box."""
+    return Box(np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8))
+
+
+def observations(space: Space, rows: int) -> dict[str, Array]:
+    """Values of every part of a space."""
+    random = np.random.default_rng(0)
+    return {path: sample(leaf, rows, random) for path, leaf in leaves(space, "observation")}
 
 
 def small_policy(seed: int = 0, action: Space | None = None, **section: Any) -> Policy:

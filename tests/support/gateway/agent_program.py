@@ -11,7 +11,6 @@ import requests  # type: ignore[import-untyped, unused-ignore]
 
 
 def main(base: str, max_steps: int) -> None:
-    """Call the service."""
     answers = ["yes of course", "no", "maybe later", "that is right", "ask me again"]
     for number in range(15):
         reply = requests.post(

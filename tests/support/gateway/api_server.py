@@ -65,7 +65,6 @@ class ApiServer:
     _server: Any = None
 
     def begin(self) -> None:
-        """Serve, and write the kubeconfig."""
         handler = type("Bound", (_Handler,), {"cluster": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -81,7 +80,6 @@ class ApiServer:
         self.kubeconfig.write_text(json.dumps(config))
 
     def end(self) -> None:
-        """Serve no more, and kill what lives of all pods."""
         self._server.shutdown()
         self._server.server_close()
         for one in self._kept.values():
@@ -92,32 +90,26 @@ class ApiServer:
 
     @property
     def kubeconfig(self) -> Path:
-        """How to reach it."""
         return self.folder / "kubeconfig"
 
     @property
     def there(self) -> list[str]:
-        """The names of the Jobs that there are."""
         with self._lock:
             self._let_go()
             return sorted(self._kept)
 
     def exit_code(self, name: str) -> int | None:
-        """By which a Job's pod has ended; None before."""
         process = self._kept[name].process
         return None if process is None else process.poll()
 
     def say(self, name: str, pods: list[dict[str, Any]], conditions: list[dict[str, Any]]) -> None:
-        """Have a Job and its pods say this."""
         self._kept[name].said = pods, conditions
 
     def grow_old(self, name: str, seconds: float) -> None:
-        """Make a Job older."""
         past = datetime.now(UTC) - timedelta(seconds=seconds)
         self._kept[name].job["metadata"]["creationTimestamp"] = _stamp(past)
 
     def take_away(self, name: str) -> None:
-        """Let a Job be gone, as after its time to live; its pod goes on."""
         del self._kept[name]
 
     # ---- what it answers
@@ -240,7 +232,6 @@ def _stamp(at: datetime) -> str:
 
 
 def _said(one: _Kept) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What the pods of a Job say, and the conditions of the Job."""
     if one.said is not None:
         return one.said
     code = None if one.process is None else one.process.poll()

@@ -36,7 +36,6 @@ def hold_to_document(client: TestClient, app: FastAPI) -> None:
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    """Return the document; applications of the same paths share it, as making one takes a moment."""
     key = frozenset(f"{method} {path}" for method, path in app.state.access)
     if key not in _documents:
         _documents[key] = describe(app)
@@ -44,7 +43,6 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _path_of(document: dict[str, Any], method: str, called: str) -> str:
-    """Return the path of the document that a call is of; one that is written out comes first."""
     fitting = [
         path
         for path, operations in document["paths"].items()

@@ -19,7 +19,6 @@ class SignedIn:
     """A token lives for a quarter of an hour, and all calls together take longer."""
 
     def get(self, case: Any, context: Any) -> str:
-        """Return an access token."""
         form = {"grant_type": "password", "username": NAME, "password": os.environ[PASSWORD]}
         headers = {"X-Forwarded-For": ELSEWHERE}
         reply = httpx2.post(f"{os.environ[URL]}/api/auth/token", data=form, headers=headers, timeout=60)
@@ -27,5 +26,4 @@ class SignedIn:
         return str(reply.json()["access_token"])
 
     def set(self, case: Any, data: str, context: Any) -> None:
-        """Call with it."""
         case.headers["Authorization"] = f"Bearer {data}"

@@ -70,7 +70,6 @@ class IdentityProvider:
 
 @contextmanager
 def identity_provider() -> Iterator[IdentityProvider]:
-    """One with three people."""
     people = [oidc_provider_mock.User(sub=name, claims=claims) for name, claims in PEOPLE.items()]
     made = IdentityProvider()
     app = made.wrapped(oidc_provider_mock.app(user_claims=people))

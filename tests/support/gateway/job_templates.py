@@ -1,14 +1,11 @@
 import json
-import os
-import signal
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.settings import PolicySection
-from penstock.gateway.jobs.job_records import Job, Stage
+from penstock.gateway.jobs.job_records import Job
 from penstock.gateway.store.tables import JobState
-from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.learner.publish.kept_versions import write_specification
 from penstock.policy import weights
 from penstock.policy.policy import build
@@ -208,13 +205,3 @@ def goal(name: str, *, injected: bool = False, held: str = "") -> dict[str, Any]
 def write_goals(folder: Path, *lines: dict[str, Any]) -> None:
     """The file of proposals."""
     (folder / INJECTIONS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def end_jobs(folder: Path) -> None:
-    """Kill what lives of the jobs of every gateway below a folder."""
-    for begun in folder.rglob("jobs/*/begun.json"):
-        jobs = begun.parents[1]
-        templates = folder / "no-templates"
-        if LocalRunner(jobs, templates).find(begun.parent.name) is Stage.GOING_ON:
-            group = json.loads(begun.read_text())["group"]
-            os.killpg(group, signal.SIGKILL)

@@ -20,8 +20,6 @@ from penstock.workloads.prompts.embeddings import Embedder
 from penstock.workloads.prompts.features import MUTATION_TYPES, mutate, read_prompt
 from penstock.workloads.prompts.task_parts import PromptSource, parts_of
 
-# ---- What the mutations of a prompt can earn, exactly: over the at most 32 texts that it becomes.
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextGraph:
@@ -72,9 +70,6 @@ def text_graph(prompt: str, reward: PromptReward) -> TextGraph:
         after.append([texts.index(one) for one in reached])
         earned.append([reward.of(start, text, one) for one in reached])
     return TextGraph(tuple(texts), np.array(after, np.int64), np.array(earned, np.float64))
-
-
-# ---- Policies of prompts beside the exact optimum, on prompts that training never saw.
 
 
 CORPUS: Final = "chatterbot"

@@ -59,7 +59,6 @@ class PromptsGateway:
         return self
 
     def await_healthy(self) -> None:
-        """Wait until actions are given."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._is_healthy():
             assert self.process.poll() is None, self.said()
@@ -75,22 +74,18 @@ class PromptsGateway:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it is."""
         found = read_endpoint(self._endpoints)
         assert found is not None
         return found
 
     @property
     def url(self) -> str:
-        """Where it answers."""
         return f"http://{self.endpoint.address}"
 
     def process_of(self, role: str) -> Endpoint:
-        """A process of its run."""
         return next(one for one in read_endpoints(self.state / "run").values() if one.role == role)
 
     def said(self) -> str:
-        """The logs of the gateway and of its run."""
         files = (self.log, self.state / "train.log")
         return "\n".join(file.read_text() for file in files if file.exists())
 
@@ -109,13 +104,11 @@ class PromptsGateway:
         end_run(self.state)
 
     def get(self, route: str) -> Any:
-        """The JSON of a GET that succeeds."""
         reply = self.session.get(self.url + route, timeout=PATIENCE_S)
         assert reply.status_code == 200, reply.text
         return reply.json()
 
     def post(self, route: str, /, **body: Any) -> Any:
-        """The JSON of a POST that succeeds."""
         reply = self.session.post(self.url + route, json=body, timeout=PATIENCE_S)
         assert reply.status_code == 200, reply.text
         return reply.json()
@@ -147,7 +140,6 @@ class PromptsGateway:
         return total
 
     def summary(self) -> dict[str, Any]:
-        """What its run left when it ended."""
         return dict(json.loads((self.state / "run" / "summary.json").read_text()))
 
     def _is_healthy(self) -> bool:

@@ -227,7 +227,7 @@ class GatewayProcess:
             )
 
     def __enter__(self) -> Self:
-        eventually(self._is_announced, "the gateway", PATIENCE_S)
+        eventually(self._is_announced, self.log.name, PATIENCE_S)
         return self
 
     def __exit__(self, *_error: object) -> None:

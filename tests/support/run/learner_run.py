@@ -47,13 +47,14 @@ SCHEMA = fragment_schema(Box(-CARTPOLE_HIGH, CARTPOLE_HIGH), Discrete(2))
 
 
 def settings(**over: Any) -> Settings:
-    """A small run on CartPole's spaces: fragments of 4 × 2 steps, batches of four fragments."""
+    """A small run on CartPole's spaces: fragments of 4 × 2 steps, of PPO batches of four fragments."""
+    ppo = {"batch_steps": BATCH, "epochs": 2, "minibatches": 2, "staleness": 1}
     base = {
         "run": RUN,
         "environment": {"id": "CartPole-v1", "count": SLOTS},
         "actor": {"unroll_length": STEPS, "count": 1},
         "policy": {"hidden_sizes": [8], "normalise_observations": True},
-        "algorithm": {"batch_steps": BATCH, "epochs": 2, "minibatches": 2, "staleness": 1},
+        "algorithm": {} if "name" in over.get("algorithm", {}) else ppo,
         "learner": {"checkpoint_interval_s": 3600, "total_steps": 20 * BATCH, "stop_at_target": False},
         "evaluation": {"timeout_s": 1, "episodes": 2},
         "broker": {"redis_wait_s": 20},

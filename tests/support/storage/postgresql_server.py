@@ -7,7 +7,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -102,6 +103,21 @@ class PostgresqlServer:
             user=self._owner,
         )
         assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def own_server() -> Iterator[PostgresqlServer]:
+    """A server of its own, for a test that kills it or starts processes on it."""
+    programs = find_programs()
+    assert programs is not None
+    place = Path(tempfile.mkdtemp(prefix="ps-", dir="/tmp"))
+    server = PostgresqlServer(programs, place)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(place, ignore_errors=True)
 
 
 DATABASES: Final = [

@@ -28,7 +28,6 @@ QUIET: Final[dict[str, Any]] = {"validate_every": 0, "validation_questions": 32}
 
 
 def small_base(folder: Path, seed: int = 0) -> Path:
-    """The folder of an untrained model of the task."""
     save_transformer(build_transformer(LAYOUT, seed=seed, hidden=16, layers=1), LAYOUT, folder)
     return folder
 
@@ -47,13 +46,7 @@ def reinforce(
     settings = ThoughtReinforceSection(**(QUIET | section))
     policy = thinking_policy(base, has_reference=settings.kl_coefficient > 0.0, mixing=mixing)
     return ThoughtReinforce(
-        policy,
-        settings,
-        task=TASK,
-        layout=LAYOUT,
-        thought_tokens=TOKENS,
-        total_updates=total_updates,
-        seed=0,
+        policy, settings, task=TASK, layout=LAYOUT, thought_tokens=TOKENS, total_updates=total_updates, seed=0
     )
 
 
@@ -85,7 +78,6 @@ def thought_columns(policy: LanguagePolicy, questions: int, group: int, seed: in
 
 
 def thought_batch(*fragments: list[Column]) -> Batch:
-    """As the learner puts fragments together."""
     space = Discrete(LAYOUT.vocabulary)
     schema = fragment_schema(space, space)
     built = []

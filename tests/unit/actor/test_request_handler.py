@@ -271,7 +271,7 @@ async def test_a_reward_after_its_step_was_sent_is_refused_where_late_rewards_ar
     [
         (pb.ENDING_UNSPECIFIED, {}, "say TERMINATED, TRUNCATED or ABANDONED"),
         (9, {}, "ending=9"),
-        (TRUNCATED, {}, "final_observation: a truncated episode is valued by it"),
+        (TRUNCATED, {}, "final_observation: the value of a truncated episode depends on it"),
         (TERMINATED, {"final": seen(3)[:3]}, r"float32\(3,\) came, float32\(4,\) is wanted"),
     ],
 )

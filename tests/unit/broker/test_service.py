@@ -65,9 +65,6 @@ from tests.support.run.harness import eventually
 from tests.support.run.small_run import SLOTS, STEPS, fragment, specification
 from tests.support.run.store_run import PACING, open_run
 
-# ---- What of an Append goes to the log.
-
-
 SESSION = 7
 
 
@@ -79,15 +76,9 @@ def _with(**changes: object) -> Fragment:
 NAN = np.full((STEPS, SLOTS), np.nan, np.float32)
 BAD = {
     "reward: holds NaN": fragment(SESSION, reward=NAN),
-    "log_prob: holds NaN": fragment(SESSION, log_prob=-NAN),
-    "reward: dtype float64": fragment(SESSION, reward=np.zeros((STEPS, SLOTS))),
-    "reward: shape": fragment(SESSION, reward=np.zeros((STEPS, SLOTS + 1), np.float32)),
     "header.session=8": _with(session=8),
-    "header.schema_id": _with(schema_id="0" * 64),
     "header.steps=5": _with(steps=5),
-    "header.policy='../x'": _with(policy="../x"),
     "header.sequence=9007199254740993": _with(sequence=2**53 + 1),
-    "header.run='run-b'": _with(run="run-b"),
     "payload": replace(fragment(SESSION), payload=fragment(SESSION).payload[:-1]),
 }
 
@@ -113,14 +104,11 @@ def test_a_good_fragment_goes_on_as_it_came() -> None:
 
 
 class StoredSpecification:
-    """Where the specification is read from."""
-
     def __init__(self, encoded: bytes | None) -> None:
         self.encoded = encoded
         self.reads = 0
 
     async def read(self) -> bytes | None:
-        """One look."""
         self.reads += 1
         return self.encoded
 
@@ -129,35 +117,34 @@ async def confirmed() -> None:
     """The run is the incarnation that was read."""
 
 
-async def test_before_the_learner_wrote_the_run_an_append_is_not_ready() -> None:
-    admitted = await Admission(StoredSpecification(None).read, confirmed).admit(
-        SESSION, [sent(fragment(SESSION))]
-    )
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def test_the_specification_is_read_once_it_is_there() -> None:
+    stored, clock = StoredSpecification(None), Clock()
+    admission = Admission(stored.read, confirmed, clock)
+    admitted = await admission.admit(SESSION, [sent(fragment(SESSION))])
     assert admitted.refusal is not None
     assert admitted.refusal.reason is Reason.NOT_READY
     assert admitted.refusal.retry_after_ms > 0
-
-
-async def test_the_specification_is_read_once() -> None:
-    stored = StoredSpecification(specification().encode())
-    admission = Admission(stored.read, confirmed, Clock())
+    stored.encoded, stored.reads = specification().encode(), 0
+    clock.now_s += REFRESH_INTERVAL_S
     for _ in range(3):
         assert not (await admission.admit(SESSION, [sent(fragment(SESSION))])).refusal
         foreign = await admission.admit(SESSION, [sent(fragment(SESSION, run="run-b"))])
         assert foreign.refusal is not None
         assert foreign.refusal.reason is Reason.INVALID
     assert stored.reads == 1
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        """Now."""
-        return self.now_s
+    messages = [sent(fragment(SESSION, sequence)) for sequence in range(1, 40)]
+    large = await admission.admit(SESSION, [*messages, sent(fragment(SESSION, reward=NAN))])
+    assert len(large.items) == 39
+    assert large.refusal is not None
+    assert "fragments[39]" in large.refusal.detail
 
 
 @pytest.mark.promise("reward-log-probability-beyond")
@@ -184,43 +171,25 @@ async def test_nothing_is_refused_by_bounds_that_a_resumed_learner_raised() -> N
     assert not (await admission.admit(SESSION, [sent(rewards)])).refusal
 
 
-async def test_a_large_append_is_checked_on_a_thread_with_the_same_result() -> None:
-    messages = [sent(fragment(SESSION, sequence)) for sequence in range(1, 40)]
-    messages.append(sent(fragment(SESSION, reward=NAN)))
-    admitted = await Admission(StoredSpecification(specification().encode()).read, confirmed).admit(
-        SESSION, messages
-    )
-    assert len(admitted.items) == 39
-    assert admitted.refusal is not None
-    assert "fragments[39]" in admitted.refusal.detail
-
-
-# ---- The gate: what a caller sees of a request that cannot be served.
-
-
 FAULTS = {
-    "malformed": Malformed("reason='malformed': give another"),
-    "absent": Absent("version=3: gone"),
-    "redis": StoreUnavailable("connection refused by 10.0.0.1"),
-    "bug": KeyError("a secret of this process"),
+    "malformed": (Malformed("reason='malformed': give another"), grpc.StatusCode.INVALID_ARGUMENT),
+    "absent": (Absent("version=3: gone"), grpc.StatusCode.NOT_FOUND),
+    "redis": (StoreUnavailable("connection refused by 10.0.0.1"), grpc.StatusCode.UNAVAILABLE),
+    "bug": (KeyError("a secret of this process"), grpc.StatusCode.INTERNAL),
 }
 STATUS = "/penstock.v1.ControlService/Status"
 PAUSE = "/penstock.v1.ControlService/Pause"
 
 
 class Faulty(control_pb2_grpc.ControlServiceServicer):
-    """Raises what the request's reason names."""
-
     async def Pause(self, request: control_pb2.ControlRequest, context: Any) -> control_pb2.ControlReply:  # noqa: N802
-        """Raise, or hang."""
         if request.reason in FAULTS:
-            raise FAULTS[request.reason]
+            raise FAULTS[request.reason][0]
         return control_pb2.ControlReply(revision=len(request.reason))
 
 
 @pytest.fixture
 async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to a server with a Faulty behind a Gate."""
     gate = Gate(build_boundary(), RateLimits(Rates(calls=1e9, bytes=1e12)))
     front = Front(["penstock.v1.ControlService"], BrokerSection(), interceptors=[gate])
     control_pb2_grpc.add_ControlServiceServicer_to_server(
@@ -241,81 +210,54 @@ async def _error(channel: grpc.aio.Channel, request: bytes, method: str = PAUSE)
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("fault", "code"),
-    [
-        ("malformed", grpc.StatusCode.INVALID_ARGUMENT),
-        ("absent", grpc.StatusCode.NOT_FOUND),
-        ("redis", grpc.StatusCode.UNAVAILABLE),
-        ("bug", grpc.StatusCode.INTERNAL),
-    ],
-)
-async def test_what_a_handler_raises_has_a_code_of_its_own(
-    channel: grpc.aio.Channel, fault: str, code: grpc.StatusCode
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_what_a_handler_raises_has_a_code_and_no_text_of_an_unforeseen_error(
+    channel: grpc.aio.Channel, fault: str
 ) -> None:
     error = await _error(channel, control_pb2.ControlRequest(reason=fault).SerializeToString())
-    assert error.code() is code
+    assert error.code() is FAULTS[fault][1]
+    details = str(error.details())
+    assert "secret" not in details
+    assert "10.0.0.1" not in details
+    assert fault != "malformed" or details == "reason='malformed': give another"
 
 
-async def test_no_text_of_an_unforeseen_error_leaves_the_process(channel: grpc.aio.Channel) -> None:
-    for fault in ("bug", "redis"):
-        error = await _error(channel, control_pb2.ControlRequest(reason=fault).SerializeToString())
-        assert "secret" not in str(error.details())
-        assert "10.0.0.1" not in str(error.details())
-
-
-async def test_a_malformed_request_names_the_field(channel: grpc.aio.Channel) -> None:
-    error = await _error(channel, control_pb2.ControlRequest(reason="malformed").SerializeToString())
-    assert error.details() == "reason='malformed': give another"
+TOO_LARGE = control_pb2.ControlRequest(reason="x" * LARGEST_CALL_BYTES).SerializeToString()
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x05ab", b"\x08" + b"\xff" * 11]
+    ("request_bytes", "said"),
+    [
+        (b"\xff", "Pause"),
+        (b"\x0a\xff\xff\xff\xff\x0f", "Pause"),
+        (b"\x0a\x05ab", "Pause"),
+        (b"\x08" + b"\xff" * 11, "Pause"),
+        (TOO_LARGE, f"{len(TOO_LARGE)} bytes, at most {LARGEST_CALL_BYTES}"),
+    ],
+    ids=["field", "length", "cut", "number", "large"],
 )
-async def test_bytes_that_are_no_message_are_an_invalid_argument(
-    channel: grpc.aio.Channel, garbage: bytes
+async def test_bytes_that_are_no_message_or_too_many_are_an_invalid_argument(
+    channel: grpc.aio.Channel, request_bytes: bytes, said: str
 ) -> None:
-    error = await _error(channel, garbage)
+    error = await _error(channel, request_bytes)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "PauseRequest" in str(error.details()) or "Pause" in str(error.details())
+    assert said in str(error.details())
 
 
-async def test_a_message_over_the_limit_is_an_invalid_argument_with_the_figures(
+async def test_a_good_call_passes_and_none_that_is_far_too_large_or_does_not_exist(
     channel: grpc.aio.Channel,
 ) -> None:
-    request = control_pb2.ControlRequest(reason="x" * LARGEST_CALL_BYTES).SerializeToString()
-    error = await _error(channel, request)
-    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert f"{len(request)} bytes, at most {LARGEST_CALL_BYTES}" in str(error.details())
-
-
-async def test_a_message_far_over_the_limit_is_cut_off_by_the_transport(channel: grpc.aio.Channel) -> None:
-    error = await _error(channel, b"\0" * (2 * MAX_MESSAGE_BYTES + 1))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-async def test_our_own_channel_does_not_send_a_message_over_the_limit() -> None:
-    async with open_async_channel("127.0.0.1:9", Credentials()) as channel, asyncio.timeout(5):
-        with pytest.raises(grpc.aio.AioRpcError):
-            await channel.unary_unary(PAUSE, None, None)(b"\0" * (MAX_MESSAGE_BYTES + 1), timeout=2)
-
-
-async def test_a_call_that_does_not_exist_is_unimplemented(channel: grpc.aio.Channel) -> None:
-    for method in (STATUS, "/penstock.v1.ControlService/Nothing", "/other.Service/Call"):
-        error = await _error(channel, b"", method)
-        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_a_good_call_passes(channel: grpc.aio.Channel) -> None:
     request = control_pb2.ControlRequest(reason="four").SerializeToString()
     reply = await channel.unary_unary(PAUSE, None, None)(request, timeout=5)
     assert control_pb2.ControlReply.FromString(bytes(reply)).revision == 4
-
-
-@pytest.mark.parametrize("value", [0, 2**53 + 1, 2**64 - 1])
-def test_numbers_that_the_broker_never_gives_are_malformed(value: int) -> None:
-    with pytest.raises(Malformed, match=f"session={value}"):
-        check_number("session", value)
+    error = await _error(channel, b"\0" * (2 * MAX_MESSAGE_BYTES + 1))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    for method in (STATUS, "/penstock.v1.ControlService/Nothing", "/other.Service/Call"):
+        error = await _error(channel, b"", method)
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    async with open_async_channel("127.0.0.1:9", Credentials()) as ours, asyncio.timeout(5):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ours.unary_unary(PAUSE, None, None)(b"\0" * (MAX_MESSAGE_BYTES + 1), timeout=2)
 
 
 def test_the_largest_report_passes() -> None:
@@ -331,15 +273,15 @@ def test_the_largest_report_passes() -> None:
 
 
 @pytest.mark.parametrize("name", ["Append", "ReportEpisodes", "WatchLatest", "Pause", "Check"])
-def test_every_rpc_has_a_largest_request(name: str) -> None:
+def test_every_rpc_has_a_largest_request_and_largest_numbers(name: str) -> None:
     largest = RULES.get(name, ORDINARY).largest_bytes
     assert largest is not None
     assert len(read_request(name, None, bytes(largest), largest)) == largest
     with pytest.raises(Malformed, match=f"{largest + 1} bytes, at most {largest}"):
         read_request(name, None, bytes(largest + 1), largest)
-
-
-# ---- Waking the held calls.
+    for value in (0, 2**53 + 1, 2**64 - 1):
+        with pytest.raises(Malformed, match=f"session={value}"):
+            check_number("session", value)
 
 
 Feed = asyncio.Queue[Change | None]
@@ -352,13 +294,11 @@ async def _source(feed: Feed) -> AsyncIterator[Change | None]:
 
 @pytest.fixture
 async def feed() -> Feed:
-    """Changes to come."""
     return Feed()
 
 
 @pytest.fixture
 async def changes(feed: Feed) -> AsyncIterator[Changes]:
-    """A broker that follows them."""
     made = Changes()
     following = asyncio.create_task(made.follow(_source(feed)))
     yield made
@@ -377,12 +317,30 @@ async def _is_woken(held: Held) -> bool:
     return woken
 
 
-async def test_a_change_of_everything_wakes_everybody(changes: Changes, feed: Feed) -> None:
-    with changes.holding(1) as working, changes.holding(2) as waiting:
-        waiting.waits = True
-        feed.put_nowait(Change())
-        assert await _is_woken(working)
-        assert await _is_woken(waiting)
+@pytest.mark.parametrize(
+    ("change", "woken"),
+    [(Change(), [True, True]), (Change((2, 77), Scope.NAMED), [False, True]), (None, [True, True])],
+    ids=["everything", "a name", "a heartbeat"],
+)
+async def test_a_change_wakes_whom_it_concerns(
+    changes: Changes, feed: Feed, change: Change | None, woken: list[bool]
+) -> None:
+    with changes.holding(1) as other, changes.holding(2) as named, changes.holding(3) as fresh:
+        named.waits = True
+        fresh.begin_look()
+        feed.put_nowait(change)
+        assert [await _is_woken(held) for held in (other, named)] == woken
+        assert change is not None or not await _is_woken(fresh)
+
+
+async def test_a_wait_ends_with_its_time_and_when_the_broker_closes(changes: Changes) -> None:
+    with changes.holding(1) as held:
+        await held.wait(0.01)
+        await held.wait(0)
+        held.waits = True
+        changes.close()
+        assert await _is_woken(held)
+        assert changes.closed
 
 
 @pytest.mark.promise("publication-wakes-credit-wait")
@@ -392,12 +350,6 @@ async def test_who_waits_for_credit_is_woken_by_name_only(changes: Changes, feed
         changes.note_waiting(3, True)
         feed.put_nowait(Change((2,), Scope.READY))
         assert [await _is_woken(held) for held in (working, next_one, waiting)] == [True, True, False]
-
-
-async def test_a_name_wakes_no_other_watch(changes: Changes, feed: Feed) -> None:
-    with changes.holding(1) as other, changes.holding(2) as named:
-        feed.put_nowait(Change((2, 77), Scope.NAMED))
-        assert [await _is_woken(held) for held in (other, named)] == [False, True]
 
 
 async def test_a_change_between_look_and_wait_is_not_lost(changes: Changes, feed: Feed) -> None:
@@ -416,27 +368,6 @@ async def test_only_the_newest_call_of_a_session_looks_on(changes: Changes, feed
         assert not await _is_woken(newer)
 
 
-async def test_a_heartbeat_wakes_who_has_not_looked_for_long(changes: Changes, feed: Feed) -> None:
-    with changes.holding(1) as fresh, changes.holding(2) as old:
-        fresh.begin_look()
-        feed.put_nowait(None)
-        assert [await _is_woken(held) for held in (fresh, old)] == [False, True]
-
-
-async def test_a_wait_ends_with_its_time() -> None:
-    with Changes().holding(1) as held:
-        await held.wait(0.01)
-        await held.wait(0)
-
-
-async def test_closing_wakes_everybody(changes: Changes) -> None:
-    with changes.holding(1) as held:
-        held.waits = True
-        changes.close()
-        assert await _is_woken(held)
-        assert changes.closed
-
-
 async def test_a_burst_of_changes_wakes_twice(changes: Changes, feed: Feed) -> None:
     woken = 0
     with changes.holding(1) as held:
@@ -453,11 +384,7 @@ async def test_a_burst_of_changes_wakes_twice(changes: Changes, feed: Feed) -> N
     assert woken == 2
 
 
-# ---- What a look at Redis tells Prometheus.
-
-
 def told(name: str) -> float:
-    """The gauge at /metrics."""
     found = re.search(rf"^penstock_{name} (\S+)$", metrics.exposition("broker").decode(), re.MULTILINE)
     assert found is not None, name
     return float(found[1])
@@ -479,7 +406,6 @@ class Look:
 
 @pytest.fixture
 async def look(redis_url: str) -> AsyncIterator[Look]:
-    """Of the test's own server."""
     made = Look(redis_url)
     yield made
     await made.redis.aclose()
@@ -535,25 +461,10 @@ async def test_the_guard_reads_what_redis_says_of_its_file(look: Look, field: st
 
         @staticmethod
         async def info() -> dict[str, object]:
-            """With the status that Redis gives then."""
             return {**info, field: "err"}
 
     facts = await connection.examine(Failing(), "unix:///redis", BrokerSection())  # type: ignore[arg-type]
     assert getattr(facts, fact)
-
-
-# ---- How the tasks of a broker end.
-
-
-@dataclass
-class ProcessClock:
-    """What time health thinks it is."""
-
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        """Seconds."""
-        return self.now_s
 
 
 async def swallow(times: int) -> None:
@@ -591,7 +502,7 @@ async def test_the_error_of_a_task_beside_is_raised() -> None:
 
 
 async def test_a_broker_that_drains_for_longer_than_it_may_stall_stays_live(redis_url: str) -> None:
-    settings, clock, stop = load([{}]), ProcessClock(), asyncio.Event()
+    settings, clock, stop = load([{}]), Clock(), asyncio.Event()
     health = Health("broker", clock)
     inspector = connect_inspector(redis_url, settings.security)
     examine = partial(connection.examine, inspector, redis_url, settings.broker)
@@ -616,9 +527,6 @@ async def test_a_broker_that_drains_for_longer_than_it_may_stall_stays_live(redi
         await inspector.aclose()
 
 
-# ---- Few callers are told to ask again soon, many to ask seldom.
-
-
 def calls_a_second(callers: int, seconds: float = 20.0) -> float:
     """How often all together ask when each does what it is told."""
     now_s, calls, due = 0.0, 0, [0.0] * callers
@@ -629,29 +537,17 @@ def calls_a_second(callers: int, seconds: float = 20.0) -> float:
     return calls / seconds
 
 
-def test_one_or_two_ask_as_often_as_they_may() -> None:
+def test_callers_share_what_all_may_ask_and_none_waits_longer_than_the_most() -> None:
     assert round(calls_a_second(1) * LEAST_S, 1) == 1.0
     assert calls_a_second(2) > 0.9 * 2 / LEAST_S
-
-
-def test_ten_to_fifty_share_what_all_may_ask() -> None:
     for callers in (10, 50):
         assert 0.9 * CALLS_PER_S < calls_a_second(callers) < 1.1 * CALLS_PER_S
-
-
-def test_a_crowd_waits_as_long_as_anybody_does() -> None:
     assert calls_a_second(1000, 3.0) < 1.2 * 1000 / MOST_S
-
-
-def test_who_comes_after_a_pause_is_told_the_least() -> None:
     now_s = 0.0
     retry_times = RetryTimes(lambda: now_s)
     assert max(retry_times.after_ms() for _ in range(1000)) == MOST_S * 1000
     now_s = 5.0
-    assert retry_times.after_ms() == LEAST_S * 1000
-
-
-# ---- The bound on staged bytes.
+    assert retry_times.after_ms() == LEAST_S * 1000, "after a pause it is the least"
 
 
 def test_what_does_not_fit_is_refused_as_full_with_the_figures() -> None:
@@ -665,27 +561,18 @@ def test_what_does_not_fit_is_refused_as_full_with_the_figures() -> None:
     assert limit.staged_bytes == 100
     limit.give_back(60)
     limit.take(60)
-
-
-def test_one_append_larger_than_the_ceiling_passes_alone() -> None:
-    limit = StagingLimit(10)
-    limit.take(50)
+    alone = StagingLimit(10)
+    alone.take(50)
     with pytest.raises(Refused):
-        limit.take(1)
-
-
-# ---- The cache of the newest weights.
+        alone.take(1)
 
 
 class StoredWeights:
-    """Chunks by (version, index), counting how often each is read."""
-
     def __init__(self) -> None:
         self.chunks: dict[tuple[int, int], bytes] = {}
         self.reads: list[tuple[int, int]] = []
 
     def put(self, version: int, blob: bytes) -> Publication:
-        """Cut a blob as Redis holds it."""
         for index in range(-(-len(blob) // WEIGHT_CHUNK_BYTES)):
             begin = index * WEIGHT_CHUNK_BYTES
             self.chunks[version, index] = blob[begin : begin + WEIGHT_CHUNK_BYTES]
@@ -693,39 +580,27 @@ class StoredWeights:
         return Publication(version=version, update=version, sha256=sha256, size=len(blob))
 
     async def read(self, version: int, index: int) -> bytes | None:
-        """One chunk."""
         self.reads.append((version, index))
         await asyncio.sleep(0)
         return self.chunks.get((version, index))
 
 
-async def test_many_actors_cost_one_read() -> None:
+async def test_a_version_is_read_once_for_all_actors_and_an_older_one_does_not_replace_it() -> None:
     stored = StoredWeights()
-    publication = stored.put(1, b"w" * 1000)
+    older, newest = stored.put(1, b"old"), stored.put(2, bytes(range(256)) * 10_000)
     cache = WeightCache(stored.read)
-    got = await asyncio.gather(*(cache.chunk(publication, 0) for _ in range(64)))
-    assert got == [b"w" * 1000] * 64
-    assert stored.reads == [(1, 0)]
-
-
-async def test_every_chunk_of_large_weights_is_served_whole() -> None:
-    stored = StoredWeights()
-    blob = bytes(range(256)) * 10_000
-    publication = stored.put(3, blob)
-    cache = WeightCache(stored.read)
-    chunks = [await cache.chunk(publication, index) for index in range(4)]
-    assert b"".join(chunk or b"" for chunk in chunks) == blob
-    assert chunks[3] == b""
-
-
-async def test_an_older_version_is_read_through_and_does_not_replace_the_newest() -> None:
-    stored = StoredWeights()
-    older, newest = stored.put(1, b"old"), stored.put(2, b"new")
-    cache = WeightCache(stored.read)
-    assert await cache.chunk(newest, 0) == b"new"
+    chunks = [await asyncio.gather(*(cache.chunk(newest, index) for _ in range(64))) for index in range(4)]
+    assert [len(set(found)) for found in chunks] == [1] * 4
+    assert b"".join(found[0] or b"" for found in chunks) == bytes(range(256)) * 10_000
+    assert chunks[3][0] == b""
+    reads = len(stored.reads)
+    assert reads == len(set(stored.reads))
     assert await cache.chunk(older, 0) == b"old"
-    assert await cache.chunk(newest, 0) == b"new"
-    assert stored.reads == [(2, 0), (1, 0)]
+    assert await cache.chunk(newest, 0) == chunks[0][0]
+    assert stored.reads[reads:] == [(1, 0)]
+    assert await cache.chunk(Publication(version=9, size=5, sha256="0" * 64), 0) is None
+    another_run = stored.put(1, b"of another run")
+    assert await cache.chunk(another_run, 0) == b"of another run"
 
 
 async def test_versions_beyond_the_bound_make_room_and_a_larger_one_is_not_kept() -> None:
@@ -746,11 +621,6 @@ async def test_versions_beyond_the_bound_make_room_and_a_larger_one_is_not_kept(
     assert cache.publication(4) is None
 
 
-async def test_a_version_that_is_gone_is_none() -> None:
-    cache = WeightCache(StoredWeights().read)
-    assert await cache.chunk(Publication(version=9, size=5, sha256="0" * 64), 0) is None
-
-
 async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
     stored = StoredWeights()
     publication = stored.put(4, b"good")
@@ -759,12 +629,3 @@ async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
     for _ in range(2):
         with pytest.raises(CorruptWeights, match="version 4"):
             await cache.chunk(publication, 0)
-
-
-async def test_another_run_with_the_same_version_number_replaces_what_is_held() -> None:
-    stored = StoredWeights()
-    first = stored.put(5, b"first run")
-    cache = WeightCache(stored.read)
-    await cache.chunk(first, 0)
-    second = stored.put(5, b"second run")
-    assert await cache.chunk(second, 0) == b"second run"

@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,9 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.accounts.sessions import BadToken, Keys, make_keys, read_keys
 from penstock.gateway.accounts.users import hash_password, is_password
 from penstock.gateway.jobs.job_dispatcher import MOST_OF_PROJECT, DryRunTurns, NoTurn
-from penstock.gateway.store.tables import GATEWAY, Base, Role, open_database
+from penstock.gateway.store.tables import GATEWAY, Base, open_database
 from penstock.registry.records import SchemaMismatch
-from penstock.registry.registry import Database, Registry
-
-# ---- Passwords are kept as hashes that are dear to guess.
+from penstock.registry.registry import Database
 
 
 def test_a_hash_takes_64_mib_and_is_that_of_its_password_alone() -> None:
@@ -36,9 +35,6 @@ def test_what_is_no_hash_is_no_password(kept: str) -> None:
     assert not is_password(kept, "correct horse battery")
 
 
-# ---- Access tokens that this installation did not sign, or not so, count for nothing.
-
-
 jwt = pytest.importorskip("jwt", reason="the gateway needs its extra")
 
 
@@ -48,19 +44,16 @@ CLAIMS: dict[str, Any] = {"sub": "user/a", "aud": "here", "iat": NOW, "exp": NOW
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file of keys."""
     make_keys(tmp_path / "keys.json")
     return tmp_path / "keys.json"
 
 
 @pytest.fixture
 def keys(file: Path) -> Keys:
-    """The keys of it."""
     return read_keys(file)
 
 
 def refused(keys: Keys, token: str, now: datetime = NOW) -> bool:
-    """Whether a token counts for nothing."""
     try:
         keys.verify(token, now, audience="here")
     except BadToken:
@@ -69,7 +62,6 @@ def refused(keys: Keys, token: str, now: datetime = NOW) -> bool:
 
 
 def part(value: dict[str, Any]) -> str:
-    """A part of a token, as JWT encodes it."""
     return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
 
@@ -87,7 +79,7 @@ def test_forged_tokens_are_refused(keys: Keys, tmp_path: Path) -> None:
     plain = {**CLAIMS, "iss": "penstock-gateway", "iat": 1, "exp": int(NOW.timestamp()) + 900}
     kid = {"kid": keys.signing, "typ": "at+jwt"}
     public = keys.private[keys.signing].public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    pem = keys.private[keys.signing].public_key()
+    signed = partial(jwt.encode, key=keys.private[keys.signing], algorithm="EdDSA")
     forged = {
         "alg none": f"{part({**kid, 'alg': 'none'})}.{part(plain)}.",
         "alg none, signed": f"{part({**kid, 'alg': 'none'})}.{claims}.{signature}",
@@ -96,30 +88,18 @@ def test_forged_tokens_are_refused(keys: Keys, tmp_path: Path) -> None:
         "changed": f"{header}.{part({**plain, 'sub': 'user/b'})}.{signature}",
         "another key": jwt.encode(plain, Ed25519PrivateKey.generate(), algorithm="EdDSA", headers=kid),
         "public key as secret": jwt.encode(plain, public, algorithm="HS256", headers=kid),
-        "no kid": jwt.encode(plain, keys.private[keys.signing], algorithm="EdDSA"),
-        "kid of none": jwt.encode(plain, keys.private[keys.signing], algorithm="EdDSA", headers={"kid": "x"}),
-        "another type": jwt.encode(
-            plain, keys.private[keys.signing], algorithm="EdDSA", headers={**kid, "typ": "JWT"}
-        ),
+        "no kid": signed(plain),
+        "kid of none": signed(plain, headers={"kid": "x"}),
+        "another type": signed(plain, headers={**kid, "typ": "JWT"}),
         "another audience": keys.sign({**CLAIMS, "aud": "there"}),
-        "another issuer": jwt.encode(
-            {**plain, "iss": "x"}, keys.private[keys.signing], algorithm="EdDSA", headers=kid
-        ),
-        "no expiry": jwt.encode(
-            {k: v for k, v in plain.items() if k != "exp"},
-            keys.private[keys.signing],
-            algorithm="EdDSA",
-            headers=kid,
-        ),
-        "expiry as text": jwt.encode(
-            {**plain, "exp": "9999999999"}, keys.private[keys.signing], algorithm="EdDSA", headers=kid
-        ),
+        "another issuer": signed({**plain, "iss": "x"}, headers=kid),
+        "no expiry": signed({k: v for k, v in plain.items() if k != "exp"}, headers=kid),
+        "expiry as text": signed({**plain, "exp": "9999999999"}, headers=kid),
         "too long": good + "A" * 5000,
         "nothing": "",
         "dots": "...",
         "not text": "\udcff.a.b",
     }
-    assert pem is not None
     assert [name for name, token in forged.items() if not refused(keys, token)] == []
 
 
@@ -174,11 +154,7 @@ def test_a_pseudonym_is_of_all_its_parts(keys: Keys) -> None:
     assert len(made) == 3
 
 
-# ---- The tables of a gateway are made once, and refused where they are of another revision.
-
-
 def tables(file: Path) -> dict[str, list[str]]:
-    """The words of what SQLite was told to make, by name."""
     made = sqlite3.connect(file).execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
     return {
         name: sorted(sql.replace(",", " ").replace("(", " ( ").replace(")", " ) ").split())
@@ -192,14 +168,6 @@ def test_the_tables_are_those_of_the_models(tmp_path: Path) -> None:
     wanted = Database(f"sqlite:///{tmp_path}/b.sqlite")
     wanted.write(lambda session: Base.metadata.create_all(session.connection()))
     assert tables(tmp_path / "b.sqlite") == tables(tmp_path / "a.sqlite")
-
-
-def test_a_registry_may_share_the_database(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/both.sqlite"
-    open_database(url, migrate=True).close()
-    Registry.open(url, migrate=True).close()
-    open_database(url, migrate=False).close()
-    Registry.open(url).close()
 
 
 def test_a_database_without_tables_says_what_to_do(tmp_path: Path) -> None:
@@ -221,29 +189,15 @@ def test_tables_of_another_revision_are_refused(tmp_path: Path) -> None:
         open_database(f"sqlite:///{file}", migrate=True)
 
 
-def test_roles_include_those_below() -> None:
-    assert [[one.includes(other) for other in Role] for one in Role] == [
-        [True, False, False],
-        [True, True, False],
-        [True, True, True],
-    ]
-
-
-# ---- Projects take turns at dry runs, and nobody waits for ever or takes all places.
-
-
 async def stays() -> bool:
-    """A caller who waits on."""
     return True
 
 
 async def leaves() -> bool:
-    """A caller who has gone."""
     return False
 
 
 async def until_waiting(turns: DryRunTurns, count: int) -> None:
-    """Go on when so many wait."""
     while len(turns._waiting) != count:  # noqa: ASYNC110 - the callers have no event to tell it by
         await asyncio.sleep(0)
 
@@ -256,17 +210,10 @@ async def test_the_project_that_had_it_longest_ago_is_next() -> None:
             order.append(subject)
             await go.wait()
 
-    asked = [
-        ("loop", "loop-1"),
-        ("loop", "loop-2"),
-        ("loop", "loop-3"),
-        ("b", "b-1"),
-        ("c", "c-1"),
-        ("b", "b-2"),
-    ]
+    asked = ("loop-1", "loop-2", "loop-3", "b-1", "c-1", "b-2")
     tasks = []
     for number, one in enumerate(asked):
-        tasks.append(asyncio.create_task(ask(*one)))
+        tasks.append(asyncio.create_task(ask(one.partition("-")[0], one)))
         await until_waiting(turns, number)
     go.set()
     await asyncio.gather(*tasks)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 import pytest
@@ -25,31 +25,30 @@ from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.rpc.address import AddressInUse
 from penstock.rpc.gate import Rates
 from tests.support.gateway.job_templates import write_templates
-from tests.support.gateway.small_gateway import SmallGateway
-
-# ---- What callers do to the socket: oversize and slow heads and bodies, foreign hosts and origins.
-
+from tests.support.gateway.small_gateway import SmallGateway, serving
+from tests.support.run.harness import eventually
 
 FORM = b"grant_type=password&username=ada&password=wrong"
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[HttpServer]:
-    """A gateway on a port, impatient."""
-    made = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
     doors = Doors(
         hosts=frozenset({"gateway.example"}), origins=frozenset({"https://page.example"}), body_s=0.5
     )
-    served = HttpServer(make_app(gateway_listener(made.parts, doors)), "127.0.0.1:0", head_s=0.5)
-    served.start()
-    yield served
-    served.stop()
+    app = make_app(gateway_listener(SmallGateway.in_folder(tmp_path).parts, doors))
+    with serving(app, head_s=0.5) as served:
+        yield served
+
+
+def connected(server: HttpServer) -> socket.socket:
+    host, _, port = server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
 
 
 def spoken(server: HttpServer, request: bytes) -> bytes:
     """Everything that comes back until the server closes or is silent after an answer."""
-    host, _, port = server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with connected(server) as connection:
         connection.sendall(request)
         reply = b""
         while b"\r\n\r\n" not in reply:
@@ -61,12 +60,10 @@ def spoken(server: HttpServer, request: bytes) -> bytes:
 
 
 def head(method: str, path: str, *lines: str, host: str = "127.0.0.1") -> bytes:
-    """The head of a request."""
     return "\r\n".join([f"{method} {path} HTTP/1.1", f"Host: {host}", *lines, "", ""]).encode()
 
 
 def status(reply: bytes) -> int:
-    """The status of an answer, 0 for none."""
     return int(reply.split(b" ", 2)[1]) if reply else 0
 
 
@@ -90,8 +87,7 @@ def test_a_body_that_comes_too_slowly_is_refused(server: HttpServer) -> None:
 
 def test_a_head_that_comes_too_slowly_is_cut_off(server: HttpServer) -> None:
     assert spoken(server, b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ") == b""
-    host, _, port = server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with connected(server) as connection:
         connection.sendall(head("GET", "/api/health"))
         assert status(connection.recv(65536)) == 200
         connection.sendall(b"GET /api/health HTTP/1.1\r\n")
@@ -101,36 +97,27 @@ def test_a_head_that_comes_too_slowly_is_cut_off(server: HttpServer) -> None:
 
 
 def to_its_end(connection: socket.socket, *lines: str) -> bytes:
-    """What comes back for a request until the server has closed the connection."""
     connection.sendall(head("GET", "/api/health", *lines))
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def test_a_server_that_is_full_says_so_as_it_says_all_else(server: HttpServer) -> None:
-    served = HttpServer(make_app_of(server), "127.0.0.1:0", most_connections=3)
-    served.start()
-    host, _, port = served.address.rpartition(":")
     counted = envelope.REQUESTS.labels("other", "other", "503")
     before = counted._value.get()
-    try:
-        with ExitStack() as held:
-            first, second, third, fourth = (
-                held.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(4)
-            )
-            refused = to_its_end(fourth)
-            assert status(refused) == 503
-            said, _, body = refused.partition(b"\r\n\r\n")
-            assert json.loads(body).keys() == {"error", "detail", "field"}
-            headers = dict(line.lower().split(": ", 1) for line in said.decode().splitlines()[1:])
-            assert (headers["connection"], headers["retry-after"]) == ("close", "1")
-            assert {name.lower(): value.lower() for name, value in HEADERS.items()}.items() <= headers.items()
-            assert counted._value.get() == before + 1
-            assert status(to_its_end(third, "Connection: close")) == 503
-            second.sendall(head("GET", "/api/health"))
-            assert status(second.recv(65536)) == 200
-            assert status(to_its_end(first, "Connection: close")) == 200
-    finally:
-        served.stop()
+    with serving(make_app_of(server), most_connections=3) as served, ExitStack() as held:
+        first, second, third, fourth = (held.enter_context(connected(served)) for _ in range(4))
+        refused = to_its_end(fourth)
+        assert status(refused) == 503
+        said, _, body = refused.partition(b"\r\n\r\n")
+        assert json.loads(body).keys() == {"error", "detail", "field"}
+        headers = dict(line.lower().split(": ", 1) for line in said.decode().splitlines()[1:])
+        assert (headers["connection"], headers["retry-after"]) == ("close", "1")
+        assert {name.lower(): value.lower() for name, value in HEADERS.items()}.items() <= headers.items()
+        assert counted._value.get() == before + 1
+        assert status(to_its_end(third, "Connection: close")) == 503
+        second.sendall(head("GET", "/api/health"))
+        assert status(second.recv(65536)) == 200
+        assert status(to_its_end(first, "Connection: close")) == 200
 
 
 def test_a_head_that_is_too_large_is_refused(server: HttpServer) -> None:
@@ -154,20 +141,6 @@ def test_only_hosts_that_are_named_are_answered(server: HttpServer, host: str, c
     assert status(spoken(server, head("GET", "/api/health", host=host))) == code
 
 
-@pytest.mark.parametrize(
-    ("origin", "code"),
-    [
-        ("http://127.0.0.1", 200),
-        ("https://page.example", 200),
-        ("https://evil.example", 403),
-        ("null", 403),
-        ("http://127.0.0.1.evil.example", 403),
-    ],
-)
-def test_only_origins_that_are_named_may_call(server: HttpServer, origin: str, code: int) -> None:
-    assert status(spoken(server, head("GET", "/api/health", f"Origin: {origin}"))) == code
-
-
 def test_every_answer_carries_the_policy(server: HttpServer) -> None:
     for path in ("/api/health", "/api/me", "/nowhere"):
         reply = spoken(server, head("GET", path)).decode().lower()
@@ -175,24 +148,8 @@ def test_every_answer_carries_the_policy(server: HttpServer) -> None:
         assert "server: " not in reply
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/api/projects/../../etc/passwd",
-        "/api/projects/%2e%2e%2fetc",
-        "/api//projects/alpha",
-        "/api/projects/alpha%00",
-        "//evil.example/api/me",
-        "/api/me/",
-    ],
-)
-def test_tricks_with_paths_lead_nowhere(server: HttpServer, path: str) -> None:
-    assert status(spoken(server, head("GET", path))) in {401, 404}
-
-
 def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
-    host, _, port = server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with connected(server) as connection:
         connection.sendall(b"GET /api/health HTTP/1.1\r\n")
         stopping = threading.Thread(target=server.stop)
         stopping.start()
@@ -215,30 +172,22 @@ def test_who_a_request_is_from_is_said_by_proxies_that_were_named(
         assert request.client is not None
         return request.client.host
 
-    served = HttpServer(app, "127.0.0.1:0", proxies=proxies)
-    served.start()
-    said = {"X-Forwarded-For": "192.0.2.9, 10.1.1.1"}
-    try:
+    with serving(app, proxies=proxies) as served:
+        said = {"X-Forwarded-For": "192.0.2.9, 10.1.1.1"}
         assert httpx2.get(f"{served.url}/", headers=said).json() == seen
-    finally:
-        served.stop()
 
 
 @pytest.mark.parametrize("path", ["events?job=", "jobs/{job}/log"])
 def test_a_stream_ends_with_its_server(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
     runner = LocalRunner(tmp_path / "jobs", write_templates(tmp_path / "templates"))
-    gateway = SmallGateway.at(
-        f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path, runner=runner
-    )
+    gateway = SmallGateway.in_folder(tmp_path, runner=runner)
     header = gateway.token("alpha")
-    job = gateway.client.post(
-        "/api/projects/alpha/jobs", json={"agent": "mine", "template": "quick"}, headers=header
-    ).json()["id"]
+    body = {"agent": "mine", "template": "quick"}
+    job = gateway.client.post("/api/projects/alpha/jobs", json=body, headers=header).json()["id"]
+    asked = head("GET", f"/api/projects/alpha/{path.format(job=job)}", *map(": ".join, header.items()))
     served = HttpServer(make_app(gateway_listener(gateway.parts, Doors())), "127.0.0.1:0")
     served.start()
-    host, _, port = served.address.rpartition(":")
-    asked = head("GET", f"/api/projects/alpha/{path.format(job=job)}", *map(": ".join, header.items()))
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with connected(served) as connection:
         connection.sendall(asked)
         reply = b""
         while b"\n\n" not in reply:  # its first event, or a sign of life
@@ -255,55 +204,44 @@ def test_a_stream_ends_with_its_server(tmp_path: Path, path: str, caplog: pytest
 def test_an_address_that_holds_connections_gets_no_more(
     server: HttpServer, proxies: tuple[str, ...], let_in: bool
 ) -> None:
-    served = HttpServer(make_app_of(server), "127.0.0.1:0", proxies=proxies, most_of_address=2)
-    served.start()
-    host, _, port = served.address.rpartition(":")
-
-    def connected() -> socket.socket:
-        return socket.create_connection((host, int(port)), timeout=20)
-
     def answer(connection: socket.socket) -> int:
         with suppress(ConnectionResetError, BrokenPipeError):
             connection.sendall(head("GET", "/api/health"))
             return status(connection.recv(65536))
         return 0
 
-    try:
-        with connected() as first:
+    with serving(make_app_of(server), proxies=proxies, most_of_address=2) as served:
+        with connected(served) as first:
             assert answer(first) == 200
-            with connected() as second, connected() as third:
+            with connected(served) as second, connected(served) as third:
                 assert answer(second) == 200
                 assert answer(third) == (200 if let_in else 0)
-        for _ in range(100):  # the server hears of their ends a moment later
-            with connected() as again:
-                if found := answer(again):
-                    break
-        assert found == 200
-    finally:
-        served.stop()
+
+        def is_let_in() -> bool:
+            with connected(served) as again:
+                return answer(again) == 200
+
+        eventually(is_let_in)  # the server hears of their ends a moment later
 
 
 def test_an_account_follows_so_many_streams_at_a_time(tmp_path: Path) -> None:
-    gateway = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
+    gateway = SmallGateway.in_folder(tmp_path)
     parts = replace(gateway.parts, limits=CallLimits(streams=1))
-    served = HttpServer(make_app(gateway_listener(parts, Doors())), "127.0.0.1:0")
-    served.start()
     ada, bob = gateway.token("alpha"), gateway.token("alpha")
-    path = f"{served.url}/api/projects/alpha/events"
-    try:
-        with httpx2.stream("GET", path, params={"job": ""}, headers=ada) as first:
+    with serving(make_app(gateway_listener(parts, Doors()))) as served:
+        path, job = f"{served.url}/api/projects/alpha/events", {"job": ""}
+        with httpx2.stream("GET", path, params=job, headers=ada) as first:
             assert first.status_code == 200
-            refused = httpx2.get(path, params={"job": ""}, headers=ada)
+            refused = httpx2.get(path, params=job, headers=ada)
             assert (refused.status_code, refused.json()["error"]) == (429, "too_many")
-            with httpx2.stream("GET", path, params={"job": ""}, headers=bob) as other:
+            with httpx2.stream("GET", path, params=job, headers=bob) as other:
                 assert other.status_code == 200
-        for _ in range(100):  # the server hears of its end a moment later
-            with httpx2.stream("GET", path, params={"job": ""}, headers=ada) as again:
-                if again.status_code == 200:
-                    break
-        assert again.status_code == 200
-    finally:
-        served.stop()
+
+        def is_followed() -> bool:
+            with httpx2.stream("GET", path, params=job, headers=ada) as again:
+                return again.status_code == 200
+
+        eventually(is_followed)  # the server hears of its end a moment later
 
 
 @pytest.mark.parametrize(
@@ -341,30 +279,24 @@ def test_a_server_that_is_ended_has_not_failed(server: HttpServer) -> None:
 
 
 def make_app_of(server: HttpServer) -> Any:
-    """The application that a server serves."""
     return server._server.config.app
 
 
 def test_no_part_of_an_answer_waits_until_the_one_before_is_acknowledged(tmp_path: Path) -> None:
-    gateway = SmallGateway.at(f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite", tmp_path)
+    gateway = SmallGateway.in_folder(tmp_path)
     served = HttpServer(make_app(gateway_listener(gateway.parts, Doors())), "127.0.0.1:0")
-    host, _, port = served.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20):
+    with connected(served):
         connection, _ = served._socket.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
     served._socket.close()
 
 
-# ---- Who asks for too much waits: each address, and each account wherever it calls from.
-
-
 ONE = Rates(calls=1e-6, bytes=1e9)
 
 
 def test_an_address_that_asks_too_often_waits(tmp_path: Path) -> None:
-    urls = (f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite")
-    gateway = SmallGateway.at(*urls, tmp_path, address=ONE)
+    gateway = SmallGateway.in_folder(tmp_path, address=ONE)
     first, second = gateway.client.get("/api/health"), gateway.client.get("/api/health")
     assert (first.status_code, second.status_code) == (200, 429)
     assert int(second.headers["retry-after"]) >= 1
@@ -372,19 +304,15 @@ def test_an_address_that_asks_too_often_waits(tmp_path: Path) -> None:
 
 
 def test_an_account_that_asks_too_often_waits(tmp_path: Path) -> None:
-    urls = (f"sqlite:///{tmp_path}/a.sqlite", f"sqlite:///{tmp_path}/r.sqlite")
-    gateway = SmallGateway.at(*urls, tmp_path, account=ONE)
+    gateway = SmallGateway.in_folder(tmp_path, account=ONE)
     gateway.person("ada", "alpha", Role.OWNER)
     ada, program = gateway.bearer("ada"), gateway.token("alpha")
     codes = [gateway.get("/api/me", who).status_code for who in (ada, ada, program)]
     assert codes == [200, 429, 200]
 
 
-# ---- What surrounds every request: how many large bodies are in memory at a time.
-
-
 DOORS = Doors(max_body_bytes=10, large_at_once=1)
-SCOPE = {
+SCOPE: Final[dict[str, Any]] = {
     "type": "http",
     "method": "POST",
     "path": "/api/feedback",
@@ -394,32 +322,44 @@ SCOPE = {
 
 
 async def application(_scope: Any, receive: Any, send: Any) -> None:
-    """Read a whole body, and answer."""
     while (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 201, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
 
-async def answered(envelope: Envelope, parts: AsyncIterator[bytes]) -> int:
-    """The status of the answer to a body that comes in parts."""
-    found: list[int] = []
-
-    async def receive() -> dict[str, Any]:
-        part = await anext(parts, b"")
-        return {"type": "http.request", "body": part, "more_body": bool(part)}
-
-    async def send(message: Any) -> None:
-        found.extend([message["status"]] if message["type"] == "http.response.start" else [])
-
-    await envelope(dict(SCOPE), receive, send)
-    return found[0]
-
-
 async def of(*parts: bytes) -> AsyncIterator[bytes]:
     """A body that is there."""
     for part in parts:
         yield part
+
+
+class Caller:
+    """Keeps the answer to one request. parts: of its body."""
+
+    def __init__(self, envelope: Envelope, parts: AsyncIterator[bytes] | None = None) -> None:
+        self._envelope, self._parts = envelope, parts or of()
+        self.status = 0
+        self.headers = dict[str, str]()
+
+    async def call(self, method: str = "POST", state: Any = None, **headers: str) -> "Caller":
+        said = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        asked = {"method": method, "headers": [*SCOPE["headers"], *said], "state": state or {}}
+        await self._envelope(SCOPE | asked, self._receive, self._send)
+        return self
+
+    async def _receive(self) -> dict[str, Any]:
+        part = await anext(self._parts, b"")
+        return {"type": "http.request", "body": part, "more_body": bool(part)}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+
+
+async def answered(envelope: Envelope, parts: AsyncIterator[bytes]) -> int:
+    return (await Caller(envelope, parts).call()).status
 
 
 async def test_one_large_body_too_many_is_asked_to_come_again() -> None:
@@ -449,37 +389,13 @@ async def test_one_large_body_too_many_is_asked_to_come_again() -> None:
     assert await answered(envelope, of(11 * b"x")) == 201
 
 
-class Caller:
-    """Keeps the answer to one request."""
-
-    def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
-        self.status = 0
-        self.headers = dict[str, str]()
-
-    async def call(self, method: str, **headers: str) -> "Caller":
-        """Send a request without a body."""
-        said = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        host = (b"host", b"127.0.0.1")
-        await self._envelope({**SCOPE, "method": method, "headers": [host, *said]}, self._receive, self._send)
-        return self
-
-    async def _receive(self) -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def _send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-
-
 async def test_a_defect_is_an_answer_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
         raise RuntimeError("a defect")
 
     counted = envelope.REQUESTS.labels("other", "other", "500")
     before = counted._value.get()
-    reply = await Caller(Envelope(broken, DOORS, lambda _: None)).call("POST")
+    reply = await Caller(Envelope(broken, DOORS, lambda _: None)).call()
     assert reply.status == 500
     assert {name.lower(): value for name, value in HEADERS.items()}.items() <= reply.headers.items()
     assert counted._value.get() == before + 1
@@ -496,14 +412,17 @@ async def test_a_browser_is_told_that_a_page_which_was_named_may_call() -> None:
     assert first.status == 204
     assert "PUT" in first.headers["access-control-allow-methods"]
     assert "Authorization" in first.headers["access-control-allow-headers"]
-    then = await Caller(envelope).call("POST", origin=PAGE)
+    then = await Caller(envelope).call(origin=PAGE)
     assert then.status == 201
     for reply in (first, then):
         assert (reply.headers["access-control-allow-origin"], reply.headers["vary"]) == (PAGE, "Origin")
         assert "access-control-allow-credentials" not in reply.headers
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "http://127.0.0.1", "null", ""])
+@pytest.mark.parametrize(
+    "origin",
+    ["https://evil.example", "http://127.0.0.1", "null", "", "http://127.0.0.1.evil.example"],
+)
 async def test_a_browser_is_told_nothing_of_other_pages(origin: str) -> None:
     envelope = Envelope(application, Doors(origins=frozenset({PAGE})), lambda _: None)
     headers = {"origin": origin} if origin else {}
@@ -531,33 +450,22 @@ def test_what_no_request_would_ever_have_is_refused(hosts: set[str], origins: se
     Doors(hosts=frozenset({"a.example", "fe80::1"}), origins=frozenset({PAGE, "http://127.0.0.1:8080"}))
 
 
-@pytest.mark.parametrize("ends", [True, False])
-async def test_who_still_waits_when_the_server_ends_is_told(ends: bool) -> None:
+@pytest.mark.parametrize(("ends", "status"), [(True, 503), (False, 0)])
+async def test_who_still_waits_when_the_server_ends_is_told(ends: bool, status: int) -> None:
     waits, ending = asyncio.Event(), asyncio.Event()
-    sent = list[Any]()
 
     async def long(_scope: Any, _receive: Any, _send: Any) -> None:
         waits.set()
         await asyncio.Event().wait()
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    envelope = Envelope(long, DOORS, lambda _: None)
-    task = asyncio.ensure_future(envelope({**SCOPE, "state": {ENDING: ending}}, receive, send))
+    caller = Caller(Envelope(long, DOORS, lambda _: None))
+    task = asyncio.ensure_future(caller.call(state={ENDING: ending}))
     await waits.wait()
     if ends:
         ending.set()
     task.cancel()
     await asyncio.wait([task])
-    assert task.cancelled() == (not ends)
-    assert [one["status"] for one in sent if "status" in one] == [503] * ends
-
-
-# ---- A stream of events ends with its server, and says so where it was not whole.
+    assert (task.cancelled(), caller.status) == (not ends, status)
 
 
 class Listener:
@@ -570,7 +478,6 @@ class Listener:
         self.first = asyncio.Event()
 
     async def read(self, stream: EventStream) -> None:
-        """Read until it ends."""
         scope = {"type": "http", "state": {ENDING: self.ending}}
         await stream(scope, self._stay, self._hear)
 

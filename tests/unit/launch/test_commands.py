@@ -565,14 +565,14 @@ def test_a_network_of_the_runs_is_imported_only_where_its_user_allows(run_dir: P
     [
         (("promote", "RUN", "4", "--reason", "x"), "version=4 of policy='default' is not registered"),
         (("promote", "RUN", "5", "--to", "king", "--reason", "x"), "'king' is not one of 'active', 'canary'"),
-        (("promote", "RUN", "5", "--to", "canary", "--reason", "x"), "name the share of those that do"),
+        (("promote", "RUN", "5", "--to", "canary", "--reason", "x"), "give its share of the clients"),
         (
             ("promote", "RUN", "5", "--to", "canary", "--canary-share", "0.9", "--reason", "x"),
             "leaves too few clients of the active version",
         ),
         (
             ("promote", "RUN", "5", "--to", "canary", "--canary-share", "0", "--reason", "x"),
-            "name the share of those that do",
+            "give its share of the clients",
         ),
         (("promote", "RUN", "5", "--reason", " "), "say in 1 to 1024 characters"),
         (("rollback", "RUN", "--reason", "x"), "keeps no version from before version=3"),

@@ -399,7 +399,7 @@ def test_a_whole_file_is_read(folder: Path) -> None:
         ('client_id = "penstock"', "client_id = ", "cannot be read as TOML"),
         ('"secret"', '"absent"', "client_secret_file='.*absent': .*cannot be read"),
         ('project = "alpha"', 'project = "No Project"', "Example.com.project"),
-        ('project = "alpha"', 'project = "alpha"\nrole = "owner"', "role: viewer or editor"),
+        ('project = "alpha"', 'project = "alpha"\nrole = "owner"', "role: use viewer or editor"),
         ('project = "alpha"', 'project = "alpha"\nmore = 1', "more"),
     ],
 )
@@ -542,7 +542,7 @@ def test_agents_are_folders_and_addresses_of_a_site_that_takes_several(tmp_path:
     said = [f"run={tmp_path}", "server=127.0.0.1:50055"]
     found = named_agents(said, Settings())
     assert {name: type(one) for name, one in found.items()} == {"run": NamedRun, "server": NamedServer}
-    with pytest.raises(ConfigurationError, match="prompts answers for one run"):
+    with pytest.raises(ConfigurationError, match="prompts serves one run"):
         chosen_site("prompts", SiteOptions(agents=said), Settings())
 
 
@@ -553,7 +553,7 @@ def test_agents_are_folders_and_addresses_of_a_site_that_takes_several(tmp_path:
         (["chats"], "--site chats: no such site; there are .*prompts, text"),
         (
             ["chat=0.0.0.0:1"],
-            "--site chat=0.0.0.0:1: .* alone: serve it by `penstock gateway chat`",
+            "--site chat=0.0.0.0:1: .* only this machine: serve it with `penstock gateway chat`",
         ),
     ],
 )

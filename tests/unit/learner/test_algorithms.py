@@ -125,9 +125,7 @@ def sac_case() -> Case:
 def clone_case() -> Case:
     return Case(
         name="clone",
-        make=lambda seed: clone.Clone(
-            small_policy(seed, normalise_observations=True), CloneSection(), seed=seed
-        ),
+        make=lambda seed: Clone(small_policy(seed, normalise_observations=True), CloneSection(), seed=seed),
         batch=of_another_policy,
         metrics=frozenset(name for name in clone.METRICS if not name.startswith("validation_")),
         poison=unknown_observations,
@@ -186,33 +184,18 @@ def test_every_algorithm_has_a_case() -> None:
 
 
 @each(CASES)
-def test_an_update_reports_every_metric(case: Case) -> None:
-    algorithm = begun(case, 0)
-    update = algorithm.update(case.batch(3), progress=0.0)
-    assert (update.applied, update.reason) == (True, "")
+def test_what_is_empty_or_not_finite_leaves_no_trace_and_an_update_reports_every_metric(case: Case) -> None:
+    algorithm, batch = begun(case, 0), case.batch(3)
+    before = algorithm.state()
+    empty = replace(batch, valid=torch.zeros_like(batch.valid))
+    for spoiled, reason in ((empty, "empty"), (case.poison(batch), "nan")):
+        update = algorithm.update(spoiled, progress=0.0)
+        assert (update.applied, update.reason, update.metrics) == (False, reason, {})
+        assert same(before, algorithm.state())
+    update = algorithm.update(batch, progress=0.0)
+    assert (update.applied, update.reason, algorithm.updates) == (True, "", 3)
     assert update.metrics.keys() == case.metrics
     assert all(math.isfinite(value) for value in update.metrics.values())
-    assert algorithm.updates == 3
-
-
-@each(CASES)
-def test_a_batch_without_a_valid_step_leaves_no_trace(case: Case) -> None:
-    algorithm, batch = case.make(0), case.batch(1)
-    before = algorithm.state()
-    update = algorithm.update(replace(batch, valid=torch.zeros_like(batch.valid)), progress=0.0)
-    assert (update.applied, update.reason, update.steps) == (False, "empty", 0)
-    assert same(before, algorithm.state())
-
-
-@each(CASES)
-def test_an_update_that_is_not_finite_leaves_no_trace(case: Case) -> None:
-    algorithm = begun(case, 0)
-    before = algorithm.state()
-    update = algorithm.update(case.poison(case.batch(3)), progress=0.0)
-    assert (update.applied, update.reason, update.metrics) == (False, "nan", {})
-    after = algorithm.state()
-    assert same(before, after)
-    assert algorithm.update(case.batch(4), progress=0.0).applied
 
 
 @each(CASES)

@@ -293,26 +293,15 @@ class Case:
     ways: Sequence[Way]
 
 
-def gaussian() -> Policy:
-    return small_policy(action=box(1))
-
-
-def q_values() -> Policy:
-    return q_policy(DQNSection(**REPLAY))
-
-
 def squashed() -> Policy:
     section = SACSection(**REPLAY).policy_section(PolicySection(hidden_sizes=(16,)))
     return building.build(box(4), box(1), section, 0)
 
 
-def memory() -> Policy:
-    return remembering(recurrent="lstm")
-
-
 CHOICES = (*OF_EVERY_RUN, *OF_BOXES, *OF_CHOICES)
 OF_RATIO_CHOICES = (*CHOICES, *OF_RATIOS)
 DRAWS = (*OF_EVERY_RUN, *OF_BOXES, *OF_DRAWS)
+REMEMBERING = partial(remembering, recurrent="lstm")
 MEMORY = (*OF_EVERY_RUN, *OF_BOXES, *OF_MASKS, *OF_STATE)
 
 
@@ -331,11 +320,13 @@ CASES = (
         "reinforce", small_policy, lambda p: Reinforce(p, ReinforceSection(), seed=0), (*CHOICES, *OF_RATIOS)
     ),
     Case("clone", small_policy, clone, CHOICES),
-    Case("dqn", q_values, lambda p: DQN(p, DQNSection(**REPLAY), seed=0), CHOICES),
-    Case("ppo, a box", gaussian, ppo, (*DRAWS, *OF_RATIOS, *OF_DENSITIES)),
+    Case(
+        "dqn", lambda: q_policy(DQNSection(**REPLAY)), lambda p: DQN(p, DQNSection(**REPLAY), seed=0), CHOICES
+    ),
+    Case("ppo, a box", lambda: small_policy(action=box(1)), ppo, (*DRAWS, *OF_RATIOS, *OF_DENSITIES)),
     Case("sac", squashed, lambda p: SAC(p, SACSection(**REPLAY), seed=0), DRAWS),
-    Case("ppo, masks and memory", memory, ppo, (*MEMORY, *OF_RATIOS)),
-    Case("clone, masks and memory", memory, clone, MEMORY),
+    Case("ppo, masks and memory", REMEMBERING, ppo, (*MEMORY, *OF_RATIOS)),
+    Case("clone, masks and memory", REMEMBERING, clone, MEMORY),
 )
 
 
@@ -524,10 +515,6 @@ def fragments() -> list[Fragment]:
     return [Collector(cartpoles(2), session).fragment(policy, 8 + session) for session in (1, 2)]
 
 
-def same(one: Batch, other: Batch) -> bool:
-    return all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(tensors(one), tensors(other), strict=True))
-
-
 def test_every_tensor_of_a_batch_is_named() -> None:
     batch = assemble(fragments(), CPU)
     assert len(list(tensors(batch))) == 8 + len(batch.observation) + len(batch.action) + len(
@@ -544,4 +531,5 @@ def test_a_batch_that_was_copied_beside_other_work_is_whole() -> None:
         busy = busy @ busy
         batch = upload.stage(partial(assemble, parts, gpu))
         batch.arrive()
-        assert same(batch, assemble(parts, CPU))
+        for one, other in zip(tensors(batch), tensors(assemble(parts, CPU)), strict=True):
+            assert torch.equal(one.cpu(), other)

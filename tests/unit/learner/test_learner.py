@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -40,22 +41,22 @@ from tests.support.run import small_run
 CPU = torch.device("cpu")
 
 
-def fragments() -> list[Fragment]:
-    """Of 5, 12 and 9 steps with 2, 1 and 3 slots; the poles fall within ten steps or so."""
-    policy = small_policy()
-    shapes = ((5, 2), (12, 1), (9, 3))
-    return [
-        Collector(cartpoles(count, max_episode_steps=8), session).fragment(policy, steps, update=10 + session)
-        for session, (steps, count) in enumerate(shapes)
-    ]
+def loaded(**sections: Any) -> Settings:
+    return configuration.load([{"run": "a"}, sections])
 
 
 def good() -> Fragment:
+    """With a truncated step."""
     return Collector(cartpoles(2, max_episode_steps=4)).fragment(small_policy(), 6)
 
 
-def test_ragged_fragments_are_padded_and_not_valid_there() -> None:
-    parts = fragments()
+def test_ragged_fragments_are_padded_and_final_rows_point_at_their_columns() -> None:
+    policy, shapes = small_policy(), ((5, 2), (12, 1), (9, 3))
+    # The poles fall within ten steps or so.
+    parts = [
+        Collector(cartpoles(count, max_episode_steps=8), session).fragment(policy, steps, update=10 + session)
+        for session, (steps, count) in enumerate(shapes)
+    ]
     batch = assemble(parts, CPU)
     assert batch.valid.shape == (12, 6)
     assert batch.observation["observation"].shape == (13, 6, 4)
@@ -71,11 +72,6 @@ def test_ragged_fragments_are_padded_and_not_valid_there() -> None:
         np.testing.assert_array_equal(whole, arrays["observation"])
     assert batch.update.tolist() == [10, 10, 11, 12, 12, 12]
     assert batch.slots == ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2))
-
-
-def test_final_rows_point_at_the_columns_of_the_batch() -> None:
-    parts = fragments()
-    batch = assemble(parts, CPU)
     ended = batch.terminated | batch.truncated
     assert len(batch.final_slot) == int(ended.sum()) > 0
     assert ended[batch.final_step, batch.final_slot].all()
@@ -88,9 +84,7 @@ def test_steps_that_are_not_experience_count_for_nothing() -> None:
     valid = arrays["valid"].copy()
     valid[2] = False
     batch = assemble([(header, arrays | {"valid": valid, "truncated": np.logical_not(valid)})], CPU)
-    assert not batch.reward[2].any()
-    assert not batch.log_prob[2].any()
-    assert not batch.truncated[2].any()
+    assert not any(part[2].any() for part in (batch.reward, batch.log_prob, batch.truncated))
 
 
 def test_staleness_counts_the_oldest_weights_and_slots_name_session_and_environment() -> None:
@@ -237,23 +231,17 @@ def test_books_balance_only_when_three_counts_agree() -> None:
     assert not ledger.balance(acked=15, lost=2, resident=4).balanced
 
 
-def test_each_checkpoint_adds_its_own_range_to_the_lineage(tmp_path: Path) -> None:
-    ledger = Ledger()
+def test_each_checkpoint_adds_its_own_range_to_the_lineage_behind_a_torn_line_too(tmp_path: Path) -> None:
+    ledger, path = Ledger(), tmp_path / "lineage.jsonl"
+    path.write_text('{"checkpoint": "torn by a cra')
     ledger.book(4, trained=(1, 4), dropped={2: Drop.STALE, 3: Drop.STALE}, steps=8)
-    append_lineage(tmp_path / "lineage.jsonl", ledger.entry("one", ""))
+    append_lineage(path, ledger.entry("one", ""))
     ledger.book(6, trained=(5, 6), dropped={}, steps=8)
-    append_lineage(tmp_path / "lineage.jsonl", ledger.entry("two", "one"))
-    first, second = map(json.loads, (tmp_path / "lineage.jsonl").read_text().splitlines())
+    append_lineage(path, ledger.entry("two", "one"))
+    first, second = map(json.loads, path.read_text().splitlines()[1:])
     assert (first["first"], first["last"], first["exceptions"]) == (1, 4, {"stale": [[2, 3]]})
     assert (second["parent"], second["first"], second["last"]) == ("one", 5, 6)
     assert second["exceptions"] == {}
-
-
-def test_a_torn_line_of_a_crash_does_not_swallow_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "lineage.jsonl"
-    path.write_text('{"checkpoint": "o')
-    append_lineage(path, Ledger().entry("two", "one"))
-    assert json.loads(path.read_text().splitlines()[1])["checkpoint"] == "two"
 
 
 @given(st.sets(st.integers(1, 60)))
@@ -264,13 +252,8 @@ def test_ranges_name_exactly_the_numbers(numbers: set[int]) -> None:
 
 
 def test_a_line_names_who_sent_what_was_trained_and_what_was_left_out(tmp_path: Path) -> None:
-    ledger = Ledger()
-    origins = {
-        1: Origin(7, 1, b"11111111"),
-        2: Origin(8, 1, b"22222222"),
-        3: Origin(7, 2, b"33333333"),
-        4: Origin(7, 3),
-    }
+    ledger, origins = Ledger(), {1: Origin(7, 1, b"11111111"), 2: Origin(8, 1, b"22222222")}
+    origins |= {3: Origin(7, 2, b"33333333"), 4: Origin(7, 3)}
     dropped = {4: Drop.STALE, 5: Drop.LOG_LOST}
     ledger.book(5, trained=(3, 1, 2), dropped=dropped, steps=24, origins=origins)
     append_lineage(tmp_path / "lineage.jsonl", ledger.entry("one", "", version=4))
@@ -283,9 +266,7 @@ def test_a_line_names_who_sent_what_was_trained_and_what_was_left_out(tmp_path: 
 
 
 def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits() -> None:
-    made = configuration.load(
-        [{"run": "a", "environment": {"count": 4096}, "actor": {"unroll_length": 4096}}]
-    )
+    made = loaded(environment={"count": 4096}, actor={"unroll_length": 4096})
     with pytest.raises(ConfigurationError, match=r"unroll_length=4096.*holds \d+; use \d+") as error:
         make_model(made)
     fits = int(str(error.value).rpartition(" ")[2])
@@ -294,11 +275,14 @@ def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits()
 
 def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with() -> None:
     wrappers = [{"shape": "math:fabs"}, {"shape": "math:fabs", "discount": 0.5}, {"scale": 2.0}]
-    made = configuration.load(
-        [{"run": "a", "environment": {"reward": wrappers}, "algorithm": {"discount": 0.875}}]
-    )
+    made = loaded(environment={"reward": wrappers}, algorithm={"discount": 0.875})
     told = EnvironmentSection.model_validate_json(make_model(made).specification.environment_json)
     assert [one.discount for one in told.reward] == [0.875, 0.5, None]
+
+
+class Grid(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(0, 255, (10, 10, 4), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -326,6 +310,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"environment": {"id": "Pendulum-v1", "mask_key": "action_mask"}},
         r"environment\.mask_key='action_mask': the actions Box.* no choices of one of n",
     ),
+    "stacked out of shape": (
+        {"environment": {"id": "Grid-v7"}, "policy": {"frame_stack": 4}},
+        r"environment\.id='Grid-v7': policy\.frame_stack=4: .*stack fewer frames",
+    ),
     "a buffer below a fragment": (
         {"algorithm": {"name": "dqn", "error_steps": 100}},
         r"error_steps=100: with fragments of 256 steps.*give at least 256",
@@ -343,8 +331,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("layer", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_learned_is_refused_at_the_start(layer: dict[str, Any], message: str) -> None:
+    if "Grid-v7" not in gymnasium.registry:
+        gymnasium.register("Grid-v7", lambda **_: Grid())
     with pytest.raises(ConfigurationError, match=message):
-        make_model(configuration.load([{"run": "a"}, layer]))
+        make_model(loaded(**layer))
 
 
 def test_a_specification_that_no_reply_holds_is_refused() -> None:
@@ -362,7 +352,7 @@ def test_an_observation_of_more_parts_than_a_fragment_has_tensors_is_refused() -
 
 @pytest.mark.promise("learner-reads-once-bounded")
 def test_weights_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() -> None:
-    made = configuration.load([{"run": "a", "broker": {"max_log_bytes": 100 * MIB, "max_staged_bytes": MIB}}])
+    made = loaded(broker={"max_log_bytes": 100 * MIB, "max_staged_bytes": MIB})
     needed = (100 + 1 + (3 + 4 + 2 + 16 + 1) * 10 + 16 + 64) * MIB
     check_memory(made, 10 * MIB, needed)
     check_memory(made, 10 * MIB, 0)
@@ -380,7 +370,7 @@ def test_more_environments_or_episodes_than_a_message_may_name_are_refused(key: 
 @pytest.mark.parametrize("staleness", [0, 3])
 def test_the_specification_tells_what_the_algorithm_paces_by(name: str, staleness: int) -> None:
     section = {"name": name, "staleness": staleness, "batch_steps": 512}
-    model = make_model(configuration.load([{"run": "a", "algorithm": section}]))
+    model = make_model(loaded(algorithm=section))
     told = model.specification
     assert (told.lock_step, told.update_steps, told.stale_after) == (
         staleness == 0, 512, 4 * (staleness + 1)
@@ -391,18 +381,14 @@ def test_the_specification_tells_what_the_algorithm_paces_by(name: str, stalenes
 
 
 def test_where_a_learner_keeps_its_journals_is_told_to_no_actor(tmp_path: Path) -> None:
-    made = configuration.load(
-        [{"run": "a", "environment": {"id": "CartPole-v1"}, "actor": {"ack_journal": str(tmp_path)}}]
-    )
+    made = loaded(environment={"id": "CartPole-v1"}, actor={"ack_journal": str(tmp_path)})
     specification = make_model(made).specification
     assert str(tmp_path) not in specification.actor_json
     assert str(tmp_path).encode() not in specification.encode()
 
 
 def replaying(**algorithm: object) -> Settings:
-    return configuration.load(
-        [{"run": "a", "environment": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn", **algorithm}}]
-    )
+    return loaded(environment={"id": "CartPole-v1"}, algorithm={"name": "dqn", **algorithm})
 
 
 @pytest.mark.promise("fragments-kept-replay-trimmed")
@@ -433,9 +419,7 @@ def test_actors_are_told_the_policy_that_the_algorithm_needs() -> None:
 def test_a_fragment_carries_what_the_policy_remembers_and_the_masks() -> None:
     task = {"id": "Menu-v0", "mask_key": "action_mask"}
     policy = {"recurrent": "gru", "recurrent_size": 8, "shared_trunk": True, "frame_stack": 2}
-    rules = make_model(
-        configuration.load([{"run": "a", "environment": task, "policy": policy}])
-    ).specification
+    rules = make_model(loaded(environment=task, policy=policy)).specification
     assert {rule.name: (rule.shape, rule.axes) for rule in rules.schema.under("state")} == {
         "state/actor/h": ((8,), Axes.SLOT),
         "state/frames/held": ((), Axes.SLOT),
@@ -443,7 +427,7 @@ def test_a_fragment_carries_what_the_policy_remembers_and_the_masks() -> None:
     }
     assert rules.schema.by_name["mask/action"].shape == (6,)
     assert "begins" in rules.schema.by_name
-    plain = make_model(configuration.load([{"run": "a"}])).specification.schema
+    plain = make_model(loaded()).specification.schema
     assert plain == fragment_schema(*spaces(EnvironmentSection()))
 
 
@@ -480,15 +464,14 @@ ON_HARDWARE: dict[str, tuple[int, dict[str, Any], str]] = {
 @pytest.mark.parametrize(("ranks", "layer", "message"), ON_HARDWARE.values(), ids=ON_HARDWARE)
 def test_what_a_learners_hardware_cannot_is_refused(ranks: int, layer: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        check_hardware(configuration.load([{"run": "a"}, layer]), ranks)
+        check_hardware(loaded(**layer), ranks)
 
 
 def test_what_several_ranks_share_and_mixed_precision_of_tokens_are_not_refused() -> None:
     policy = {"hidden_norm": "batch", "dropout": 0.1, "frame_stack": 2}
     for name in ("ppo", "impala", "reinforce"):
-        check_hardware(configuration.load([{"run": "a", "algorithm": {"name": name}, "policy": policy}]), 2)
-    tokens = {"algorithm": {"name": "token_ppo"}, "learner": {"precision": "bfloat16"}}
-    check_hardware(configuration.load([{"run": "a"}, tokens]), 1)
+        check_hardware(loaded(algorithm={"name": name}, policy=policy), 2)
+    check_hardware(loaded(algorithm={"name": "token_ppo"}, learner={"precision": "bfloat16"}), 1)
 
 
 class OnPolicyClone(OnPolicySection):
@@ -503,6 +486,6 @@ class OnPolicyClone(OnPolicySection):
 def test_an_algorithm_that_takes_no_hardware_is_refused_it_whatever_its_section_says(
     ranks: int, layer: dict[str, Any]
 ) -> None:
-    settings = configuration.load([{"run": "a"}, {"learner": layer}])
+    settings = loaded(learner=layer)
     with pytest.raises(ConfigurationError, match="algorithm.name='clone'"):
         check_hardware(settings.model_copy(update={"algorithm": OnPolicyClone()}), ranks)

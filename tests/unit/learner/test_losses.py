@@ -38,8 +38,7 @@ from penstock.policy.actor_critic import Outputs
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy, build
 from penstock.protocol.spaces import Dict, Discrete, MultiDiscrete, Space
-from tests.support.experience.experience import box, collect, small_policy
-from tests.unit.penstock.test_policy import image
+from tests.support.experience.experience import box, collect, image, small_policy
 
 DISCOUNT, GAE_LAMBDA, RHO, C = 0.97, 0.9, 1.0, 0.8
 
@@ -340,20 +339,12 @@ def test_a_penalty_follows_the_divergence(divergence: float, expected: float) ->
 
 
 @pytest.mark.parametrize(
-    ("steps", "expected"), [(1, 1), (25, 1), (26, 2), (50, 2), (75, 3), (99, 4), (100, 4)]
+    ("share", "expected"), [(0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.74, 3), (0.99, 4), (1.0, 4)]
 )
-def test_a_flush_has_as_many_minibatches_as_it_fills(steps: int, expected: int) -> None:
-    algorithm = PPO(small_policy(0), PPOSection(batch_steps=100, minibatches=4), seed=0)
+def test_an_update_of_a_flush_has_as_many_minibatches_as_it_fills(share: float, expected: int) -> None:
     batch = collect(small_policy(1))
-    assert algorithm.minibatches(replace(batch, is_flushed=True), steps) == expected
-    assert algorithm.minibatches(batch, steps) == 4
-
-
-def test_an_update_of_a_flush_makes_fewer_gradient_steps() -> None:
-    batch = collect(small_policy(1))
-    steps = int(batch.valid.sum())
-    section = PPOSection(batch_steps=2 * steps, minibatches=4, epochs=3)
-    for is_flushed, count in ((True, 2), (False, 4)):
+    section = PPOSection(batch_steps=round(int(batch.valid.sum()) / share), minibatches=4, epochs=3)
+    for is_flushed, count in ((True, expected), (False, 4)):
         algorithm = PPO(small_policy(0), section, seed=0)
         update = algorithm.update(replace(batch, is_flushed=is_flushed), progress=0.0)
         assert update.gradient_steps == 3 * count
@@ -413,8 +404,9 @@ def rows_of(policy: Policy, count: int, *, is_masked: bool) -> Rows:
     forbidden[::3, 0] = not policy.action_heads[0].state_dict()  # a mask is of choices, which come first
     inputs = Inputs(vector, forbidden=forbidden if is_masked else None)
     with torch.no_grad():
-        parameters = policy.outputs(inputs).parameters
-    chosen = policy.choose(parameters.numpy(), np.random.default_rng(1), deterministic=False).action
+        parameters, free = policy.outputs(inputs).parameters, policy.outputs(Inputs(vector)).parameters
+    # Some of the actions are forbidden, so that their slopes are at outputs that the mask rules out.
+    chosen = policy.choose(free.numpy(), np.random.default_rng(1), deterministic=False).action
     drawn = {path: torch.from_numpy(np.asarray(action)) for path, action in chosen.items()}
     columns = torch.randn(6, count, generator=random, dtype=torch.float64)
     columns[0] = policy.joint_log_prob(parameters, drawn).detach() + 0.3 * columns[0]

@@ -287,6 +287,7 @@ def test_the_actor_is_published_alone_and_the_critics_are_stored() -> None:
     assert not any("critics" in name for name in published.state_dict())
     names = algorithm.state().tensors
     assert {"critics/both.0.head.weight", "target/both.1.head.weight", "temperature/log"} <= names.keys()
+    assert algorithm.policy.values({"observation": np.ones((3, 2), np.float32)}).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_temperature_that_is_not_tuned_stays() -> None:

@@ -13,7 +13,7 @@ from penstock.learner.algorithms.algorithm import Update, contained, culprits
 from penstock.learner.algorithms.gradient import PLAIN, DenseNetwork, Hardware, Network
 from penstock.learner.algorithms.ppo import PPO, Prepared
 from penstock.learner.algorithms.registry import ALGORITHMS
-from penstock.learner.algorithms.rows import RankGroup, Sequences
+from penstock.learner.algorithms.rows import RankGroup, Sequences, see
 from penstock.learner.batch import Batch, assemble
 from penstock.policy import weights
 from penstock.policy.policy import Policy
@@ -65,6 +65,8 @@ def test_minibatches_are_whole_columns_in_the_order_of_the_permutation() -> None
     policy = remembering(recurrent="lstm")
     batch = collected(policy, 8, 5, slots=2)
     rows = prepared(policy, batch).rows
+    with pytest.raises(ValueError, match="by whole sequences"):
+        see(policy, batch).inputs.select(torch.tensor([0]))
     order = torch.tensor([2, 0, 3, 1])
     first, second = rows.select(order).cut([(2, 2)] * 2)
     expected = [batch.log_prob[:steps, column] for column, steps in ((2, 5), (0, 8), (3, 5), (1, 8))]

@@ -42,9 +42,6 @@ from penstock.registry.registry import Registry
 from penstock.registry.routing import Arm, Arms, Route, assign, exactly, follow, position, route
 from tests.support.storage.postgresql_server import with_registry
 
-# ---- Trials of canaries in the abstract: clients that differ, and what they earn on the arm that they
-# drew.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Population:
@@ -58,7 +55,6 @@ class Population:
     drop: float = 0.0
 
     def returns(self, part: float, draw: random.Random, levels: int = LEVELS) -> Iterator[ClientReturn]:
-        """What is seen of one trial: of each client an episode, the mean of 8 and that of 64."""
         means = [draw.gauss(0.0, self.between) for _ in range(self.clients)]
         arms = [draw.random() < part for _ in range(self.clients)]
         for level in range(levels):
@@ -84,9 +80,6 @@ def judged(
     return state
 
 
-# ---- A canary that is worse is withdrawn, one that is as good is not, and the trial never stops looking.
-
-
 BOUNDS = CanarySection()
 GOOD = Window(answers=100, slower=0.0)
 
@@ -94,17 +87,14 @@ GOOD = Window(answers=100, slower=0.0)
 def earned(
     value: float, *, canary: bool = False, part: float = 0.5, level: int = 0, rated: float | None = None
 ) -> ClientReturn:
-    """A client's return, or of how many conversations they said anything."""
     return ClientReturn(client="", level=level, canary=canary, part=part, value=value, rated=rated)
 
 
 def after(*seen: Seen) -> TrialState:
-    """The state after all of it."""
     return observe_all(TrialState(), BOUNDS, seen)
 
 
 def rounds_until(verdict: Verdict, state: TrialState, *seen: Seen, most: int = 1000) -> int:
-    """How often all of it must be seen again."""
     for count in range(1, most + 1):
         state = observe_all(state, BOUNDS, seen)
         if state.verdict is verdict:
@@ -112,7 +102,6 @@ def rounds_until(verdict: Verdict, state: TrialState, *seen: Seen, most: int = 1
     raise AssertionError(f"not {verdict} after {most}: {state.explain()}")
 
 
-# ---------------------------------------------------------------- returns
 @pytest.mark.promise("canary-equals-active-version")
 @pytest.mark.parametrize("part", [0.001, 0.1, 0.5, MAX_PART])
 def test_every_bet_on_a_client_is_fair(part: float) -> None:
@@ -244,10 +233,10 @@ def test_arms_that_are_alike_are_undecided_at_the_horizon_and_judged_on() -> Non
     assert rounds_until(Verdict.WITHDRAW, state, *worse) < 30
 
 
-# ---------------------------------------------------------------- answers
-def test_answers_that_are_not_finite_withdraw_at_once_however_late() -> None:
+def test_answers_that_are_not_finite_withdraw_at_once_however_late_and_for_good() -> None:
     state = after(*[GOOD] * 5000, Window(answers=100, failed=1, not_finite=1))
     assert (state.verdict, state.cause) == (Verdict.WITHDRAW, Cause.NOT_FINITE)
+    assert observe_all(state, BOUNDS, [GOOD, earned(1.0)]) == state
 
 
 @pytest.mark.promise("judgement-canary-never-ends")
@@ -280,12 +269,6 @@ def test_a_machine_that_stumbles_withdraws_no_canary() -> None:
     assert withdrawn / 40 <= 0.05 + 2.33 * (0.05 * 0.95 / 40) ** 0.5
 
 
-def test_a_verdict_of_withdrawal_is_final() -> None:
-    state = after(Window(answers=1, failed=1, not_finite=1))
-    assert observe_all(state, BOUNDS, [GOOD, earned(1.0)]) == state
-
-
-# ---------------------------------------------------------------- the state
 def test_the_parts_of_the_false_alarm_rate_are_all_of_it() -> None:
     assert sum(SHARES.values()) == pytest.approx(1.0)
     state = TrialState()
@@ -304,37 +287,26 @@ def test_the_state_survives_a_store() -> None:
     assert len(to_json(state)) < 16_000
 
 
+STORED = to_json(TrialState())
+OTHER_BETS = json.loads(STORED)
+OTHER_BETS["errors"]["capital"] = [0.0]
+
+
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("text", "said"),
     [
-        ('{"levels"', '{"of_a_newer_release": 1, "levels"'),
-        ('"lower"', '"of_a_newer_release": 1, "lower"'),
-        ('"verdict"', '"was_verdict"'),
-        ('"count"', '"was_count"'),
+        (STORED.replace('{"levels"', '{"of_a_newer_release": 1, "levels"', 1), "start the trial anew"),
+        (STORED.replace('"lower"', '"of_a_newer_release": 1, "lower"', 1), "start the trial anew"),
+        (STORED.replace('"verdict"', '"was_verdict"', 1), "start the trial anew"),
+        (STORED.replace('"count"', '"was_count"', 1), "start the trial anew"),
+        (json.dumps(OTHER_BETS), "other bets"),
+        *((text, "start the trial anew") for text in ("", "[]", "{}", '{"levels": []}', "null")),
     ],
 )
-def test_a_state_of_other_fields_is_refused(old: str, new: str) -> None:
-    text = to_json(after(GOOD))
-    assert from_json(text) == after(GOOD)
-    assert old in text
-    with pytest.raises(ValueError, match="start the trial anew"):
-        from_json(text.replace(old, new, 1))
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"levels": []}', "null"])
-def test_a_state_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="start the trial anew"):
+def test_a_state_that_cannot_be_read_is_refused(text: str, said: str) -> None:
+    assert from_json(STORED) == TrialState()
+    with pytest.raises(ValueError, match=said):
         from_json(text)
-
-
-def test_a_state_of_other_bets_is_refused() -> None:
-    fields = json.loads(to_json(TrialState()))
-    fields["errors"]["capital"] = [0.0]
-    with pytest.raises(ValueError, match="other bets"):
-        from_json(json.dumps(fields))
-
-
-# ---- Several servers and restarts make one trial of a canary, in the registry.
 
 
 @pytest.fixture
@@ -343,18 +315,11 @@ def url(tmp_path: Path) -> str:
     found = f"sqlite:///{tmp_path}/registry.sqlite"
     with Registry.open(with_registry(found), migrate=True) as registry:
         for version in (1, 2, 3):
-            registry.register(
-                NewVersion(
-                    policy="default",
-                    version=version,
-                    run="r",
-                    update=version,
-                    sha256=f"{version:064x}",
-                    size_bytes=1,
-                    origin=Origin.PERIODIC,
-                ),
-                by="test",
-            )
+            new = NewVersion(
+                policy="default", version=version, run="r", update=version, sha256=f"{version:064x}",
+                size_bytes=1, origin=Origin.PERIODIC,
+            )  # fmt: skip
+            registry.register(new, by="test")
         registry.promote("default", 1, "first", by="test")
         registry.promote("default", 2, "try", by="test", to=Status.CANARY, canary_share=0.5)
     return found
@@ -362,27 +327,23 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def servers(url: str) -> Iterator[tuple[Registry, Registry]]:
-    """Two of them."""
     with Registry.open(url) as first, Registry.open(url) as second:
         yield first, second
 
 
 def trial_of(registry: Registry) -> Trial:
-    """The one that is on."""
     trial = Trial.of(registry.arms("default"))
     assert trial is not None
     return trial
 
 
 def client(number: int, *, level: int = 0, drop: float = 0.0) -> ClientReturn:
-    """One of many; those of the canary earn less by `drop`."""
     canary = number % 2 == 0
     value = number % 3 - drop * canary
     return ClientReturn(client=f"{number:016x}", level=level, canary=canary, part=0.5, value=value)
 
 
 def judge(registry: Registry, *seen: Seen) -> TrialState:
-    """The state after what one server has seen."""
     state = registry.judge("default", trial_of(registry), BOUNDS, seen)
     assert state is not None
     return state
@@ -409,12 +370,10 @@ def test_a_client_counts_once_on_all_servers_and_after_restarts(
         later = judge(restarted, client(3, level=1))
     assert later.levels[0] == once.levels[0]
     assert (later.levels[1].active, later.levels[1].canary) == (1, 0)
-
-
-def test_a_client_without_a_key_is_another_one_each_time(servers: tuple[Registry, Registry]) -> None:
-    nameless = [replace(client(number), client="") for number in range(10)]
-    judge(servers[0], *nameless)
-    assert judge(servers[1], *nameless).levels[0].active == 10
+    before = once.levels[0].active
+    for server in servers:  # without a key it is another one each time
+        nameless = judge(server, replace(client(3), client=""))
+    assert nameless.levels[0].active == before + 2
 
 
 def test_servers_that_judge_at_once_lose_nothing(url: str) -> None:
@@ -433,10 +392,14 @@ def test_servers_that_judge_at_once_lose_nothing(url: str) -> None:
     assert (state.answers, state.latency.count, state.errors.count) == (sum(range(1, 41)), 0, 40)
 
 
-def test_another_trial_begins_anew(servers: tuple[Registry, Registry]) -> None:
+def test_another_trial_begins_anew_and_a_share_that_grows_does_not(
+    servers: tuple[Registry, Registry],
+) -> None:
     registry = servers[0]
     old = trial_of(registry)
-    judge(registry, *map(client, range(10)))
+    before = judge(registry, *map(client, range(10)))
+    registry.set_traffic(replace(registry.traffic("default"), canary_share=0.6), "more", by="test")
+    assert judge(registry) == before
     registry.set_traffic(replace(registry.traffic("default"), experiment="second"), "again", by="test")
     assert registry.judge("default", old, BOUNDS, [client(11)]) is None
     assert judge(registry).levels[0].active == 0
@@ -445,13 +408,6 @@ def test_another_trial_begins_anew(servers: tuple[Registry, Registry]) -> None:
     assert Trial.of(registry.arms("default")) is None
     registry.promote("default", 3, "next", by="test", to=Status.CANARY, canary_share=0.5)
     assert judge(registry) == TrialState()
-
-
-def test_a_share_that_grows_goes_on_with_the_trial(servers: tuple[Registry, Registry]) -> None:
-    registry = servers[0]
-    before = judge(registry, *map(client, range(10)))
-    registry.set_traffic(replace(registry.traffic("default"), canary_share=0.6), "more", by="test")
-    assert judge(registry) == before
 
 
 def test_clients_beyond_the_bound_are_not_compared(
@@ -468,13 +424,12 @@ def test_clients_beyond_the_bound_are_not_compared(
 def test_a_state_of_another_program_begins_anew(
     servers: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def unreadable(_text: str) -> TrialState:
+        raise ValueError("of another program")
+
     judge(servers[0], *map(client, range(10)))
-    monkeypatch.setattr("penstock.registry.canary.from_json", _unreadable)
+    monkeypatch.setattr("penstock.registry.canary.from_json", unreadable)
     assert judge(servers[1], client(50)).levels[0].canary == 1
-
-
-def _unreadable(_text: str) -> TrialState:
-    raise ValueError("of another program")
 
 
 @pytest.mark.promise("canary-worse-withdrawn-share")
@@ -486,23 +441,14 @@ def test_a_share_that_leaves_no_client_to_compare_with_is_refused(
     asked = replace(registry.traffic("default"), canary_share=most, latest_share=latest)
     allowed = registry.set_traffic(asked, "as much as may be", by="test")
     assert trial_of(registry).part_of(allowed.canary_share) == pytest.approx(0.8)
-    with pytest.raises(NotAllowed, match=f"at most {most:g} beside latest_share={latest}"):
+    with pytest.raises(NotAllowed, match=f"at most {most:g} with latest_share={latest}"):
         registry.set_traffic(replace(allowed, canary_share=most + 0.05), "more", by="test")
     registry.rollback("default", "enough", by="test")
     with pytest.raises(NotAllowed, match="too few clients of the active version"):
         registry.promote("default", 3, "all", by="test", to=Status.CANARY, canary_share=most + 0.05)
 
 
-# ---- Evidence is a fair game's capital: its mean stays 1, it is rarely large, and it never tires.
-
-
-def evidence_after(*gains: float) -> Evidence:
-    """The evidence of these gains."""
-    return reduce(Evidence.bet, gains, NONE)
-
-
 def by_equation(gains: list[float]) -> float:
-    """M_t, as it is written."""
     count = len(gains)
     started = sum(
         1 / (j * (j + 1)) * math.prod(1 + bet * gain for gain in gains[j - 1 :])
@@ -515,7 +461,9 @@ def by_equation(gains: list[float]) -> float:
 def test_the_code_computes_what_the_equation_says() -> None:
     gains = [0.5, -1.0, 0.25, 200.0, -0.1, 0.0, 1.0]
     for count in range(len(gains) + 1):
-        assert math.isclose(evidence_after(*gains[:count]).value, by_equation(gains[:count]), rel_tol=1e-12)
+        assert math.isclose(
+            reduce(Evidence.bet, gains[:count], NONE).value, by_equation(gains[:count]), rel_tol=1e-12
+        )
 
 
 @pytest.mark.promise("canary-equals-active-version")
@@ -550,7 +498,7 @@ def test_it_finds_what_goes_wrong_after_a_long_time() -> None:
 
 
 def test_no_gain_makes_it_infinite_and_no_loss_is_below_the_stake() -> None:
-    assert math.isfinite(evidence_after(*[1e200] * 5).value)
+    assert math.isfinite(reduce(Evidence.bet, [1e200] * 5, NONE).value)
     for gain in (-1.01, math.nan):
         with pytest.raises(ValueError, match="gain="):
             NONE.bet(gain)
@@ -561,24 +509,23 @@ TRAFFIC = Traffic(policy="default", canary_share=0.1, latest_share=0.3)
 ARMS = Arms(traffic=TRAFFIC, active=5, canary=7, pinned=frozenset({3, 5, 7}))
 
 
+LITTLE = [f"{'x' * 200}{number:08d}" for number in range(20_000)]
+ADDRESSES = [f"10.0.{number // 256}.{number % 256}" for number in range(20_000)]
+
+
 def chi_square(keys: list[str], experiment: str, cells: int = 100) -> float:
-    """Of the positions of `keys` over equal cells."""
     counts = Counter(int(position(key, experiment) * cells) for key in keys)
     expected = len(keys) / cells
     return sum((counts[cell] - expected) ** 2 / expected for cell in range(cells))
 
 
-@pytest.mark.parametrize("experiment", ["default", "canary-7", "a", "b"])
-def test_clients_are_spread_evenly(experiment: str) -> None:
-    assert chi_square(KEYS, experiment) < 149
-
-
-def test_keys_that_differ_in_little_are_spread_evenly() -> None:
-    for keys in (
-        [f"10.0.{number // 256}.{number % 256}" for number in range(20_000)],
-        [f"{'x' * 200}{number:08d}" for number in range(20_000)],
-    ):
-        assert chi_square(keys, "default") < 149
+@pytest.mark.parametrize(
+    ("keys", "experiment"),
+    [(KEYS, "default"), (KEYS, "canary-7"), (KEYS, "a"), (LITTLE, "default"), (ADDRESSES, "default")],
+    ids=["numbered", "numbered-canary", "numbered-a", "long", "addresses"],
+)
+def test_clients_are_spread_evenly(keys: list[str], experiment: str) -> None:
+    assert chi_square(keys, experiment) < 149
 
 
 def test_experiments_deal_independently() -> None:
@@ -593,12 +540,15 @@ def test_the_assignment_is_the_same_in_every_process_and_version() -> None:
     assert float(done.stdout) == position("client-1", "default")
 
 
-def test_shares_are_kept() -> None:
+def test_shares_are_kept_none_and_all_exactly() -> None:
     found = Counter(assign(TRAFFIC, key) for key in KEYS)
     for arm, share in ((Arm.CANARY, 0.1), (Arm.LATEST, 0.3), (Arm.ACTIVE, 0.6)):
         assert share == pytest.approx(
             found[arm] / len(KEYS), abs=4 * (share * (1 - share) / len(KEYS)) ** 0.5
         )
+    for canary, latest, arm in ((1.0, 0.0, Arm.CANARY), (0.0, 1.0, Arm.LATEST), (0.0, 0.0, Arm.ACTIVE)):
+        only = Traffic(policy="default", canary_share=canary, latest_share=latest)
+        assert {arm} == {assign(only, key) for key in KEYS}
 
 
 def test_a_share_that_grows_moves_no_client_off_its_arm() -> None:
@@ -609,14 +559,6 @@ def test_a_share_that_grows_moves_no_client_off_its_arm() -> None:
             assert was is is_now or (was, is_now) == (Arm.ACTIVE, Arm.CANARY)
 
 
-@pytest.mark.parametrize(
-    ("canary", "latest", "arm"), [(1.0, 0.0, Arm.CANARY), (0.0, 1.0, Arm.LATEST), (0.0, 0.0, Arm.ACTIVE)]
-)
-def test_none_and_all_are_exact(canary: float, latest: float, arm: Arm) -> None:
-    traffic = Traffic(policy="default", canary_share=canary, latest_share=latest)
-    assert {arm} == {assign(traffic, key) for key in KEYS}
-
-
 def test_an_arm_without_a_version_is_answered_by_the_next() -> None:
     assert Route(arm=Arm.CANARY, version=7) == follow(ARMS, Arm.CANARY)
     assert Route(arm=Arm.ACTIVE, version=5) == follow(replace(ARMS, canary=None), Arm.CANARY)
@@ -624,14 +566,11 @@ def test_an_arm_without_a_version_is_answered_by_the_next() -> None:
     assert Route(arm=Arm.LATEST, version=None) == follow(ARMS, Arm.LATEST)
 
 
-def test_a_pinned_client_gets_its_version_while_it_is_held() -> None:
+def test_a_version_that_is_held_is_what_a_pinned_client_and_a_request_get() -> None:
     key = next(key for key in KEYS if assign(TRAFFIC, key) is Arm.ACTIVE)
     pinned = replace(ARMS, traffic=replace(TRAFFIC, pins={key: 3}))
     assert Route(arm=Arm.PINNED, version=3) == route(pinned, key)
     assert Route(arm=Arm.ACTIVE, version=5) == route(replace(pinned, pinned=frozenset({5, 7})), key)
-
-
-def test_a_request_may_name_a_version_that_is_held() -> None:
     assert Route(arm=Arm.PINNED, version=3) == exactly(ARMS, 3)
     with pytest.raises(UnknownVersion, match="version=4 of policy='default' is not held; held: 3, 5, 7"):
         exactly(ARMS, 4)
@@ -645,11 +584,8 @@ def test_the_shadow_computes_beside_every_version_but_itself() -> None:
     assert follow(replace(shadowed, pinned=frozenset({5})), Arm.ACTIVE).shadow is None
 
 
-@pytest.mark.parametrize("key", ["", "x" * 257])
-def test_a_key_that_is_none_is_refused(key: str) -> None:
-    with pytest.raises(ValueError, match="client key"):
-        route(ARMS, key)
-
-
-def test_any_text_is_a_key() -> None:
+def test_any_text_of_some_length_is_a_key() -> None:
     assert 0.0 <= position("ключ \ud800 🗝", "default") < 1.0
+    for key in ("", "x" * 257):
+        with pytest.raises(ValueError, match="client key"):
+            route(ARMS, key)

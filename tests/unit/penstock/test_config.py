@@ -39,36 +39,20 @@ from penstock.config.workload import default_workload, find, installed, record_o
 from penstock.config.workload import load as workload_load
 from penstock.launch.cli.plugin_commands import check_words
 
-# ---- Where a process finds what it proves itself with.
 
-
-def test_the_registry_s_password_comes_from_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "password"
+def test_the_password_of_a_registry_comes_from_its_file_or_the_url_is_what_it_was(tmp_path: Path) -> None:
+    file, url = tmp_path / "password", "postgresql://penstock@db:5432/versions"
     file.write_text("a/b@c:d \n")
-    section = RegistrySection(url="postgresql://penstock@db:5432/versions", password_file=file)
-    assert registry_with_password(section) == "postgresql://penstock:a%2Fb%40c%3Ad@db:5432/versions"
-
-
-def test_without_a_file_the_url_is_what_it_was(tmp_path: Path) -> None:
-    url = "postgresql://penstock@db/versions"
+    joined = registry_with_password(RegistrySection(url=url, password_file=file))
+    assert joined == "postgresql://penstock:a%2Fb%40c%3Ad@db:5432/versions"
     assert registry_with_password(RegistrySection(url=url)) == url
     assert registry_with_password(RegistrySection(password_file=tmp_path / "absent")) == ""
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("postgresql://penstock@db/versions", "registry.password_file=.*absent: No such file"),
+    for other, message in (
+        (url, "registry.password_file=.*absent: No such file"),
         ("sqlite:////tmp/registry.sqlite", "only a postgresql:// registry has a password; leave it out"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, url: str, message: str) -> None:
-    section = RegistrySection(url=url, password_file=tmp_path / "absent")
-    with pytest.raises(ConfigurationError, match=message):
-        registry_with_password(section)
-
-
-# ---- What installed workloads add to the configuration, found by entry point.
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            registry_with_password(RegistrySection(url=other, password_file=tmp_path / "absent"))
 
 
 RECORD = """
@@ -118,18 +102,6 @@ def test_the_section_of_a_workload_is_read_and_written_like_one_of_the_core(
         load([{"algorithm": {"name": "mine", "depth": 1}}])
 
 
-def test_an_unknown_algorithm_is_refused_with_all_that_there_are() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"algorithm\.name='alchemy': not known; use 'ppo', .*'token_ppo'"
-    ):
-        load([{"algorithm": {"name": "alchemy"}}])
-
-
-def test_the_section_of_token_sequences_is_that_of_an_installed_workload() -> None:
-    assert algorithm_sections()["token_ppo"] is TokenPPOSection
-    assert {"control", "rlhf"} <= set(installed())
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -156,11 +128,12 @@ def test_two_workloads_do_not_give_one_name_to_two_algorithms(
 ) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
+    assert {"control", "rlhf"} <= set(installed())
     shared = {"token_ppo": "penstock.config.algorithm_sections:TokenPPOSection"}
     install(tmp_path / "a", monkeypatch, "first", shared)
     assert algorithm_sections()["token_ppo"] is TokenPPOSection
     install(tmp_path / "b", monkeypatch, "second", {"token_ppo": "second_sections:Section"})
-    with pytest.raises(ConfigurationError, match="another section for algorithm.name='token_ppo'"):
+    with pytest.raises(ConfigurationError, match="its section for algorithm.name='token_ppo' differs"):
         algorithm_sections()
 
 
@@ -193,9 +166,6 @@ def test_a_record_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: 
         record_of("outside")
 
 
-# ---- The password of a Redis URL.
-
-
 @pytest.mark.parametrize(
     ("url", "shown", "password"),
     [
@@ -225,28 +195,22 @@ def test_the_two_parts_connect_as_the_whole_did(url: str) -> None:
     assert parsed == dict(redis.connection.parse_url(url))  # type: ignore[no-untyped-call]
 
 
-# ---- The seal of a run's folder holds for this user, this place and these modules.
-
-
 WITH_MODULE = {"actor": {"allow_modules": ["mine"]}}
 
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's state folder, which is not there yet."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state"
 
 
 def made(folder: Path, settings: Settings) -> Path:
-    """A sealed folder."""
     folder.mkdir()
     seal(folder, settings)
     return folder
 
 
 def refused(folder: Path, settings: Settings) -> bool:
-    """Whether the folder is foreign."""
     try:
         check_own(folder, settings, ())
     except ConfigurationError:
@@ -267,6 +231,10 @@ def test_other_modules_places_and_users_are_foreign(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load([WITH_MODULE])
+    without_modules = made(tmp_path / "plain", Settings())
+    assert not refused(without_modules, Settings())
+    assert list(without_modules.iterdir()) == []
+    assert not state.exists()
     folder = made(tmp_path / "run", settings)
     assert refused(folder, load([{"actor": {"allow_modules": ["mine", "theirs"]}}]))
     assert refused(folder, load([WITH_MODULE, {"policy": {"network": "theirs:Net"}}]))
@@ -288,13 +256,6 @@ def test_what_the_user_allows_is_not_asked_for(state: Path, tmp_path: Path) -> N
         check_own(tmp_path, load([WITH_MODULE]), ("other",))
 
 
-def test_a_run_without_modules_needs_no_seal(state: Path, tmp_path: Path) -> None:
-    folder = made(tmp_path / "run", Settings())
-    assert not refused(folder, Settings())
-    assert list(folder.iterdir()) == []
-    assert not state.exists()
-
-
 def test_where_no_key_can_be_kept_the_folder_is_said_to_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,7 +263,7 @@ def test_where_no_key_can_be_kept_the_folder_is_said_to_ask(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with caplog.at_level(logging.WARNING):
         folder = made(tmp_path / "run", load([WITH_MODULE]))
-    assert "will want --trust" in caplog.text
+    assert "will require --trust" in caplog.text
     assert refused(folder, load([WITH_MODULE]))
 
 
@@ -315,24 +276,7 @@ def test_the_modules_are_those_that_any_setting_has_imported() -> None:
     assert modules_of(load([said])) == ("a", "b", "c", "d", "e.f")
 
 
-def test_later_layers_win_key_by_key() -> None:
-    settings = load(
-        [
-            {"algorithm": {"batch_steps": 512, "epochs": 8}},
-            {"algorithm": {"epochs": 3}, "seed": 1},
-            parse_assignment("seed=2"),
-        ]
-    )
-    assert isinstance(settings.algorithm, PPOSection)
-    assert (settings.algorithm.batch_steps, settings.algorithm.epochs, settings.seed) == (512, 3, 2)
-
-
-def test_arguments_of_the_environment_are_replaced_as_a_whole() -> None:
-    merged = merge({"environment": {"kwargs": {"a": 1}}}, {"environment": {"kwargs": {"b": 2}}})
-    assert merged["environment"]["kwargs"] == {"b": 2}
-
-
-def test_an_argument_that_is_assigned_by_itself_is_laid_on_the_others() -> None:
+def test_arguments_of_the_environment_are_replaced_as_a_whole_or_laid_on_the_others_one_by_one() -> None:
     file = {"environment": {"kwargs": {"a": 1, "deep": {"x": 1, "y": 2}}}}
     said = ["environment.kwargs.b=2", "environment.kwargs.a=3", "environment.kwargs.deep.x=5"]
 
@@ -343,8 +287,11 @@ def test_an_argument_that_is_assigned_by_itself_is_laid_on_the_others() -> None:
     assert kwargs(*said) == {"a": 3, "b": 2, "deep": {"x": 5, "y": 2}}
     assert kwargs(*said[:2], base={}) == {"a": 3, "b": 2}
     assert kwargs(*said, "environment.kwargs={c = 4}") == {"c": 4}
+    assert merge(file, {"environment": {"kwargs": {"b": 2}}})["environment"]["kwargs"] == {"b": 2}
     assert kwargs("environment.kwargs={c = 4}", "environment.kwargs.d=5") == {"c": 4, "d": 5}
+    others = {"PENSTOCK_LIFELINE_FD": "3", "HOME": "/root"}
     variables = {f"PENSTOCK_ENVIRONMENT__KWARGS__{name}": "7" for name in ("E", "F")}
+    assert from_environment(variables | others) == {"environment": {"kwargs": {"e": 7, "f": 7}}}
     assert merge(file, from_environment(variables))["environment"]["kwargs"].keys() == {"a", "deep", "e", "f"}
 
 
@@ -371,31 +318,12 @@ def test_an_assignment_without_key_or_value_is_told_the_form(text: str) -> None:
         parse_assignment(text)
 
 
-def test_the_environment_is_read_by_prefix() -> None:
-    environ = {"PENSTOCK_ALGORITHM__EPOCHS": "7", "PENSTOCK_LIFELINE_FD": "3", "HOME": "/root"}
-    assert from_environment(environ) == {"algorithm": {"epochs": 7}}
-
-
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": ({"algorithm": {"epoch": 1}}, r"algorithm\.epoch: unknown key; .*--print-config"),
     "unknown section": ({"algo": {}}, "algo: unknown key"),
     "out of range": ({"algorithm": {"epochs": 0}}, r"algorithm\.epochs=0: .*greater than 0"),
     "not a number": ({"seed": "many"}, "seed='many': .*integer"),
-    "more threads than machines have": ({"learner": {"threads": 2**53}}, r"learner\.threads=.*1024"),
-    "a deviation that overflows": (
-        {"policy": {"initial_log_std": 1e300}},
-        r"policy\.initial_log_std=.*20",
-    ),
-    "a weight that overflows": (
-        {"algorithm": {"entropy_coefficient": 1e300}},
-        r"algorithm\.entropy_coefficient=.*1000000",
-    ),
     "true for a number": ({"actor": {"count": True}}, r"actor\.count=True: .*is no number; write one"),
-    "true for a real number": (
-        {"algorithm": {"dual_clip": True}},
-        r"algorithm\.dual_clip=True: .*is no number",
-    ),
-    "a layer of absurd width": ({"policy": {"recurrent_size": 2**40}}, r"policy\.recurrent_size=.*65536"),
     "not a choice": ({"algorithm": {"advantage": "td"}}, r"algorithm\.advantage='td': .*'gae' or 'vtrace'"),
     "unknown key of an algorithm": (
         {"algorithm": {"name": "impala", "epochs": 1}},
@@ -403,16 +331,24 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unknown algorithm": (
         {"algorithm": {"name": "apo"}},
-        r"algorithm\.name='apo': not known; use 'ppo', 'impala', 'reinforce'",
+        r"algorithm\.name='apo': not known; use 'ppo', 'impala', 'reinforce', .*'token_ppo'",
     ),
     "no section of an algorithm": ({"algorithm": 3}, r"algorithm=3: .*dictionary"),
     "password in a URL": (
         {"registry": {"url": "postgresql://ada:hunter2@db/penstock"}},
         r"registry\.url=postgresql://…db: holds a secret in its user-info.*registry\.password_file=FILE",
     ),
-    "a fraction above 1": (
-        {"algorithm": {"discount": 1.5}},
-        r"algorithm\.discount=1\.5: .*less than or equal to 1",
+    "a floor above the start": (
+        {"algorithm": {"entropy_coefficient": 0.01, "entropy_decay": 0.9, "entropy_floor": 0.1}},
+        r"algorithm\.entropy_floor=0\.1: .*above entropy_coefficient=0\.01",
+    ),
+    "two schedules of the rate": (
+        {"algorithm": {"adaptive_kl": 0.01, "learning_rate_schedule": "linear"}},
+        r"algorithm\.adaptive_kl=0\.01: .*learning_rate_schedule=linear sets the rate, too",
+    ),
+    "a range upside down": (
+        {"algorithm": {"learning_rate_range": (1e-2, 1e-3)}},
+        r"algorithm\.learning_rate_range=.*lowest",
     ),
     "not finite": ({"algorithm": {"learning_rate": float("nan")}}, r"algorithm\.learning_rate=nan"),
 }
@@ -461,29 +397,9 @@ def test_advanced_settings_are_shown_on_request_or_where_they_are_set() -> None:
     assert parsed["broker"]["max_connections"] == 7
     assert "dueling" not in parsed["policy"]
     assert load([parsed]) == settings
-    assert f"# {sum(fields_of(settings).values()) - 1} advanced settings stand at their defaults" in short
-
-
-def test_few_settings_are_shown_by_default() -> None:
-    shown = [name for name, advanced in fields_of(Settings()).items() if not advanced]
-    assert len(shown) <= 112
-
-
-@pytest.mark.parametrize("key", ["learner.lease_ttl_s", "broker.session_timeout_s"])
-def test_a_timeout_of_zero_is_refused(key: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{key}=0: .*greater than 0"):
-        load([parse_assignment(f"{key}=0")])
-
-
-def test_settings_cannot_be_changed() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Settings().seed = 1
-
-
-def test_secrets_are_not_printed() -> None:
-    settings = load([{"security": {"redis_password": "hunter2"}}])
-    assert "hunter2" not in repr(settings)
-    assert "hunter2" not in settings.model_dump_json()
+    advanced = fields_of(settings).values()
+    assert f"# {sum(advanced) - 1} advanced settings stand at their defaults" in short
+    assert len(advanced) - sum(advanced) <= 112, "few are shown by default"
 
 
 def test_the_name_chooses_the_section_wherever_it_is_said() -> None:
@@ -496,8 +412,13 @@ def test_the_name_chooses_the_section_wherever_it_is_said() -> None:
     assert load(layers).algorithm == ImpalaSection(batch_steps=5, rho_clip=2.0)
 
 
+def test_secrets_are_not_printed() -> None:
+    settings = load([{"security": {"redis_password": "hunter2"}}])
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in settings.model_dump_json()
+
+
 def algorithms() -> dict[str, type[AlgorithmSection]]:
-    """The section of every algorithm by its name, those of installed workloads too."""
     return {**SECTIONS, **algorithm_sections()}
 
 
@@ -510,7 +431,6 @@ def test_the_settings_of_every_algorithm_read_back_equal(name: str) -> None:
 
 
 def sections() -> dict[str, type[BaseModel]]:
-    """Every section of the configuration by name, those of the algorithms as algorithm.NAME."""
     annotated = {name: field.annotation for name, field in Settings.model_fields.items()}
     plain = {
         name: kind
@@ -521,10 +441,6 @@ def sections() -> dict[str, type[BaseModel]]:
 
 
 def help_of(section: type[BaseModel]) -> dict[str, str]:
-    """The text under each field in the source.
-
-    pydantic would read it too (`use_attribute_docstrings`), in every process at its start.
-    """
     found: dict[str, str] = {}
     for kind in reversed([kind for kind in section.__mro__ if issubclass(kind, Section)]):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -537,82 +453,13 @@ def help_of(section: type[BaseModel]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", sections())
-def test_every_knob_has_a_line_of_help(name: str) -> None:
-    section = sections()[name]
-    assert {key for key in section.model_fields if not section.model_fields[key].description} <= help_of(
-        section
-    ).keys()
-
-
-def test_the_number_of_knobs_is_bounded() -> None:
-    limits = {"actor": 25, "broker": 25}
-    for name, section in sections().items():
-        assert len(section.model_fields) <= limits.get(name, 40), name
-
-
-PPO_KNOBS = {
-    "name": "choice", "discount": "per step", "batch_steps": "steps", "staleness": "updates",
-    "stale_after": "updates", "mask_after": "updates", "epochs": "passes", "lagging_epochs": "passes",
-    "minibatches": "gradient steps", "advantage": "choice", "gae_lambda": "per step", "objective": "choice",
-    "rho_clip": "ratio", "c_clip": "ratio", "behaviour_weight_cap": "ratio", "clip_range": "ratio",
-    "clip_schedule": "choice", "dual_clip": "ratio", "value_clip": "scaled return",
-    "value_coefficient": "ratio", "entropy_coefficient": "per nat", "entropy_decay": "ratio",
-    "entropy_floor": "per nat", "normalise_advantages": "yes or no", "scale_rewards": "yes or no",
-    "learning_rate": "per gradient step", "learning_rate_schedule": "choice",
-    "learning_rate_range": "per gradient step", "warmup_updates": "updates", "adam_epsilon": "gradient",
-    "max_gradient_norm": "gradient", "target_kl": "nats", "adaptive_kl": "nats",
-    "max_log_ratio": "nats",
-}  # fmt: skip
-
-
-def test_the_knobs_of_ppo_are_these() -> None:
-    fields = PPOSection.model_fields
-    assert fields.keys() == PPO_KNOBS.keys()
-    assert len(fields) <= 40
-    help_texts = help_of(PPOSection)
-    for name, unit in PPO_KNOBS.items():
-        help_ = help_texts[name]
-        assert unit in help_.lower(), name
-        assert "\n" not in help_, name
-
-
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a floor above the start": (
-        {"entropy_coefficient": 0.01, "entropy_decay": 0.9, "entropy_floor": 0.1},
-        r"algorithm\.entropy_floor=0\.1: .*above entropy_coefficient=0\.01",
-    ),
-    "a decay that grows": (
-        {"entropy_decay": 1.1},
-        r"algorithm\.entropy_decay=1\.1: .*less than or equal to 1",
-    ),
-    "two schedules of the rate": (
-        {"adaptive_kl": 0.01, "learning_rate_schedule": "linear"},
-        r"algorithm\.adaptive_kl=0\.01: .*learning_rate_schedule=linear sets the rate, too",
-    ),
-    "a range upside down": (
-        {"learning_rate_range": (1e-2, 1e-3)},
-        r"algorithm\.learning_rate_range=.*lowest",
-    ),
-    "a dual clip within the range": ({"dual_clip": 1.0}, r"algorithm\.dual_clip=1\.0: .*greater than 1"),
-}
-
-
-@pytest.mark.parametrize(("section", "message"), WRONG.values(), ids=WRONG.keys())
-def test_knobs_that_contradict_one_another_are_refused(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        load([{"algorithm": section}])
-
-
-# ---- What a specification names is used only where this process allows it.
+def test_every_section_has_a_bounded_number_of_knobs_with_help(name: str) -> None:
+    section, helped = sections()[name], help_of(sections()[name])
+    assert all(field.description or key in helped for key, field in section.model_fields.items())
+    assert len(section.model_fields) <= {"actor": 25, "broker": 25}.get(name, 40)
 
 
 KEYS = ("model", "prompts")
-
-
-def test_places_are_this_process_own() -> None:
-    told = {"model": "/theirs", "prompts": "", "group": 4}
-    found = placed("environment.kwargs", told, KEYS, {"model": "/mine", "prompts": "/unused"})
-    assert found == {"model": "/mine", "prompts": "", "group": 4}
 
 
 def test_a_place_that_is_missing_is_named_with_the_remedy() -> None:
@@ -623,22 +470,13 @@ def test_a_place_that_is_missing_is_named_with_the_remedy() -> None:
         placed("policy.kwargs", {"model": "/theirs"}, KEYS, {})
 
 
-def test_a_workload_without_places_is_told_all() -> None:
-    assert placed("environment.kwargs", {"model": "x"}, (), {}) == {"model": "x"}
-
-
 def test_a_specification_says_which_places_there_are_and_none_of_them() -> None:
     own = {"model": "/mine", "prompts": "", "group": 4, "feedback": "postgresql://ann@db/x"}
     told = without_places(own, KEYS, ("feedback",))
     assert told == {"model": True, "prompts": "", "group": 4}
-    assert placed("environment.kwargs", told, KEYS, {"model": "/here"}) == {
-        "model": "/here",
-        "prompts": "",
-        "group": 4,
-    }
-
-
-# ---- Where a URL holds a secret.
+    here = placed("environment.kwargs", told, KEYS, {"model": "/here", "prompts": "/unused"})
+    assert here == {"model": "/here", "prompts": "", "group": 4}
+    assert placed("environment.kwargs", {"model": "x"}, (), {}) == {"model": "x"}
 
 
 @pytest.mark.parametrize(
@@ -653,11 +491,8 @@ def test_a_secret_of_the_query_or_fragment_is_found_by_its_name(name: str, befor
     found = secret_in(f"http://h/score{before}{name}=s3cret")
     assert found is not None
     assert found.startswith(repr(name))
-
-
-@pytest.mark.parametrize("query", ["monkey=1", "keyboard=de", "author=ann", "signal=9", "token=", "page=2"])
-def test_other_arguments_are_none(query: str) -> None:
-    assert secret_in(f"http://h/score?{query}#top") is None
+    for harmless in ("monkey=1", "keyboard=de", "author=ann", "signal=9", "token=", "page=2"):
+        assert secret_in(f"http://h/score?{harmless}#top") is None
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "POSTGRESQL", "postgresql+psycopg2", "http", "s3"])
@@ -683,9 +518,6 @@ def test_the_remedy_is_that_of_the_scheme(url: str, told: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
-# ---- Workloads are found by name and loaded by path.
-
-
 def test_the_installed_control_workload_is_found_and_its_paths_load() -> None:
     workload = find("control")
     assert workload.name == "control"
@@ -693,12 +525,9 @@ def test_the_installed_control_workload_is_found_and_its_paths_load() -> None:
         assert callable(workload_load(path))
 
 
-def test_an_unknown_workload_is_named_with_the_installed_ones() -> None:
-    with pytest.raises(ConfigurationError, match=r"workload='chess'.*installed: .*control"):
-        find("chess")
-
-
 @pytest.mark.parametrize("path", ["", "nowhere:f", "os:nothing", "os", "os:name"])
-def test_a_path_that_is_no_function_is_named(path: str) -> None:
+def test_a_workload_or_path_that_there_is_not_is_named(path: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is not a function|cannot be loaded"):
         workload_load(path)
+    with pytest.raises(ConfigurationError, match=r"workload='chess'.*installed: .*control"):
+        find("chess")

@@ -1,7 +1,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, distributions
 
 from penstock.config.settings import DQNSection, PolicySection
 from penstock.learner.algorithms.rows import see
-from penstock.policy.acting.acting_policy import begun
 from penstock.policy.acting.drawing import ExplorationSlots
 from penstock.policy.distributions import (
     ActionHead,
@@ -38,18 +36,16 @@ from penstock.protocol.spaces import (
     Tuple,
     leaves,
 )
-from tests.support.experience.experience import box
-from tests.support.experience.remembering import OBSERVATION, Actor, Wandering, batch_of, remembering
-
-# ---- Action heads against torch.distributions, and the actor's half against the learner's.
-
+from tests.support.experience.experience import box, image
+from tests.support.experience.remembering import Actor, Wandering, batch_of, remembering
 
 LOG_STD = -0.4
 WIDE = box(3, low=-2.0, high=6.0)
+ROWS = 200
 
 
 HEADS: dict[str, Callable[[], ActionHead]] = {
-    "categorical": lambda: Categorical("action", Discrete(5)),
+    "categorical": lambda: Categorical("action", Discrete(5, start=-2)),
     "multi-categorical": lambda: MultiCategorical("action", MultiDiscrete((2, 4, 3))),
     "bernoulli": lambda: Bernoulli("action", MultiBinary(4)),
     "gaussian": lambda: Gaussian("action", WIDE, LOG_STD),
@@ -58,40 +54,31 @@ HEADS: dict[str, Callable[[], ActionHead]] = {
 }
 
 
-def parameters(head: ActionHead, rows: int = 64) -> Tensor:
+def parameters(head: ActionHead, rows: int = ROWS) -> Tensor:
     """Outputs of a network, [rows, size]."""
     return torch.randn(rows, head.size, generator=torch.Generator().manual_seed(1))
 
 
-def reference_log_prob(name: str, params: Tensor, action: Tensor) -> Tensor:
-    """What torch.distributions says."""
+def by_torch(name: str, params: Tensor, action: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The log-probability that torch.distributions gives, and what it says of the distribution."""
     match name:
         case "categorical":
-            expected: Tensor = distributions.Categorical(logits=params).log_prob(action)
+            choice = distributions.Categorical(logits=params)
+            return choice.log_prob(action), {"probability": choice.probs}
         case "multi-categorical":
-            parts = zip(params.split([2, 4, 3], -1), action.unbind(-1), strict=True)
-            each = (distributions.Categorical(logits=p).log_prob(a) for p, a in parts)
-            expected = sum(each, torch.zeros(()))
+            parts = [distributions.Categorical(logits=one) for one in params.split([2, 4, 3], -1)]
+            each = [part.log_prob(one) for part, one in zip(parts, action.unbind(-1), strict=True)]
+            return torch.stack(each).sum(0), {"probability": torch.cat([part.probs for part in parts], -1)}
         case "bernoulli":
-            expected = distributions.Bernoulli(logits=params).log_prob(action.float()).sum(-1)
-        case "gaussian":
-            expected = _normal(params).log_prob(action).sum(-1)
-        case _:
-            normal = _conditional(params) if name == "squashed, conditional" else _normal(params)
-            # By the slope at the action as drawn: the tanh of a wide one is 1, from which there is no way
-            # back.
-            slope = distributions.TanhTransform().log_abs_det_jacobian(action, action.tanh())
-            expected = (normal.log_prob(action) - slope).sum(-1)
-    return expected
-
-
-def _normal(params: Tensor) -> distributions.Normal:
-    return distributions.Normal(params, torch.full_like(params, LOG_STD).exp())
-
-
-def _conditional(params: Tensor) -> distributions.Normal:
-    mean, log_std = params.chunk(2, -1)
-    return distributions.Normal(mean, (log_std + LOG_STD).clamp(-20, 2).exp())
+            bits = distributions.Bernoulli(logits=params)
+            return bits.log_prob(action.float()).sum(-1), {"probability": bits.probs}
+    mean, log_std = params.chunk(2, -1) if name.endswith("conditional") else (params, torch.zeros(()))
+    normal = distributions.Normal(mean, (log_std + LOG_STD).clamp(-20, 2).exp())
+    log_prob = normal.log_prob(action)
+    if name != "gaussian":
+        # By the slope at the action as drawn: the tanh of a wide one is 1, from which there is no way back.
+        log_prob = log_prob - distributions.TanhTransform().log_abs_det_jacobian(action, action.tanh())
+    return log_prob.sum(-1), {"mean": normal.mean, "std": normal.stddev}
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -99,12 +86,18 @@ def test_drawn_actions_have_the_log_probability_that_torch_gives(name: str) -> N
     head = HEADS[name]()
     params = parameters(head)
     action, drawn = head.draw(params.numpy(), np.random.default_rng(0))
-    stored = torch.from_numpy(np.asarray(action))
+    action.setflags(write=False)
+    stored = torch.from_numpy(action.copy())
     assert action.dtype == head.action_dtype
     evaluated = head.log_prob(params, stored).detach()
     torch.testing.assert_close(evaluated, torch.from_numpy(drawn), atol=2e-5, rtol=1e-5)
-    expected = reference_log_prob(name, params, stored)
+    expected, said = by_torch(name, params, stored)
     torch.testing.assert_close(evaluated, expected, atol=2e-4 if "squashed" in name else 2e-6, rtol=1e-5)
+    np.testing.assert_allclose(head.chance(params.numpy(), action), drawn, atol=1e-4)
+    described = head.describe(params.numpy())
+    assert described.keys() == said.keys()
+    for key, array in described.items():
+        np.testing.assert_allclose(array, said[key], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -125,6 +118,42 @@ def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
     _, drawn = head.draw(params.numpy(), np.random.default_rng(3))
     if "squashed" not in name:
         assert (log_prob >= drawn - 1e-5).all()
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if "conditional" not in name])
+def test_an_action_of_the_environment_is_the_one_that_was_drawn(name: str) -> None:
+    head = HEADS[name]()
+    drawn: Any = head.draw(parameters(head).numpy(), np.random.default_rng(3))[0]
+    if name == "gaussian":
+        drawn = np.clip(drawn, -2, 6)  # what is clipped on its way cannot be known
+    again: Any = head.from_environment(head.to_environment(drawn))
+    assert again.dtype == drawn.dtype
+    np.testing.assert_allclose(again, drawn, atol=1e-3 if name == "squashed" else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "said"),
+    [
+        ("categorical", [3], r"action=\[3\]: must lie in -2..2"),
+        ("categorical", [-3], r"must lie in -2..2"),
+        ("multi-categorical", [[0, 4, 0]], "must lie in 0..3"),
+        ("bernoulli", [[0, 1, 2, 0]], "bits are 0 or 1"),
+        ("squashed", [[6.0, 0.0, 0.0]], "inside its bounds"),
+        ("squashed", [[0.0, -2.0, 0.0]], "inside its bounds"),
+        ("squashed", [[0.0, np.nan, 0.0]], "inside its bounds"),
+    ],
+)
+def test_an_action_that_cannot_be_drawn_is_refused(name: str, action: Any, said: str) -> None:
+    head = HEADS[name]()
+    with pytest.raises(ValueError, match=said):
+        head.from_environment(np.asarray(action, head.action_dtype))
+
+
+@pytest.mark.parametrize("name", [name for name in HEADS if "categorical" not in name])
+def test_only_choices_take_a_mask(name: str) -> None:
+    head = HEADS[name]()
+    with pytest.raises(ValueError, match="only a choice of one of n takes an action mask"):
+        head.masked(parameters(head).numpy(), np.ones((ROWS, head.size), bool))
 
 
 def test_categorical_draws_follow_their_probabilities() -> None:
@@ -169,21 +198,16 @@ def test_a_space_that_cannot_be_drawn_from_is_refused(leaf: Leaf, continuous: st
         head_of("action/0", leaf, PolicySection.model_validate({"continuous": continuous}))
 
 
-# ---- Acting by action values: ε-greedy draws, what ε is for whom, and the Q-network as a policy.
-
-
 VALUES = np.array([[1.0, 5.0, 2.0, -3.0]], np.float32)
 
 
 def head(epsilon: float, spread: float = 0.0, place: ExplorationSlots | None = None) -> EpsilonGreedy:
-    """Of four actions."""
     made = EpsilonGreedy("action", Discrete(4))
     made.explore({"epsilon": epsilon, "epsilon_spread": spread}, place or ExplorationSlots())
     return made
 
 
 def q_policy(**section: Any) -> Policy:
-    """Over four numbers, three actions."""
     wanted = DQNSection().policy_section(PolicySection(**({"hidden_sizes": (16,)} | section)))
     return build(box(4), Discrete(3), wanted, 0)
 
@@ -194,6 +218,9 @@ def test_draws_are_epsilon_greedy_and_say_how_likely_they_were() -> None:
     expected = np.array([0.1, 0.7, 0.1, 0.1])
     np.testing.assert_allclose(np.bincount(action, minlength=4) / len(action), expected, atol=0.01)
     np.testing.assert_allclose(np.exp(log_prob), expected[action], atol=1e-6)
+    np.testing.assert_allclose(
+        np.exp(made.chance(VALUES.repeat(50_000, 0), action)), expected[action], atol=1e-6
+    )
     np.testing.assert_allclose(made.describe(VALUES)["probability"], [expected], atol=1e-6)
 
 
@@ -215,29 +242,15 @@ def test_a_softmax_draws_by_how_much_better_an_action_is(temperature: float) -> 
 
 
 def test_each_environment_of_the_run_explores_as_in_ape_x() -> None:
-    rates = head(0.4, 7.0, ExplorationSlots(first=4, of=12)).rates(4)
-    np.testing.assert_allclose(rates, [0.4 ** (1 + 7 * i / 11) for i in range(4, 8)], rtol=1e-5)
+    explorer = head(0.4, 7.0, ExplorationSlots(first=4, of=12))
+    np.testing.assert_allclose(explorer.rates(4), [0.4 ** (1 + 7 * i / 11) for i in range(4, 8)], rtol=1e-5)
     assert head(0.4, 7.0, ExplorationSlots(first=0, of=1)).rates(1) == pytest.approx(0.4)
-
-
-def test_rows_beyond_the_last_environment_act_as_that_one() -> None:
-    np.testing.assert_allclose(
-        head(0.4, 7.0, ExplorationSlots(first=2, of=3)).rates(3), [0.4**8] * 3, rtol=1e-5
-    )
+    beyond_the_last = head(0.4, 7.0, ExplorationSlots(first=2, of=3)).rates(3)
+    np.testing.assert_allclose(beyond_the_last, [0.4**8] * 3, rtol=1e-5)
     np.testing.assert_allclose(head(0.4, 7.0).rates(3), [0.4] * 3, rtol=1e-5)
-
-
-def test_rates_follow_what_is_told_next() -> None:
-    made = head(1.0)
-    assert made.rates(2).tolist() == [1.0, 1.0]
-    made.explore({"epsilon": 0.0}, ExplorationSlots())
-    assert made.rates(2).tolist() == [0.0, 0.0]
-
-
-def test_who_is_told_nothing_acts_greedily() -> None:
-    made = EpsilonGreedy("action", Discrete(4))
-    made.explore({}, ExplorationSlots())
-    action, log_prob = made.draw(VALUES.repeat(100, 0), np.random.default_rng(0))
+    explorer.explore({}, ExplorationSlots())
+    assert explorer.rates(2).tolist() == [0.0, 0.0]
+    action, log_prob = explorer.draw(VALUES.repeat(100, 0), np.random.default_rng(0))
     assert set(action.tolist()) == {1}
     np.testing.assert_allclose(log_prob, 0.0, atol=1e-6)
 
@@ -293,20 +306,7 @@ def test_dueling_values_are_a_value_and_advantages_without_their_mean() -> None:
     torch.testing.assert_close(policy.outputs(inputs).parameters.mean(1), value)
 
 
-def test_only_dueling_has_two_streams() -> None:
-    assert q_policy().critic_body is None
-    assert q_policy(dueling=True).critic_body is not None
-    assert q_policy(dueling=True, shared_trunk=True).critic_body is None
-
-
-# ---- What a mask forbids has no probability, and what is learned of the rest stays finite.
-
-
-ROWS = 64
-
-
 def made(action: Space) -> tuple[Policy, dict[str, Any]]:
-    """A policy in float64 and rows of it with random masks."""
     policy = build(box(4), action, PolicySection(hidden_sizes=(8,)), 0).double()
     with torch.no_grad():
         policy.actor_head.weight.mul_(500)
@@ -320,7 +320,6 @@ def made(action: Space) -> tuple[Policy, dict[str, Any]]:
 
 
 def tensors(row: dict[str, Any]) -> dict[str, Tensor]:
-    """For the learner's half."""
     return {path: torch.from_numpy(array) for path, array in row.items()}
 
 
@@ -386,32 +385,6 @@ def test_acting_where_nothing_is_allowed_names_the_row() -> None:
     row["mask/action"][7] = False
     with pytest.raises(ValueError, match="mask of row 7 allows nothing"):
         policy.act(row)
-
-
-# ---- Stacks that the policy makes of single frames, against Gymnasium's own.
-
-
-def image(*shape: int) -> Box:
-    """A uint8 Box."""
-    return Box(np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8))
-
-
-@pytest.mark.parametrize("depth", [2, 4])
-def test_stacks_are_those_of_gymnasium_over_episodes(depth: int) -> None:
-    plain: Any = Wandering(6)
-    stacked: Any = FrameStackObservation(Wandering(6), depth)
-    frames = FrameStack(OBSERVATION, depth)
-    expected, _ = stacked.reset(seed=3)
-    observation, _ = plain.reset(seed=3)
-    state = {f"state/{name}": np.zeros((1, *leaf.shape), leaf.dtype) for name, leaf in frames.state}
-    for _ in range(40):
-        seen, after = frames.push({"observation": observation[np.newaxis]} | state)
-        np.testing.assert_array_equal(seen["observation"][0], np.ravel(expected))
-        expected, _, over, cut, _ = stacked.step(0)
-        observation = plain.step(0)[0]
-        if over or cut:
-            expected, observation = stacked.reset()[0], plain.reset()[0]
-        state = begun(after, np.array([over or cut]))
 
 
 def test_the_learner_rebuilds_the_stacks_that_gymnasium_makes() -> None:
@@ -496,21 +469,3 @@ def test_a_frame_travels_once() -> None:
         <= (pictures.fragment_bytes(steps, slots, 0) - rest) / depth + rest + state
     )
     assert ours.fragment_bytes(steps, slots, 0) < 0.3 * pictures.fragment_bytes(steps, slots, 0)
-
-
-@torch.no_grad()
-def test_a_stack_is_all_that_the_network_sees() -> None:
-    policy = remembering(frame_stack=2)
-    row: dict[str, Any] = {"observation": np.ones((4, 3), np.float32)} | policy.initial_state(4)
-    row = {"observation": np.full((4, 3), 2, np.float32)} | dict(policy.act(row).state)
-    stacked = torch.cat([torch.ones(4, 3), torch.full((4, 3), 2.0)], 1)
-    expected = policy.actor_head(
-        policy.actor_body(policy.reader.read({"observation": stacked}, torch.float32))
-    )
-    np.testing.assert_allclose(policy.step(row).parameters, expected.numpy(), rtol=1e-5)
-
-
-def test_gymnasium_is_what_we_follow() -> None:
-    stacked: Any = FrameStackObservation(gymnasium.make("CartPole-v1"), 3)
-    first, _ = stacked.reset(seed=0)
-    assert (first == first[0]).all()

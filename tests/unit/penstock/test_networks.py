@@ -25,12 +25,9 @@ from penstock.policy.networks import (
 from penstock.policy.policy import Policy, build
 from penstock.policy.recurrent import Core, unroll
 from penstock.protocol.spaces import Dict, Discrete, Space, Tuple
-from tests.support.experience.experience import box
+from tests.support.experience.experience import box, image, observations
 from tests.support.experience.remembering import Actor, batch_of, remembering
-from tests.unit.penstock.test_policy import MIXED, image, observations
-
-# ---- `policy.network`: a right one works like every policy, a wrong one is refused where it is written.
-
+from tests.unit.penstock.test_policy import MIXED
 
 OWN = "tests.support.experience.own_networks"
 EXAMPLE = "residual_network:ResidualNetwork"
@@ -38,14 +35,7 @@ PARTS = Dict((("where", box(3)), ("kind", Discrete(4)), ("pair", Tuple((box(2), 
 
 
 def make(name: str, space: Space = PARTS, seed: int = 0, **section: Any) -> Policy:
-    """A policy with that network."""
     return build(space, Discrete(2), PolicySection(network=name, **section), seed)
-
-
-@pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of examples can be imported from."""
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[3] / "examples" / "python")
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -89,7 +79,8 @@ def test_the_reader_says_where_each_part_lies() -> None:
     assert vector[:, columns["observation/code"]].sum(1).eq(1).all()
 
 
-def test_the_example_reads_vectors_and_images(examples: None) -> None:
+def test_the_example_reads_vectors_and_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[3] / "examples" / "python")
     for space in (box(4), Dict((("camera", image(10, 10)), ("arm", box(2))))):
         policy = make(EXAMPLE, space, network_arguments={"blocks": 1, "dropout": 0.1})
         seen = observations(space, 6)
@@ -109,7 +100,7 @@ BROKEN = {
     "Numbers": "forward gives a list, must be a Tensor",
     "Writes": "writes to its inputs",
     "Remembers": "a second call gives other features",
-    "LooksAround": "depend on the rows beside it",
+    "LooksAround": "depend on other rows",
     "TorchDropout": "training mode gives other features; use Dropout and BatchNorm of penstock.policy",
     "TorchBatchNorm": "training mode gives other features",
     "Frozen": r"parameters \['layer.weight'\] take no gradient; make them buffers",
@@ -129,21 +120,18 @@ def test_a_broken_contract_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("Good", "write module:Class"), ("no_such_module:Good", "ModuleNotFoundError.*PYTHONPATH")],
+    ("name", "arguments", "words"),
+    [
+        ("Good", {}, "write module:Class"),
+        ("no_such_module:Good", {}, "ModuleNotFoundError.*PYTHONPATH"),
+        (f"{OWN}:Good", {"colour": 1}, r"network_arguments=\{'colour': 1\} it raised TypeError"),
+    ],
 )
-def test_a_name_that_cannot_be_loaded_is_refused(name: str, words: str) -> None:
+def test_a_name_or_arguments_that_give_no_network_are_refused(
+    name: str, arguments: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        make(name)
-
-
-def test_arguments_that_it_does_not_take_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"network_arguments=\{'colour': 1\} it raised TypeError"):
-        make(f"{OWN}:Good", network_arguments={"colour": 1})
-
-
-# ---- Batch normalisation with statistics that stand still, and dropout that only the learner switches
-# on.
+        make(name, network_arguments=arguments)
 
 
 CPU = torch.device("cpu")
@@ -155,24 +143,16 @@ def rows(count: int, width: int, seed: int = 0) -> Tensor:
     return drawn * (1.0 + torch.arange(width)) + 3.0
 
 
-def test_what_was_merged_is_normalised_to_mean_0_and_variance_1() -> None:
-    layer, given = BatchNorm(3), rows(500, 3)
-    torch.testing.assert_close(layer(given), given, atol=1e-4, rtol=1e-5)
-    layer.merge(moments(given))
-    answer = layer(given)
-    torch.testing.assert_close(answer.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
-    torch.testing.assert_close(answer.var(0, correction=0), torch.ones(3), atol=1e-4, rtol=0)
-    with torch.no_grad():
-        layer.weight.fill_(2.0)
-        layer.bias.fill_(-1.0)
-    torch.testing.assert_close(layer(given), 2.0 * answer - 1.0)
-
-
-def test_it_is_what_torch_computes_in_evaluation_mode() -> None:
+def test_what_was_merged_is_normalised_as_torch_does_in_evaluation_mode() -> None:
     layer, theirs, given = BatchNorm(3), nn.BatchNorm1d(3).eval(), rows(64, 3)
+    torch.testing.assert_close(layer(given), given, atol=1e-4, rtol=1e-5)
     layer.merge(moments(given))
     theirs.running_mean = given.mean(0)
     theirs.running_var = given.var(0, correction=0)
+    with torch.no_grad():
+        for one in (layer, theirs):
+            one.weight.fill_(2.0)
+            one.bias.fill_(-1.0)
     torch.testing.assert_close(layer(given), theirs(given))
 
 
@@ -208,6 +188,10 @@ def test_layers_are_measured_as_they_will_be_fed() -> None:
     assert measured is not None
     assert torch.isfinite(measured.checksum())
     assert torch.equal(net(given), before)
+    not_finite = measure(net, lambda: net(given.log()))
+    assert not_finite is not None
+    assert not torch.isfinite(not_finite.checksum())
+    assert measure(nn.Linear(2, 2), lambda: pytest.fail("it ran")) is None
     measured.merge()
     for depth in (2, 5):
         answer = net[:depth](given)
@@ -233,54 +217,30 @@ def test_rows_that_are_alike_set_no_scale() -> None:
     assert (net(alike) - before).abs().max() < 0.05
 
 
-def test_a_checksum_tells_what_is_not_finite() -> None:
-    net, given = BatchNorm(2), rows(10, 2)
-    given[3, 1] = torch.inf
-    measured = measure(net, lambda: net(given))
-    assert measured is not None
-    assert not torch.isfinite(measured.checksum())
-
-
-def test_there_is_nothing_to_measure_without_batch_normalisation() -> None:
-    assert measure(nn.Linear(2, 2), lambda: pytest.fail("it ran")) is None
-
-
 @pytest.mark.parametrize("training", [False, True])
-def test_dropout_is_the_identity_outside_thinned(training: bool) -> None:
-    layer, given = Dropout(0.5).train(training), rows(7, 3)
+def test_dropout_thins_by_its_seed_inside_thinned_alone(training: bool) -> None:
+    layer, given = Dropout(0.25).train(training), torch.ones(1000, 40, requires_grad=True)
     assert layer(given) is given
-
-
-def test_inside_thinned_a_share_is_dropped_and_the_mean_stays() -> None:
-    layer, given = Dropout(0.25), torch.ones(1000, 40)
-    with thinned(dropouts(layer), 5, CPU):
-        answer = layer(given)
+    answers = []
+    for seed in (5, 5, 6):
+        with thinned(dropouts(nn.Sequential(layer)), seed, CPU):
+            answers.append(layer(given))
+    answer = answers[0]
     torch.testing.assert_close(answer.unique(), torch.tensor([0.0, 4 / 3]))
     assert (answer == 0).double().mean().item() == pytest.approx(0.25, abs=0.01)
     assert answer.mean().item() == pytest.approx(1.0, abs=0.01)
+    assert torch.equal(answer, answers[1])
+    assert not torch.equal(answer, answers[2])
+    (gradient,) = torch.autograd.grad(answer.sum(), given)
+    assert torch.equal(gradient, answer.detach())
     assert layer(given) is given
 
 
-def test_equal_seeds_drop_the_same_features() -> None:
+def test_two_dropouts_of_one_network_drop_independently() -> None:
     net = nn.Sequential(Dropout(0.5), Dropout(0.5))
-    given, answers = torch.ones(50, 8), []
-    for seed in (1, 1, 2):
-        with thinned(dropouts(net), seed, CPU):
-            answers.append(net(given))
-    assert torch.equal(answers[0], answers[1])
-    assert not torch.equal(answers[0], answers[2])
-    assert (answers[0] == 4.0).double().mean().item() == pytest.approx(0.25, abs=0.1)
-
-
-def test_the_gradient_goes_through_what_was_kept() -> None:
-    layer, given = Dropout(0.5), torch.ones(6, 6, requires_grad=True)
-    with thinned(dropouts(layer), 3, CPU):
-        answer = layer(given)
-    (gradient,) = torch.autograd.grad(answer.sum(), given)
-    assert torch.equal(gradient, answer.detach())
-
-
-# ---- Convolutional trunks: which one is chosen, what fits, and how IMPALA's begins.
+    with thinned(dropouts(net), 1, CPU):
+        answer = net(torch.ones(50, 8))
+    assert (answer == 4.0).double().mean().item() == pytest.approx(0.25, abs=0.1)
 
 
 SIZES = [
@@ -297,23 +257,19 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("trunk", "shape", "width", "convolutions"), SIZES)
+@torch.no_grad()
 def test_every_trunk_reads_every_layout(
     trunk: str, shape: tuple[int, ...], width: int, convolutions: int
 ) -> None:
     encoder = ImageEncoder("observation", image(*shape), trunk)
-    with torch.no_grad():
-        features = encoder(torch.randint(0, 256, (2, *shape), dtype=torch.uint8))
+    seen = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+    features = encoder(seen)
     assert features.shape == (2, encoder.width) == (2, width)
     assert sum(isinstance(layer, nn.Conv2d) for layer in encoder.modules()) == convolutions
-
-
-def test_the_layout_decides_what_is_a_channel() -> None:
-    last = ImageEncoder("observation", image(10, 12, 3), "impala")
-    first = ImageEncoder("observation", image(3, 10, 12), "impala")
-    first.load_state_dict(last.state_dict())
-    seen = torch.randint(0, 256, (4, 10, 12, 3), dtype=torch.uint8)
-    with torch.no_grad():
-        torch.testing.assert_close(first(seen.permute(0, 3, 1, 2)), last(seen))
+    if trunk == "impala" and shape[-1] == 3:
+        channels_first = ImageEncoder("observation", image(3, *shape[:2]), trunk)
+        channels_first.load_state_dict(encoder.state_dict())
+        torch.testing.assert_close(channels_first(seen.permute(0, 3, 1, 2)), features)
 
 
 def test_the_number_of_parameters_is_that_of_the_papers() -> None:
@@ -357,15 +313,11 @@ def test_an_image_too_small_for_its_trunk_is_refused_by_name(trunk: str, size: i
         build(space, Discrete(2), PolicySection.model_validate({"image_trunk": trunk}), 0)
 
 
-# ---- Sequences at once against cells one step after another, written here from their definition.
-
-
 T, B, F, H = 7, 4, 3, 5
 KINDS = ["lstm", "gru"]
 
 
 def cell_of(core: Core) -> nn.LSTMCell | nn.GRUCell:
-    """A cell with the core's weights."""
     kind = nn.LSTMCell if isinstance(core.rnn, nn.LSTM) else nn.GRUCell
     cell: Any = kind(core.rnn.input_size, core.size, dtype=torch.float64)
     for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
@@ -374,7 +326,6 @@ def cell_of(core: Core) -> nn.LSTMCell | nn.GRUCell:
 
 
 def step(cell: Any, rows: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The new h, then what else is kept."""
     result = cell(rows, state if len(state) > 1 else state[0])
     return result if isinstance(result, tuple) else (result,)
 

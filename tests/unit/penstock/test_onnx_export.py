@@ -16,8 +16,10 @@ from tests.support.serving.exported_policies import CASES, VECTOR, deterministic
 
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
-runtime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 
+from penstock.policy.onnx_export import PARAMETERS, VALUE, input_names, to_onnx
+
+runtime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 
 FAST = ("normalised, continuous, squashed", "parts of every kind")
 """Exporting takes seconds, so the others are slow."""
@@ -27,16 +29,12 @@ NAMES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 @functools.cache
 def exported(name: str) -> tuple[Policy, Any]:
     """A policy and a session of its model, made once: exporting takes seconds."""
-    from penstock.policy.onnx_export import to_onnx
-
     policy = trained(*CASES[name])
     return policy, runtime.InferenceSession(to_onnx(policy, {"run": "a", "version": "7"}))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_gives_the_parameters_and_values_of_the_policy(name: str) -> None:
-    from penstock.policy.onnx_export import PARAMETERS, VALUE, input_names
-
     (space, action, _), (policy, session) = CASES[name], exported(name)
     assert [one.name for one in session.get_inputs()] == input_names(policy)
     for rows in (1, 7):
@@ -78,8 +76,6 @@ def test_the_model_acts_as_the_policy_does(name: str) -> None:
     ],
 )
 def test_masks_are_inputs_of_a_run_that_has_some(name: str) -> None:
-    from penstock.policy.onnx_export import to_onnx
-
     space, action, section = CASES[name]
     policy = trained(space, action, section)
     allowed = masks(action, 33)
@@ -133,8 +129,6 @@ def parts(space: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def test_exporting_leaves_the_policy_as_it_is() -> None:
-    from penstock.policy.onnx_export import to_onnx
-
     policy = trained(*CASES["a vector and a choice"]).train()
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     to_onnx(policy, {})
@@ -145,8 +139,6 @@ def test_exporting_leaves_the_policy_as_it_is() -> None:
 @pytest.mark.promise("exported-model-acts-policy")
 @pytest.mark.parametrize("section", [{"recurrent": "gru"}, {"frame_stack": 2}], ids=str)
 def test_a_policy_that_remembers_is_refused(section: dict[str, Any]) -> None:
-    from penstock.policy.onnx_export import to_onnx
-
     policy = build(VECTOR, Discrete(2), PolicySection(**section), 0)
     with pytest.raises(ValueError, match=r"a policy that remembers \(state/.*export it as safetensors"):
         to_onnx(policy, {})

@@ -1,43 +1,22 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
-from torch import distributions as torch_distributions
 from torch import nn
 
 from penstock.config.settings import PolicySection
 from penstock.policy import weights
 from penstock.policy.acting.acting_policy import Step
-from penstock.policy.acting.array_policy import MAX_HEADER_BYTES, NumpyNormaliser
-from penstock.policy.acting.drawing import ExplorationSlots
-from penstock.policy.distributions import (
-    ActionHead,
-    Bernoulli,
-    Categorical,
-    ConditionalSquashedGaussian,
-    EpsilonGreedy,
-    Gaussian,
-    MultiCategorical,
-    SquashedGaussian,
-)
+from penstock.policy.acting.array_policy import MAX_HEADER_BYTES, ArrayPolicy, NumpyNormaliser
+from penstock.policy.acting_build import build_acting
 from penstock.policy.networks import Normaliser, moments
 from penstock.policy.policy import Policy, build
-from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves
-from penstock.protocol.tensor import Array
-from tests.support.experience.experience import box, small_policy
+from penstock.protocol.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, leaves
+from tests.support.experience.experience import box, image, observations, small_policy
 from tests.support.run.forked_process import ForkedProcess
-
-# ---- The policy over every kind of space: acting, evaluating, initialising.
-
-
-def image(*shape: int) -> Box:
-    """A uint8 Box."""
-    return Box(np.zeros(shape, np.uint8), np.full(shape, 255, np.uint8))
-
 
 MIXED = Dict(
     (("camera", image(40, 40, 3)), ("code", Discrete(4, 2)), ("bits", MultiBinary(3)), ("arm", box(2)))
@@ -62,54 +41,29 @@ CASES: dict[str, tuple[Space, Space, dict[str, Any]]] = {
 
 
 def make(name: str, seed: int = 0) -> Policy:
-    """A policy of one of the cases."""
     observation, action, section = CASES[name]
     return build(observation, action, PolicySection(**({"hidden_sizes": (16,)} | section)), seed)
-
-
-def observations(space: Space, *lead: int) -> dict[str, Array]:
-    """Random values of a space."""
-    random = np.random.default_rng(0)
-    result: dict[str, Array] = {}
-    for path, leaf in leaves(space, "observation"):
-        shape = (*lead, *leaf.shape)
-        match leaf:
-            case Box(dtype="uint8"):
-                result[path] = random.integers(0, 256, shape).astype(np.uint8)
-            case Box():
-                result[path] = random.standard_normal(shape).astype(leaf.dtype)
-            case Discrete():
-                result[path] = random.integers(leaf.start, leaf.start + leaf.n, shape)
-            case MultiDiscrete():
-                result[path] = random.integers(0, np.array(leaf.nvec), shape)
-            case MultiBinary():
-                result[path] = random.integers(0, 2, shape).astype(np.int8)
-    return result
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_acting_and_evaluating_agree(name: str) -> None:
     policy = make(name)
-    seen = observations(policy.observation_space, 7)
+    seen = observations(policy.observation_space, 12)
     acted = policy.act(seen)
-    expected = {path: (leaf.dtype, (7, *leaf.shape)) for path, leaf in leaves(policy.action_space, "action")}
+    expected = {path: (leaf.dtype, (12, *leaf.shape)) for path, leaf in leaves(policy.action_space, "action")}
     assert {path: (a.dtype.name, a.shape) for path, a in acted.action.items()} == expected
     assert acted.log_prob.dtype == np.float32
     np.testing.assert_allclose(policy.log_prob(seen, acted.action), acted.log_prob, atol=2e-5)
     np.testing.assert_allclose(policy.acting_log_prob(seen, acted.action), acted.log_prob, atol=2e-5)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_evaluating_keeps_leading_axes(name: str) -> None:
-    policy = make(name)
-    seen = {k: torch.from_numpy(v) for k, v in observations(policy.observation_space, 3, 4).items()}
-    flat = policy.act({k: v.flatten(0, 1).numpy() for k, v in seen.items()}).action
-    done = {k: torch.from_numpy(v).unflatten(0, (3, 4)) for k, v in flat.items()}
-    result = policy.evaluate(seen, done)
+    tables = (
+        {path: torch.from_numpy(one).unflatten(0, (3, 4)) for path, one in rows.items()}
+        for rows in (seen, acted.action)
+    )
+    result = policy.evaluate(*tables)
     for tensor in (result.log_prob, result.entropy, result.value):
         assert tensor.shape == (3, 4)
         assert torch.isfinite(tensor).all()
-    torch.testing.assert_close(policy.value(seen), result.value)
+    np.testing.assert_allclose(result.log_prob.detach().flatten(), acted.log_prob, atol=2e-5)
 
 
 def test_the_probe_is_answered_by_the_pass_that_acts() -> None:
@@ -123,21 +77,6 @@ def test_the_probe_is_answered_by_the_pass_that_acts() -> None:
     assert not np.allclose(policy.acting_log_prob(seen, acted.action), policy.log_prob(seen, acted.action))
 
 
-def test_numpy_and_torch_forwards_agree_after_a_merge() -> None:
-    policy = make("normalised")
-    rows = 3.0 + 2.0 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    before = policy.act({"observation": rows.numpy()}, deterministic=True)
-    from penstock.policy.networks import moments
-
-    assert policy.normaliser is not None
-    policy.normaliser.merge(moments(rows))
-    acted = policy.act({"observation": rows.numpy()}, deterministic=True)
-    assert not np.array_equal(before.log_prob, acted.log_prob)
-    np.testing.assert_allclose(
-        policy.log_prob({"observation": rows.numpy()}, acted.action), acted.log_prob, atol=1e-6
-    )
-
-
 def test_new_weights_are_used_from_the_next_call_on() -> None:
     policy, other = make("vector", 0), make("vector", 1)
     seen = observations(policy.observation_space, 32)
@@ -147,17 +86,6 @@ def test_new_weights_are_used_from_the_next_call_on() -> None:
     np.testing.assert_array_equal(policy.act(seen, deterministic=True).log_prob, expected)
     policy.double()
     np.testing.assert_allclose(policy.act(seen, deterministic=True).log_prob, expected, atol=1e-6)
-
-
-def test_seeds_decide_weights_and_actions() -> None:
-    assert weights.encode(make("mixed", 4)) == weights.encode(make("mixed", 4))
-    assert weights.encode(make("mixed", 4)) != weights.encode(make("mixed", 5))
-    policy, seen = make("vector"), observations(box(4), 64)
-    drawn = []
-    for seed in (1, 1, 2):
-        policy.seed_actions(seed)
-        drawn.append(policy.act(seen).action["action"].tolist())
-    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_initialisation_is_orthogonal_with_the_usual_gains() -> None:
@@ -193,22 +121,16 @@ def test_environment_action_has_the_nesting_of_the_space() -> None:
     assert choices.shape == bits.shape == (6, 2)
 
 
-def test_outputs_that_are_not_finite_are_an_error() -> None:
-    policy = small_policy()
-    with torch.no_grad():
-        policy.actor_head.bias.fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match="not finite"):
-        policy.act({"observation": np.zeros((2, 4), np.float32)})
-
-
-def test_an_empty_observation_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"'observation/b'.*Box.*MultiDiscrete"):
-        build(Dict((("a", box(2)), ("b", box(0)))), Discrete(2), PolicySection(), 0)
-
-
-@pytest.mark.parametrize("empty", [Dict(()), Tuple(())])
-def test_an_observation_of_no_parts_is_refused(empty: Space) -> None:
-    with pytest.raises(ValueError, match="observation_space=.*holds nothing; a policy must see something"):
+@pytest.mark.parametrize(
+    ("empty", "said"),
+    [
+        (Dict(()), "observation_space=.*holds nothing; a policy must see something"),
+        (Tuple(()), "observation_space=.*holds nothing; a policy must see something"),
+        (Dict((("a", box(2)), ("b", box(0)))), r"'observation/b'.*Box.*MultiDiscrete"),
+    ],
+)
+def test_an_empty_observation_is_refused_by_name(empty: Space, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
         build(empty, Discrete(2), PolicySection(), 0)
 
 
@@ -232,31 +154,14 @@ def test_importing_the_policy_stays_light(tmp_path: Path) -> None:
     assert said.read_text().strip() == "[]"
 
 
-# ---- What a policy server asks of a policy beyond acting.
-
-
-WIDE: Final = box(3, low=-2.0, high=6.0)
-HEADS: Final[dict[str, Callable[[], ActionHead]]] = {
-    "categorical": lambda: Categorical("action", Discrete(5)),
-    "categorical from -2": lambda: Categorical("action", Discrete(5, start=-2)),
-    "multi-categorical": lambda: MultiCategorical("action", MultiDiscrete((2, 4, 3))),
-    "bernoulli": lambda: Bernoulli("action", MultiBinary(4)),
-    "gaussian": lambda: Gaussian("action", WIDE, -0.4),
-    "squashed": lambda: SquashedGaussian("action", WIDE, -0.4),
-}
+FORCE: Final = box(3, low=-2.0, high=6.0)
 ACTION: Final[Space] = Dict((
-    ("move", Discrete(4)), ("many", MultiDiscrete((2, 3))), ("bits", MultiBinary(2)), ("force", WIDE),
+    ("move", Discrete(4)), ("many", MultiDiscrete((2, 3))), ("bits", MultiBinary(2)), ("force", FORCE),
 ))  # fmt: skip
 ROWS: Final = 200
 
 
-def parameters(head: ActionHead) -> Any:
-    """Outputs of a network, float32 [ROWS, size]."""
-    return np.random.default_rng(1).normal(size=(ROWS, head.size)).astype(np.float32)
-
-
 def policy_of(action: Space = ACTION, **section: Any) -> Policy:
-    """Four numbers in; outputs that differ from row to row."""
     made = build(box(4), action, PolicySection(**({"hidden_sizes": (16, 16)} | section)), 0)
     generator = torch.Generator().manual_seed(0)
     torch.nn.init.normal_(made.actor_head.weight, std=0.5, generator=generator)
@@ -264,81 +169,7 @@ def policy_of(action: Space = ACTION, **section: Any) -> Policy:
 
 
 def observed(rows: int = ROWS) -> dict[str, Any]:
-    """Observations by path."""
     return {"observation": np.random.default_rng(2).normal(size=(rows, 4)).astype(np.float32)}
-
-
-# ---------------------------------------------------------------- heads
-@pytest.mark.parametrize("name", HEADS)
-def test_an_action_of_the_environment_is_the_one_that_was_drawn(name: str) -> None:
-    head = HEADS[name]()
-    drawn: Any = head.draw(parameters(head), np.random.default_rng(3))[0]
-    if name == "gaussian":
-        drawn = np.clip(drawn, -2, 6)  # what is clipped on its way cannot be known
-    again: Any = head.from_environment(head.to_environment(drawn))
-    assert again.dtype == drawn.dtype
-    np.testing.assert_allclose(again, drawn, atol=1e-3 if name == "squashed" else 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "action", "said"),
-    [
-        ("categorical", [5], r"action=\[5\]: must lie in 0..4"),
-        ("categorical from -2", [3], r"must lie in -2..2"),
-        ("categorical from -2", [-3], r"must lie in -2..2"),
-        ("multi-categorical", [[0, 4, 0]], "must lie in 0..3"),
-        ("bernoulli", [[0, 1, 2, 0]], "bits are 0 or 1"),
-        ("squashed", [[6.0, 0.0, 0.0]], "inside its bounds"),
-        ("squashed", [[0.0, -2.0, 0.0]], "inside its bounds"),
-        ("squashed", [[0.0, np.nan, 0.0]], "inside its bounds"),
-    ],
-)
-def test_an_action_that_cannot_be_drawn_is_refused(name: str, action: Any, said: str) -> None:
-    head = HEADS[name]()
-    with pytest.raises(ValueError, match=said):
-        head.from_environment(np.asarray(action, head.action_dtype))
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_the_distribution_described_is_the_one_of_torch(name: str) -> None:
-    head = HEADS[name]()
-    given = parameters(head)
-    described = {key: torch.from_numpy(np.array(array)) for key, array in head.describe(given).items()}
-    drawn: Any = head.draw(given, np.random.default_rng(4))[0]
-    action = torch.from_numpy(drawn)
-    match name:
-        case "multi-categorical":
-            parts = zip(described["probability"].split([2, 4, 3], -1), action.unbind(-1), strict=True)
-            each = [torch_distributions.Categorical(probs=p).log_prob(a) for p, a in parts]
-            expected = torch.stack(each).sum(0)
-        case "bernoulli":
-            bits = torch_distributions.Bernoulli(probs=described["probability"])
-            expected = bits.log_prob(action.float()).sum(-1)
-        case "gaussian" | "squashed":
-            normal = torch_distributions.Normal(described["mean"], described["std"])
-            expected = normal.log_prob(action).sum(-1)
-            if name == "squashed":
-                tanh = torch_distributions.TanhTransform()
-                expected -= tanh.log_abs_det_jacobian(action, action.tanh()).sum(-1)
-        case _:
-            expected = torch_distributions.Categorical(probs=described["probability"]).log_prob(action)
-    own = head.log_prob(torch.from_numpy(given), action)
-    torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", [*HEADS, "squashed, conditional", "epsilon-greedy"])
-def test_the_chance_of_an_action_is_that_of_its_draw(name: str) -> None:
-    if name == "epsilon-greedy":
-        head: ActionHead = EpsilonGreedy("action", Discrete(5))
-        head.explore({"epsilon": 0.4}, ExplorationSlots())
-    elif name == "squashed, conditional":
-        head = ConditionalSquashedGaussian("action", WIDE, -0.4)
-    else:
-        head = HEADS[name]()
-    given = parameters(head)
-    drawn, log_prob = head.draw(given, np.random.default_rng(4))
-    drawn.setflags(write=False)
-    np.testing.assert_allclose(head.chance(given, drawn), log_prob, atol=1e-4)
 
 
 def test_the_chance_of_an_action_under_a_mask_is_that_of_its_draw() -> None:
@@ -353,47 +184,6 @@ def test_the_chance_of_an_action_under_a_mask_is_that_of_its_draw() -> None:
     assert (policy.chance(given, acted.action) < acted.log_prob - 1e-3).any()
     with pytest.raises(FloatingPointError, match="not finite"):
         policy.chance(np.full_like(given, np.nan), acted.action)
-
-
-def test_a_mask_is_torchs_categorical_without_the_rest() -> None:
-    head = Categorical("action", Discrete(5))
-    allowed = np.random.default_rng(5).random((ROWS, 5)) < 0.5
-    allowed[np.arange(ROWS), np.random.default_rng(6).integers(5, size=ROWS)] = True
-    given = parameters(head) * 50
-    masked = head.masked(given, allowed)
-    left = torch.from_numpy(given).masked_fill(torch.from_numpy(~allowed), -torch.inf)
-    expected = torch_distributions.Categorical(logits=left)
-    share: Any = head.describe(masked)["probability"]
-    assert (share[~allowed] == 0).all()
-    np.testing.assert_allclose(share, expected.probs.numpy(), atol=1e-6)
-    drawn, log_p = head.draw(masked, np.random.default_rng(7))
-    np.testing.assert_allclose(log_p, expected.log_prob(torch.from_numpy(drawn)), atol=1e-4)
-    assert allowed[np.arange(ROWS), drawn.astype(np.int64)].all()
-
-
-@pytest.mark.parametrize("name", [name for name in HEADS if "categorical" not in name])
-def test_only_choices_take_a_mask(name: str) -> None:
-    head = HEADS[name]()
-    with pytest.raises(ValueError, match="only a choice of one of n takes an action mask"):
-        head.masked(parameters(head), np.ones((ROWS, head.size), bool))
-
-
-def test_a_mask_that_allows_nothing_is_refused() -> None:
-    allowed = np.ones((ROWS, 5), bool)
-    allowed[7] = False
-    head = Categorical("action", Discrete(5))
-    with pytest.raises(ValueError, match="allows nothing"):
-        head.masked(parameters(head), allowed)
-
-
-# ---------------------------------------------------------------- policies
-@pytest.mark.parametrize("continuous", ["clipped", "squashed"])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_what_is_chosen_is_as_likely_as_the_learner_says(continuous: str, deterministic: bool) -> None:
-    policy = policy_of(continuous=continuous)
-    outputs = policy.step(observed()).parameters
-    acted = policy.choose(outputs, np.random.default_rng(0), deterministic=deterministic)
-    np.testing.assert_allclose(acted.log_prob, policy.log_prob(observed(), acted.action), atol=1e-4)
 
 
 def test_acting_is_choosing_with_the_policys_own_generator() -> None:
@@ -424,17 +214,6 @@ def test_a_mask_holds_for_its_leaf_alone() -> None:
     np.testing.assert_array_equal(described["action/b/probability"], plain["action/b/probability"])
 
 
-def test_a_distribution_names_every_leaf() -> None:
-    described = policy_of().distribution(policy_of().step(observed(3)).parameters)
-    assert {name: array.shape for name, array in described.items()} == {
-        "action/move/probability": (3, 4),
-        "action/many/probability": (3, 5),
-        "action/bits/probability": (3, 2),
-        "action/force/mean": (3, 3),
-        "action/force/std": (3, 3),
-    }
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_values_are_the_critics(shared: bool) -> None:
     policy = policy_of(shared_trunk=shared, normalise_observations=True)
@@ -454,9 +233,6 @@ def test_parameters_that_are_not_finite_choose_nothing(wrong: float) -> None:
         policy.choose(outputs, np.random.default_rng(0))
 
 
-# ---- Running statistics: exact whatever the grouping.
-
-
 def rows(count: int = 1000) -> torch.Tensor:
     """Far from 0 and of unequal scale: what a naive sum of squares gets wrong."""
     noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -474,17 +250,14 @@ def test_any_grouping_gives_the_statistics_of_all_rows() -> None:
         np.testing.assert_allclose(normaliser.variance, data.var(0, correction=0), rtol=1e-8)
 
 
-def test_normalised_rows_have_mean_zero_and_variance_one() -> None:
+def test_normalised_rows_have_mean_zero_and_variance_one_once_some_were_merged() -> None:
     normaliser = Normaliser(3, 2.0)
+    data = torch.tensor([[1.0, -3.0, 50.0]])
+    torch.testing.assert_close(normaliser(data), torch.tensor([[1.0, -2.0, 2.0]]))
     normaliser.merge(moments(rows()))
     result = normaliser(rows())
     assert result.mean(0).abs().max() < 0.05
     assert result.abs().max() == 2.0
-
-
-def test_identity_before_the_first_merge() -> None:
-    data = torch.tensor([[1.0, -3.0, 50.0]])
-    torch.testing.assert_close(Normaliser(3, 10.0)(data), torch.tensor([[1.0, -3.0, 10.0]]))
 
 
 def test_numpy_rounds_like_torch() -> None:
@@ -518,11 +291,7 @@ def test_what_is_large_from_now_on_is_followed() -> None:
     assert normaliser.variance.sqrt().item() > 2e4
 
 
-# ---- Weights as bytes, and everything that is refused on the way back.
-
-
 def blob_of(header: object, body: bytes = b"") -> bytes:
-    """A safetensors file with any header."""
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + body
 
@@ -578,20 +347,85 @@ def test_a_truncated_blob_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"bias": None}, r"missing \['bias'\]"),
         ({"extra": np.zeros(1, np.float32)}, r"unknown \['extra'\]"),
         ({"weight": np.zeros((2, 3), np.float32)}, r"weights.weight.*\(2, 3\) does not fit.*\(3, 2\)"),
         ({"weight": np.zeros((3, 2), np.float64)}, r"weights.weight.*float64.*does not fit"),
     ],
 )
-def test_a_blob_of_another_module_changes_nothing(change: dict[str, np.ndarray], message: str) -> None:
+def test_a_blob_of_another_module_changes_nothing(change: dict[str, Any], message: str) -> None:
     module = nn.Linear(2, 3)
     before = weights.encode(module)
+    changed = {name: one for name, one in (weights.snapshot(module) | change).items() if one is not None}
     with pytest.raises(ValueError, match=message):
-        weights.load_into(module, weights.encode(weights.snapshot(module) | change))
+        weights.load_into(module, weights.encode(changed))
     assert weights.encode(module) == before
 
 
-def test_a_missing_tensor_is_named() -> None:
-    module = nn.Linear(2, 3)
-    with pytest.raises(ValueError, match=r"missing \['bias'\]"):
-        weights.load_into(module, weights.encode({"weight": np.zeros((3, 2), np.float32)}))
+CODES: Final = Tuple((box(3), Discrete(4, start=2)))
+EVERY: Final = Tuple((Discrete(3, start=1), box(2), MultiDiscrete((2, 4)), MultiBinary(3)))
+
+
+def with_and_without_torch() -> tuple[Policy, ArrayPolicy]:
+    section = PolicySection(normalise_observations=True)
+    policy, arrays = build(CODES, EVERY, section, 3), build_acting(CODES, EVERY, section, 3)
+    assert isinstance(arrays, ArrayPolicy)
+    torch.nn.init.normal_(policy.actor_head.weight, generator=torch.Generator().manual_seed(5))
+    arrays.load(weights.encode(policy))
+    for one in (policy, arrays):
+        one.seed_actions(11)
+    return policy, arrays
+
+
+def test_masks_hold_without_torch_as_with_it() -> None:
+    policy, arrays = with_and_without_torch()
+    seen = observations(CODES, 200)
+    seen["mask/action/0"] = np.tile([True, False, True], (200, 1))
+    drawn, wanted = arrays.act(seen), policy.act(seen)
+    for path, array in wanted.action.items():
+        np.testing.assert_array_equal(array, drawn.action[path])
+    assert not (drawn.action["action/0"] == 1).any()
+    answers = arrays.acting_log_prob(seen, drawn.action), policy.log_prob(seen, drawn.action)
+    np.testing.assert_allclose(*answers, rtol=2e-5, atol=2e-5)
+
+
+def test_weights_of_another_policy_change_nothing() -> None:
+    policy, arrays = with_and_without_torch()
+    seen = observations(CODES, 2)
+    before = arrays.step(seen).parameters
+    whole = weights.snapshot(policy)
+    for name, array in whole.items():
+        wrong = {**whole, name: array[..., None]}
+        with pytest.raises(ValueError, match=rf"weights\.{name}: .* does not fit"):
+            arrays.load(weights.encode(wrong))
+        with pytest.raises(ValueError, match=rf"missing \['{name}'\]"):
+            arrays.load(weights.encode({key: one for key, one in whole.items() if key != name}))
+    with pytest.raises(ValueError, match=r"unknown \['more'\]"):
+        arrays.load(weights.encode({**whole, "more": np.zeros(1, np.float32)}))
+    np.testing.assert_array_equal(arrays.step(seen).parameters, before)
+
+
+def test_it_acts_once_it_has_weights_on_codes_of_its_space() -> None:
+    arrays = ArrayPolicy(Discrete(4), Discrete(2), PolicySection(), 0)
+    with pytest.raises(RuntimeError, match="acts once weights are loaded"):
+        arrays.act({"observation": np.array([1])})
+    arrays.load(weights.encode(build(Discrete(4), Discrete(2), PolicySection(), 0)))
+    for number in (-1, 4):
+        with pytest.raises(ValueError, match="observation: holds numbers"):
+            arrays.act({"observation": np.array([number])})
+
+
+@pytest.mark.parametrize(
+    ("space", "section"),
+    [
+        (image(8, 8), {}),
+        (box(4), {"hidden_norm": "layer"}),
+        (box(4), {"hidden_norm": "batch"}),
+        (box(4), {"recurrent": "lstm"}),
+        (box(4), {"frame_stack": 2}),
+    ],
+)
+def test_torch_acts_for_other_networks(space: Space, section: dict[str, Any]) -> None:
+    acting = build_acting(space, Discrete(2), PolicySection(**section), 0)
+    assert isinstance(acting, Policy)
+    acting.load(weights.encode(build(space, Discrete(2), PolicySection(**section), 1)))

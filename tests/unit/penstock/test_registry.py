@@ -5,11 +5,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -26,7 +25,7 @@ from penstock.registry.records import (
     Traffic,
     UnknownVersion,
 )
-from penstock.registry.registry import REGISTRY, Database, Registry, parse_url
+from penstock.registry.registry import REGISTRY, Registry, parse_url
 from penstock.registry.weight_files import (
     FOLDER,
     LATEST,
@@ -38,68 +37,73 @@ from penstock.registry.weight_files import (
     path_of,
     read_kept,
     read_specification,
-    registry_url,
     write_kept,
 )
 from penstock.runtime.output_file import replace_file
 from tests.support.storage.postgresql_server import with_registry
 
-NEW = NewVersion(
-    policy="default",
-    version=7,
-    run="cartpole-v1-abc123",
-    update=40,
-    sha256="a" * 64,
-    size_bytes=1024,
-    origin=Origin.BEST,
-)
+RECORDS: Final[dict[type, dict[str, Any]]] = {
+    NewVersion: {
+        "policy": "default", "version": 7, "run": "cartpole-v1-abc123", "update": 40, "sha256": "a" * 64,
+        "size_bytes": 1024, "origin": Origin.BEST,
+    },
+    Traffic: {"policy": "default"},
+    Evaluation: {"mean": 1.0, "std": 0.0, "episodes": 20},
+    ClientReturn: {"client": "", "level": 0, "canary": True, "part": 0.5, "value": 0.0},
+    Window: {"answers": 1},
+    Rating: {"prompt": "p", "response": "a", "score": 1.0},
+}  # fmt: skip
+PINS: Final = {str(number): 1 for number in range(MAX_PINS + 1)}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("record", "change", "message"),
     [
-        ({"policy": "My Policy"}, "policy='My Policy' is not an id"),
-        ({"run": ""}, "run=''"),
-        ({"version": 0}, "version=0"),
-        ({"version": 2**53 + 1}, "version="),
-        ({"update": -1}, "update=-1"),
-        ({"size_bytes": -1}, "size_bytes=-1"),
-        ({"sha256": "A" * 64}, "64 lower-case hexadecimal"),
-        ({"configuration": "abc"}, "configuration='abc'"),
-        ({"parent": 7}, "parent=7: must be below version=7"),
-        ({"reason": "x" * 2000}, "reason of 2000 characters"),
+        (NewVersion, {"policy": "My Policy"}, "policy='My Policy' is not an id"),
+        (NewVersion, {"run": ""}, "run=''"),
+        (NewVersion, {"version": 0}, "version=0"),
+        (NewVersion, {"version": 2**53 + 1}, "version="),
+        (NewVersion, {"update": -1}, "update=-1"),
+        (NewVersion, {"size_bytes": -1}, "size_bytes=-1"),
+        (NewVersion, {"sha256": "A" * 64}, "64 lower-case hexadecimal"),
+        (NewVersion, {"configuration": "abc"}, "configuration='abc'"),
+        (NewVersion, {"parent": 7}, "parent=7: must be below version=7"),
+        (NewVersion, {"reason": "x" * 2000}, "reason of 2000 characters"),
+        (Traffic, {"canary_share": 1.5}, "canary_share=1.5: must be between 0 and 1"),
+        (Traffic, {"latest_share": float("nan")}, "latest_share=nan"),
+        (Traffic, {"canary_share": 0.6, "latest_share": 0.5}, "more than 1 together"),
+        (Traffic, {"experiment": "not one"}, "experiment="),
+        (Traffic, {"pins": PINS}, "at most 256"),
+        (Traffic, {"pins": {"": 1}}, "client key"),
+        (Evaluation, {"mean": float("inf")}, "evaluation"),
+        (Evaluation, {"std": -1.0}, "evaluation"),
+        (Evaluation, {"episodes": 0}, "evaluation"),
+        (ClientReturn, {"value": float("nan")}, "value=nan"),
+        (ClientReturn, {"part": 0.0}, "part=0.0"),
+        (ClientReturn, {"part": 1.0}, "part=1.0"),
+        (ClientReturn, {"level": 3}, "level=3"),
+        (Window, {"answers": 0}, "must be"),
+        (Window, {"answers": 1, "failed": 2}, "must be"),
+        (Window, {"answers": 2, "failed": 1, "not_finite": 2}, "must be"),
+        (Window, {"slower": 1.5}, "must be"),
+        (Window, {"slower": float("nan")}, "must be"),
+        (Rating, {"score": None}, "give one of the two"),
+        (Rating, {"rejected": "b"}, "give one of the two"),
+        (Rating, {"score": math.nan}, "must be finite"),
+        (Rating, {"score": math.inf}, "must be finite"),
     ],
 )
-def test_a_version_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+def test_a_record_that_cannot_be_is_refused_by_name(
+    record: type, change: dict[str, Any], message: str
+) -> None:
+    record(**RECORDS[record])
     with pytest.raises(ValueError, match=message):
-        replace(NEW, **change)
+        record(**RECORDS[record] | change)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"canary_share": 1.5}, "canary_share=1.5: must be between 0 and 1"),
-        ({"latest_share": float("nan")}, "latest_share=nan"),
-        ({"canary_share": 0.6, "latest_share": 0.5}, "more than 1 together"),
-        ({"experiment": "not one"}, "experiment="),
-        ({"pins": {str(number): 1 for number in range(MAX_PINS + 1)}}, "at most 256"),
-        ({"pins": {"": 1}}, "client key"),
-    ],
-)
-def test_traffic_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(Traffic(policy="default"), **change)
-
-
-@pytest.mark.parametrize("share", [number / 100 for number in range(101)])
-def test_two_shares_may_be_all_there_is(share: float) -> None:
-    Traffic(policy="default", canary_share=share, latest_share=1.0 - share)
-
-
-@pytest.mark.parametrize("change", [{"mean": float("inf")}, {"std": -1.0}, {"episodes": 0}])
-def test_an_evaluation_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="evaluation"):
-        replace(Evaluation(mean=1.0, std=0.0, episodes=20), **change)
+def test_two_shares_may_be_all_there_is() -> None:
+    for share in range(101):
+        Traffic(policy="default", canary_share=share / 100, latest_share=1.0 - share / 100)
 
 
 @pytest.mark.parametrize(
@@ -121,45 +125,30 @@ MADE_BEFORE = Path(__file__).parents[2] / "processes/train/solved_run/registry.s
 
 
 def tables(file: Path) -> dict[str, str]:
-    """What SQLite was told to make, by name."""
     uri = f"file:{file}?mode=ro&immutable=1"
     made = sqlite3.connect(uri, uri=True).execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
     return {name: " ".join(sql.split()) for name, sql in made}
 
 
-def migrated(file: Path) -> Database:
-    """A database with the tables that the revision makes."""
-    Registry.open(f"sqlite:///{file}", migrate=True).close()
-    return Database(f"sqlite:///{file}")
-
-
 def words(sql: str) -> list[str]:
-    """Of a statement, without order: constraints may stand in any."""
     return sorted(sql.replace(",", " ").replace("(", " ( ").replace(")", " ) ").split())
 
 
 def test_tables_of_a_registry_from_before_are_those_of_the_models(tmp_path: Path) -> None:
-    migrated(tmp_path / "registry.sqlite").close()
+    Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True).close()
     made, before = tables(tmp_path / "registry.sqlite"), tables(MADE_BEFORE)
     assert set(made) == set(before)
     for name, sql in before.items():
         assert words(sql) == words(made[name]), name
 
 
-def test_opening_again_keeps_what_is_there(tmp_path: Path) -> None:
+def test_tables_that_are_there_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite:///{tmp_path}/a.sqlite"
-    for migrate in (True, True, False):
+    Registry.open(url, migrate=True).close()
+    monkeypatch.setattr(REGISTRY.tables, "create_all", lambda *_: pytest.fail("they are made again"))
+    for migrate in (True, False):
         with Registry.open(url, migrate=migrate) as registry:
             assert () == registry.list("default")
-
-
-def test_tables_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"sqlite:///{tmp_path}/a.sqlite"
-    Registry.open(url, migrate=True).close()
-    asked: list[object] = []
-    monkeypatch.setattr(REGISTRY.tables, "create_all", lambda *arguments: asked.append(arguments))
-    Registry.open(url, migrate=True).close()
-    assert asked == []
 
 
 def test_tables_that_are_absent_are_not_made_unasked(tmp_path: Path) -> None:
@@ -178,7 +167,7 @@ def test_tables_of_another_revision_are_refused(
     tmp_path: Path, opened: Callable[[str], Registry], revision: str
 ) -> None:
     file = tmp_path / "a.sqlite"
-    migrated(file).close()
+    Registry.open(f"sqlite:///{file}", migrate=True).close()
     with sqlite3.connect(file) as connection:
         connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
     connection.close()
@@ -197,25 +186,17 @@ def test_tables_of_another_revision_are_refused(
     [
         ("", "not a URL"),
         ("registry.sqlite", "not a URL"),
-        ("mysql://host/registry", "'mysql' is not supported: use sqlite:///FILE or postgresql://"),
+        ("mysql://ada:secret@host/registry", "'mysql' is not supported: use sqlite:///FILE or postgresql://"),
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),
     ],
 )
-def test_another_url_is_refused(url: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_url_of_another_store_is_refused_without_its_password(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         parse_url(url)
-
-
-def test_a_refused_url_shows_no_password() -> None:
-    with pytest.raises(ValueError, match="mysql") as caught:
-        parse_url("mysql://ada:secret@host/registry")
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
-def test_the_usual_names_of_postgresql_are_understood(scheme: str) -> None:
-    assert "postgresql+psycopg" == parse_url(f"{scheme}://host/registry").drivername
+    for scheme in ("postgres", "postgresql", "postgresql+psycopg"):
+        assert parse_url(f"{scheme}://host/registry").drivername == "postgresql+psycopg"
 
 
 BLOB = b"weights" * 100
@@ -231,30 +212,20 @@ def test_what_was_written_is_read_by_its_digest(tmp_path: Path) -> None:
     path_of(tmp_path, 7).write_bytes(BLOB[:-1])
     with pytest.raises(ValueError, match="damaged"):
         read_kept(tmp_path, 7, DIGEST)
-
-
-def test_weights_that_are_not_there_are_told_with_what_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"8\.safetensors: No such file.*is the version not retired"):
         read_kept(tmp_path, 8, DIGEST)
 
 
 def test_a_file_half_written_is_not_taken_for_a_version(tmp_path: Path) -> None:
     write_kept(tmp_path, 1, BLOB)
-    (tmp_path / "policies" / "2.safetensors.tmp").write_bytes(BLOB[:5])
+    for unfinished in ("2.safetensors.tmp", "2.safetensors.77-1.tmp"):
+        (tmp_path / "policies" / unfinished).write_bytes(BLOB[:5])
     (tmp_path / "policies" / "final.safetensors").write_bytes(BLOB)
     assert kept_files(tmp_path) == {1}
     forget_unfinished(tmp_path)
     forget_kept(tmp_path, 1)
     forget_kept(tmp_path, 1)
     assert [path.name for path in (tmp_path / "policies").iterdir()] == ["final.safetensors"]
-
-
-@pytest.mark.parametrize("name", ["2.safetensors.tmp", "2.safetensors.77-1.tmp"])
-def test_what_a_crash_left_is_removed_whoever_wrote_it(tmp_path: Path, name: str) -> None:
-    write_kept(tmp_path, 1, BLOB)
-    (tmp_path / "policies" / name).write_bytes(BLOB[:5])
-    forget_unfinished(tmp_path)
-    assert {path.name for path in (tmp_path / "policies").iterdir()} == {"1.safetensors", "latest"}
 
 
 def test_two_who_replace_a_file_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,11 +264,6 @@ def test_a_folder_without_a_description_is_told_as_such(tmp_path: Path) -> None:
         read_specification(tmp_path)
 
 
-def test_the_registry_lies_in_the_runs_folder_unless_another_is_named(tmp_path: Path) -> None:
-    assert registry_url(tmp_path) == f"sqlite:///{tmp_path}/registry.sqlite"
-    assert registry_url(tmp_path, "postgresql://ada@db/penstock") == "postgresql://ada@db/penstock"
-
-
 def test_latest_is_the_newest_that_is_kept(tmp_path: Path) -> None:
     latest = tmp_path / FOLDER / LATEST
     for version in (3, 9, 5):
@@ -313,28 +279,17 @@ def test_latest_is_the_newest_that_is_kept(tmp_path: Path) -> None:
     assert latest.read_bytes() == b"end"
 
 
-# ---- A name is one version of a policy, for good.
-
-
 @pytest.fixture
-def registry(tmp_path: Path) -> Registry:
+def registry(tmp_path: Path) -> Iterator[Registry]:
     """With two versions of one policy, and one of another."""
-    opened = Registry.open(with_registry(f"sqlite:///{tmp_path}/registry.sqlite"), migrate=True)
-    for policy, version in (("a", 3), ("a", 8), ("b", 5)):
-        new = NewVersion(
-            policy=policy,
-            version=version,
-            run="r",
-            update=1,
-            sha256="0" * 64,
-            size_bytes=1,
-            origin=Origin.FINAL,
-        )
-        opened.register(new, by="test")
-    return opened
+    with Registry.open(with_registry(f"sqlite:///{tmp_path}/registry.sqlite"), migrate=True) as opened:
+        for policy, version in (("a", 3), ("a", 8), ("b", 5)):
+            new = RECORDS[NewVersion] | {"policy": policy, "version": version}
+            opened.register(NewVersion(**new), by="test")
+        yield opened
 
 
-def test_a_version_is_found_by_its_name(registry: Registry) -> None:
+def test_a_version_is_found_by_its_name_which_stays_with_it(registry: Registry) -> None:
     registry.name("a", 3, "v15")
     registry.name("a", 3, "v15")
     registry.name("a", 8, "v20.2")
@@ -344,15 +299,11 @@ def test_a_version_is_found_by_its_name(registry: Registry) -> None:
     assert registry.labels("c") == {}
     with pytest.raises(UnknownVersion, match="is called 'v99'"):
         registry.number("a", "v99")
-
-
-def test_a_name_stays_with_its_version(registry: Registry) -> None:
-    registry.name("a", 3, "v15")
     with pytest.raises(NotAllowed, match="is that of version 3"):
         registry.name("a", 8, "v15")
     with pytest.raises(UnknownVersion):
         registry.name("a", 4, "v16")
-    assert registry.labels("a") == {"v15": 3}
+    assert registry.labels("a") == {"v15": 3, "v20.2": 8}
 
 
 @pytest.mark.parametrize("label", ["", "15", "1v", "latest", "active", "v 1", "v/1", "ö", "v" * 64, "v1\n"])
@@ -361,49 +312,12 @@ def test_what_would_be_taken_for_something_else_is_no_name(registry: Registry, l
         registry.name("a", 3, label)
 
 
-# ---- What a server cannot have seen is refused by name.
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"value": float("nan")}, "value=nan"),
-        ({"part": 0.0}, "part=0.0"),
-        ({"part": 1.0}, "part=1.0"),
-        ({"level": 3}, "level=3"),
-    ],
-)
-def test_a_return_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
-    fields: dict[str, Any] = {"client": "", "level": 0, "canary": True, "part": 0.5, "value": 0.0}
-    with pytest.raises(ValueError, match=message):
-        ClientReturn(**fields | change)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"answers": 0},
-        {"answers": 1, "failed": 2},
-        {"answers": 2, "failed": 1, "not_finite": 2},
-        {"answers": 1, "slower": 1.5},
-        {"answers": 1, "slower": float("nan")},
-    ],
-)
-def test_a_window_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        Window(**fields)
-
-
-# ---- Rewards that came late are kept under episode and step, in order, and not without bound.
-
-
-def test_late_rewards_are_read_in_order_from_where_a_reader_stopped(tmp_path: Path) -> None:
-    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
-        registry.add_feedback("default", [("s-1-x", 0, 1.5), ("s-1-x", 1, -2.0)])
-        registry.add_feedback("other", [("s-2-y", 0, 9.0)])
-        registry.add_feedback("default", [("s-3-z", 7, 0.25)])
-        first = registry.feedback("default", limit=2)
-        rest = registry.feedback("default", after=first[-1].number)
+def test_late_rewards_are_read_in_order_from_where_a_reader_stopped(registry: Registry) -> None:
+    registry.add_feedback("default", [("s-1-x", 0, 1.5), ("s-1-x", 1, -2.0)])
+    registry.add_feedback("other", [("s-2-y", 0, 9.0)])
+    registry.add_feedback("default", [("s-3-z", 7, 0.25)])
+    first = registry.feedback("default", limit=2)
+    rest = registry.feedback("default", after=first[-1].number)
     assert [(row.episode, row.step, row.amount) for row in (*first, *rest)] == [
         ("s-1-x", 0, 1.5),
         ("s-1-x", 1, -2.0),
@@ -411,39 +325,31 @@ def test_late_rewards_are_read_in_order_from_where_a_reader_stopped(tmp_path: Pa
     ]
 
 
-def test_the_oldest_feedback_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback, "MAX_KEPT", 10)
-    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
-        for index in range(25):
-            registry.add_feedback("default", [("s-1-x", index, 0.0)])
-        assert [row.step for row in registry.feedback("default")] == list(range(15, 25))
-
-
 @pytest.mark.promise("clients-cannot-exhaust-server")
-def test_a_caller_pushes_out_its_own_rewards_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_pushes_out_its_own_rewards_alone(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feedback, "MAX_KEPT_PER_CALLER", 10)
-    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
-        registry.add_feedback("default", [("s-1-x", step, 0.0) for step in range(5)], caller="quiet")
-        for first in range(100, 160, 7):
-            late = [("s-2-y", step, 0.0) for step in range(first, first + 7)]
-            registry.add_feedback("default", late, caller="loud")
-        kept = [(row.episode, row.step) for row in registry.feedback("default")]
+    registry.add_feedback("default", [("s-1-x", step, 0.0) for step in range(5)], caller="quiet")
+    for first in range(100, 160, 7):
+        late = [("s-2-y", step, 0.0) for step in range(first, first + 7)]
+        registry.add_feedback("default", late, caller="loud")
+    kept = [(row.episode, row.step) for row in registry.feedback("default")]
     assert [step for episode, step in kept if episode == "s-1-x"] == list(range(5))
     assert [step for episode, step in kept if episode == "s-2-y"] == list(range(153, 163))
 
 
-def test_who_has_most_makes_room_for_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_most_makes_room_for_all_others(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "MAX_KEPT", 20)
-    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
-        registry.add_feedback("al/quiet", [("s-1-x", step, 0.0) for step in range(5)], caller="ada")
-        registry.add_feedback("alone", [("s-1-x", step, 0.0) for step in range(5)])
-        for step in range(100):
-            policy, caller = f"alpha/agent-{step % 7}", f"user-{step}"
-            registry.add_feedback(policy, [("s-2-y", step, 0.0)], caller=caller)
-        kept = {
-            policy: [row.step for row in registry.feedback(policy)]
-            for policy in ("al/quiet", "alone", *(f"alpha/agent-{number}" for number in range(7)))
-        }
+    registry.add_feedback("al/quiet", [("s-1-x", step, 0.0) for step in range(5)], caller="ada")
+    registry.add_feedback("alone", [("s-1-x", step, 0.0) for step in range(5)])
+    for step in range(100):
+        policy, caller = f"alpha/agent-{step % 7}", f"user-{step}"
+        registry.add_feedback(policy, [("s-2-y", step, 0.0)], caller=caller)
+    kept = {
+        policy: [row.step for row in registry.feedback(policy)]
+        for policy in ("al/quiet", "alone", *(f"alpha/agent-{number}" for number in range(7)))
+    }
     assert kept.pop("al/quiet") == kept.pop("alone") == list(range(5))
     assert sorted(step for steps in kept.values() for step in steps) == list(range(90, 100))
 
@@ -458,52 +364,33 @@ def test_who_has_most_makes_room_for_all_others(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_a_reward_out_of_bounds_is_refused_with_all_beside_it(
-    tmp_path: Path, reward: tuple[str, int, float], why: str
+    registry: Registry, reward: tuple[str, int, float], why: str
 ) -> None:
-    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
-        with pytest.raises(ValueError, match=why):
-            registry.add_feedback("default", [("s-1-x", 1, 1.0), reward])
-        assert not registry.feedback("default")
-
-
-# ---- Ratings of responses are kept raw, in order, and told apart from the absence of one.
+    with pytest.raises(ValueError, match=why):
+        registry.add_feedback("default", [("s-1-x", 1, 1.0), reward])
+    assert not registry.feedback("default")
 
 
 CHAT = [{"role": "user", "content": "two and two?"}]
 
 
-def test_ratings_come_back_as_they_were_given(tmp_path: Path) -> None:
+def test_ratings_come_back_as_they_were_given(registry: Registry) -> None:
     given = [
         Rating(prompt="p", response="a", score=0.0, key="thumb", source="ada", conversation="c-1", version=7),
         Rating(prompt="p", response="b", score=-1.0),
         Rating(prompt=CHAT, response="four", rejected="five"),
     ]
-    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
-        registry.add_ratings("default", given[:2])
-        registry.add_ratings("other", given[2:])
-        first = registry.ratings(limit=1)
-        rest = registry.ratings(after=first[0].number)
-        of_one = registry.ratings("default")
+    registry.add_ratings("default", given[:2])
+    registry.add_ratings("other", given[2:])
+    first = registry.ratings(limit=1)
+    rest = registry.ratings(after=first[0].number)
+    of_one = registry.ratings("default")
     assert given == [kept.rating for kept in (*first, *rest)]
     assert given[:2] == [kept.rating for kept in of_one]
     assert "other" == rest[-1].policy
 
 
-@pytest.mark.parametrize(
-    ("score", "rejected", "message"),
-    [
-        (None, None, "give one of the two"),
-        (1.0, "b", "give one of the two"),
-        (math.nan, None, "must be finite"),
-        (math.inf, None, "must be finite"),
-    ],
-)
-def test_what_is_no_rating_is_refused(score: float | None, rejected: str | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Rating(prompt="p", response="a", score=score, rejected=rejected)
-
-
-def test_a_conversation_is_rated_as_its_newest_score_says(tmp_path: Path) -> None:
+def test_a_conversation_is_rated_as_its_newest_score_says(registry: Registry) -> None:
     def rating(conversation: str, score: float, **other: Any) -> Rating:
         said: dict[str, Any] = {"key": "thumb", "rater": "ann", "conversation": conversation, **other}
         return Rating(prompt="p", response="a", score=score, **said)
@@ -518,13 +405,12 @@ def test_a_conversation_is_rated_as_its_newest_score_says(tmp_path: Path) -> Non
         rating("c-3", 1.0, source="asked"),
         rating("", 1.0),
     ]
-    with Registry.open(with_registry(f"sqlite:///{tmp_path}/a.sqlite"), migrate=True) as registry:
-        registry.add_ratings("default", given)
-        registry.add_ratings("other", [rating("c-9", 1.0)])
-        found = registry.rated_conversations("default", "thumb", above=0.5, without="asked")
-        everybody = registry.rated_conversations("default", "thumb", above=0.5)
-        registry.delete_ratings("", "ann")
-        left = registry.rated_conversations("default", "thumb", above=0.5)
+    registry.add_ratings("default", given)
+    registry.add_ratings("other", [rating("c-9", 1.0)])
+    found = registry.rated_conversations("default", "thumb", above=0.5, without="asked")
+    everybody = registry.rated_conversations("default", "thumb", above=0.5)
+    registry.delete_ratings("", "ann")
+    left = registry.rated_conversations("default", "thumb", above=0.5)
     bobs = RatedConversation(conversation="c-1", rater="bob", is_well=False)
     assert found == (bobs, RatedConversation(conversation="c-2", rater="ann", is_well=True))
     assert [(one.conversation, one.is_well) for one in everybody] == [

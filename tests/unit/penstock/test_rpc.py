@@ -1,17 +1,17 @@
 import asyncio
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_health.v1 import health_pb2 as v1_pb
 
+from penstock.client import PolicyClient
 from penstock.config.settings import BrokerSection
 from penstock.launch.commands.certificates import main
 from penstock.launch.commands.request import Order
@@ -37,44 +37,39 @@ from penstock.runtime.server_frame import STREAMS_PER_CONNECTION, Front, HealthS
 from penstock.v1 import weights_pb2 as pb
 from tests.support.abuse.wire import RawChannel, answer_of
 
-# ---- Which party may call what, of the core's servers and of a workload's.
 
-
-OWN: Final = {"/outside.Service/Ask": ACTOR, "/penstock.v1.ControlService/Stop": ACTOR}
-
-
-def test_the_calls_of_a_workload_are_served_to_the_parties_that_it_names() -> None:
-    assert may_call(Party.ACTOR, "/outside.Service/Ask", OWN)
-    assert not may_call(Party.CLIENT, "/outside.Service/Ask", OWN)
+def test_a_call_is_served_to_the_parties_that_its_table_names_alone() -> None:
+    own = {"/outside.Service/Ask": ACTOR, "/penstock.v1.ControlService/Stop": ACTOR}
+    assert may_call(Party.ACTOR, "/outside.Service/Ask", own)
+    assert not may_call(Party.CLIENT, "/outside.Service/Ask", own)
     assert not may_call(Party.ACTOR, "/outside.Service/Ask")
-    assert not may_call(Party.ACTOR, "/penstock.v1.ControlService/Stop", OWN)
+    assert not may_call(Party.ACTOR, "/penstock.v1.ControlService/Stop", own)
+    assert not any(may_call(party, "/outside.Service/Tell", own) for party in Party)
+    for path, parties in ACCESS.items():
+        assert all(may_call(party, path) == (party in parties) for party in Party)
 
 
-def test_a_call_that_no_table_has_is_served_to_no_party() -> None:
-    assert not any(may_call(party, "/outside.Service/Tell", OWN) for party in Party)
-    assert all(
-        may_call(party, path) == (party in parties) for path, parties in ACCESS.items() for party in Party
-    )
-
-
-# ---- Addresses, and where plaintext may go.
-
-
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:1", "localhost:50051", "[::1]:50051", "unix:/tmp/x", "127.8.0.1:1"]
-)
-def test_loopback_and_unix_sockets_are_local(address: str) -> None:
-    assert is_local(address)
-    check_plaintext(address, insecure=False)
-
-
-@pytest.mark.parametrize(
-    "address", ["0.0.0.0:1", "broker:50051", "10.0.0.1:1", "[::]:1", "dns:///broker:50051"]
-)
-def test_plaintext_beyond_loopback_must_be_asked_for(address: str) -> None:
-    with pytest.raises(ValueError, match=r"tls_certificate.*--insecure"):
+def test_plaintext_beyond_loopback_and_unix_sockets_must_be_asked_for() -> None:
+    for address in ("127.0.0.1:1", "localhost:50051", "[::1]:50051", "unix:/tmp/x", "127.8.0.1:1"):
+        assert is_local(address)
         check_plaintext(address, insecure=False)
-    check_plaintext(address, insecure=True)
+    for address in ("0.0.0.0:1", "broker:50051", "10.0.0.1:1", "[::]:1", "dns:///broker:50051"):
+        with pytest.raises(ValueError, match=r"tls_certificate.*--insecure"):
+            check_plaintext(address, insecure=False)
+        check_plaintext(address, insecure=True)
+
+
+async def test_plaintext_beyond_loopback_is_refused_on_both_sides() -> None:
+    opens: list[Callable[[], object]] = [
+        lambda: bind(Front([], BrokerSection()).server, "0.0.0.0:0", PLAIN),
+        lambda: open_async_channel("broker:50051", PLAIN),
+        lambda: open_channel("broker:50051", PLAIN),
+        lambda: PolicyClient("broker:50051"),
+    ]
+    for opening in opens:
+        with pytest.raises(ValueError, match="insecure"):
+            opening()
+    PolicyClient("broker:50051", credentials=Credentials(insecure=True)).close()
 
 
 @pytest.mark.parametrize(
@@ -85,19 +80,10 @@ def test_a_malformed_address_is_named(address: str) -> None:
         check_address(address)
 
 
-# ---- What a process proves itself with.
-
-
-def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
+def test_a_certificate_needs_its_key_which_is_never_shown(tmp_path: Path) -> None:
+    assert "secret" not in repr(Credentials(certificate=b"c", key=b"secret"))
     with pytest.raises(ValueError, match="give both or neither"):
         Credentials.from_files(insecure=False, certificate=tmp_path / "c.pem", key=None, authority=None)
-
-
-def test_a_key_is_never_shown() -> None:
-    assert "secret" not in repr(Credentials(certificate=b"c", key=b"secret"))
-
-
-# ---- The file of accepted tokens on the server's side.
 
 
 LINE = f"{digest('secret')} penstock://run-a/operator\n"
@@ -146,9 +132,6 @@ def test_a_token_is_found_as_fast_among_many(tmp_path: Path) -> None:
     assert counts[0] == counts[1]
 
 
-# ---- Channels beside a proxy that the environment names, as it does in many companies.
-
-
 PATIENCE_S = 20.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 ASKED = health_pb2.HealthCheckRequest()
@@ -156,7 +139,6 @@ ASKED = health_pb2.HealthCheckRequest()
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Of a server on loopback."""
     server = grpc.server(ThreadPoolExecutor(2))
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -193,9 +175,6 @@ def test_what_is_for_this_machine_passes_no_proxy(host: str, port: int, proxy: s
         proxy.accept()
 
 
-# ---- What a caller is answered counts until it has been read, as a message or as bytes.
-
-
 LARGE = bytes(3 * MIB)
 
 
@@ -206,28 +185,18 @@ class Aborted(Exception):
 class Call:
     """A call over TCP whose reply is not read yet."""
 
+    method, invocation_metadata = "/a.Service/Get", ()
+
     def __init__(self) -> None:
         self.on_read: list[Callable[[Any], None]] = []
+        self.add_done_callback = self.on_read.append
 
     def peer(self) -> str:
-        """The same connection each time."""
         return "ipv4:127.0.0.1:40000"
 
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Called when the reply has left."""
-        self.on_read.append(callback)
-
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
-        """Ends the call."""
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         raise Aborted(text)
-
-
-class Details:
-    """What an interceptor is told of a call."""
-
-    method = "/a.Service/Get"
-    invocation_metadata = ()
 
 
 @pytest.mark.parametrize("reply", [LARGE, pb.GetWeightsReply(chunk=LARGE)], ids=["bytes", "message"])
@@ -239,7 +208,7 @@ async def test_who_does_not_read_is_answered_no_more(reply: Any) -> None:
         return grpc.unary_unary_rpc_method_handler(get)
 
     gate = Gate(Boundary(), RateLimits(Rates(calls=1e6, bytes=1e12)))
-    gated = await gate.intercept_service(handler, Details())  # type: ignore[arg-type]
+    gated = await gate.intercept_service(handler, Call())  # type: ignore[arg-type]
     first = Call()
     assert await gated.unary_unary(b"", first) is reply
     with pytest.raises(Aborted, match="are not read yet"):
@@ -248,34 +217,28 @@ async def test_who_does_not_read_is_answered_no_more(reply: Any) -> None:
     assert await gated.unary_unary(b"", Call()) is reply
 
 
-# ---- The health service before callers that are slow.
-
-
 async def test_no_call_waits_for_a_watcher_that_reads_nothing() -> None:
     servicer = HealthServicer()
     await servicer.set("", Status.SERVING)
-    slow, quick = (servicer.Watch(v1_pb.HealthCheckRequest(), None) for _ in range(2))
+    slow, quick = (servicer.Watch(health_pb2.HealthCheckRequest(), None) for _ in range(2))
     assert (await anext(slow)).status == (await anext(quick)).status == Status.SERVING
     async with asyncio.timeout(30):
         await servicer.set("", Status.NOT_SERVING)
         assert (await anext(quick)).status == Status.NOT_SERVING
-    checked = await servicer.Check(v1_pb.HealthCheckRequest(), None)
+    checked = await servicer.Check(health_pb2.HealthCheckRequest(), None)
     assert checked.status == Status.NOT_SERVING
 
 
-async def test_a_watcher_is_told_each_change_once() -> None:
+async def test_a_watcher_is_told_each_change_of_its_service_once() -> None:
     servicer = HealthServicer()
-    watcher = servicer.Watch(v1_pb.HealthCheckRequest(service="a"), None)
+    watcher = servicer.Watch(health_pb2.HealthCheckRequest(service="a"), None)
     assert (await anext(watcher)).status == Status.SERVICE_UNKNOWN
     coming = asyncio.ensure_future(anext(watcher))
     await servicer.set("b", Status.SERVING)
     await servicer.set("a", Status.SERVING)
     assert (await coming).status == Status.SERVING
-    listed = await servicer.List(v1_pb.HealthListRequest(), None)
+    listed = await servicer.List(health_pb2.HealthListRequest(), None)
     assert set(listed.statuses) == {"a", "b"}
-
-
-# ---- Names in certificates.
 
 
 @pytest.mark.parametrize(
@@ -329,52 +292,34 @@ def test_a_name_holds_for_itself_and_what_it_begins(actor_id: str, allowed: bool
     assert Identity(run="run-a", party=Party.ACTOR).may_act_as(actor_id)
 
 
-# ---- Token buckets, with a clock of the test's.
-
-
 class Clock:
-    """Moves when told."""
-
     def __init__(self) -> None:
         self.now_s = 100.0
 
     def __call__(self) -> float:
-        """Seconds."""
         return self.now_s
 
 
 def limits(calls: float = 10, size: float = 1000 * MAX_MESSAGE_BYTES) -> tuple[RateLimits, Clock]:
-    """Limits of so many calls and bytes a second."""
     clock = Clock()
     return RateLimits(Rates(calls=calls, bytes=size), clock), clock
 
 
 def test_a_seconds_worth_passes_at_once_and_a_second_more_waits() -> None:
-    found, _ = limits(calls=10)
+    found, clock = limits(calls=10)
     delays = [found.reserve("a", 1) for _ in range(20)]
     assert delays[:10] == [0.0] * 10
     assert delays[10:] == pytest.approx([0.1 * (index + 1) for index in range(10)])
     for _ in range(3):
         with pytest.raises(Exceeded, match=r"more than 10 calls"):
             found.reserve("a", 1)
-
-
-def test_callers_do_not_pay_for_one_another() -> None:
-    found, _ = limits(calls=2)
-    for _ in range(4):
-        found.reserve("loud", 1)
-    with pytest.raises(Exceeded):
-        found.reserve("loud", 1)
-    assert found.reserve("quiet", 1) == 0.0
-
-
-def test_time_fills_a_budget_up_to_a_seconds_worth() -> None:
-    found, clock = limits(calls=10)
-    for _ in range(20):
-        found.reserve("a", 1)
+    assert found.reserve("another", 1) == 0.0, "callers do not pay for one another"
     clock.now_s += 3600
-    assert [found.reserve("a", 1) for _ in range(10)] == [0.0] * 10
+    assert [found.reserve("a", 1) for _ in range(10)] == [0.0] * 10, "time fills a second's worth, not more"
     assert found.reserve("a", 1) > 0
+    for index in range(3 * MAX_CALLERS):
+        found.reserve(f"caller-{index}", 1)
+    assert len(found) == MAX_CALLERS
 
 
 def test_bytes_count_beside_calls_whichever_way_they_went() -> None:
@@ -387,13 +332,6 @@ def test_bytes_count_beside_calls_whichever_way_they_went() -> None:
     found.charge("a", 4 * MAX_MESSAGE_BYTES)
     with pytest.raises(Exceeded):
         found.reserve("a", 1)
-
-
-def test_many_callers_take_bounded_memory() -> None:
-    found, _ = limits()
-    for index in range(3 * MAX_CALLERS):
-        found.reserve(f"caller-{index}", 1)
-    assert len(found) == MAX_CALLERS
 
 
 def test_a_caller_that_reads_nothing_is_answered_no_more() -> None:
@@ -424,9 +362,6 @@ def test_all_callers_together_leave_unread_no_more_than_a_server_can_keep() -> N
     found.keep("honest", "c", SMALL_BYTES)()
     kept.pop()()
     found.keep("honest", "c", MIB)()
-
-
-# ---- A channel whose TLS files are replaced while a call is held.
 
 
 @pytest.fixture
@@ -469,34 +404,34 @@ def test_close_ends_a_call_that_was_begun_before_the_rotation(channel_address: s
         assert held.code() is grpc.StatusCode.CANCELLED
 
 
-# ---- Servers and channels that find each other.
-
-
 PLAIN = Credentials()
 
 
-async def test_a_served_address_answers_health_checks() -> None:
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Front, str]]:
     front = Front(["penstock.v1.ControlService"], BrokerSection())
     address = bind(front.server, "127.0.0.1:0", PLAIN)
     await front.server.start()
-    request = health_pb2.HealthCheckRequest(service="penstock.v1.ControlService")
-    async with open_async_channel(address, PLAIN) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        await front.set_serving(serving=True)
-        assert (await stub.Check(request, timeout=5)).status == health_pb2.HealthCheckResponse.SERVING
-        await front.set_serving(serving=False)
-        assert (await stub.Check(request, timeout=5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    yield front, address
     await front.server.stop(None)
 
 
-async def test_a_port_in_use_is_an_error_that_names_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = f"127.0.0.1:{other.getsockname()[1]}"
+async def test_a_served_address_answers_health_checks_of_a_bounded_size() -> None:
+    request = health_pb2.HealthCheckRequest(service="penstock.v1.ControlService")
+    async with served() as (front, address), open_async_channel(address, PLAIN) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for serving, status in ((True, SERVING), (False, health_pb2.HealthCheckResponse.NOT_SERVING)):
+            await front.set_serving(serving=serving)
+            assert (await stub.Check(request, timeout=5)).status == status
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Check(health_pb2.HealthCheckRequest(service="x" * (9 * MIB)), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_an_address_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
+    async with served() as (_, address):
         with pytest.raises(AddressInUse, match=f"{address}: port in use; choose another"):
             bind(Front([], BrokerSection()).server, address, PLAIN)
-
-
-async def test_a_served_unix_socket_is_not_taken_over(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's'}"
     first = Front([], BrokerSection())
     bind(first.server, address, PLAIN)
@@ -512,39 +447,16 @@ async def test_a_served_unix_socket_is_not_taken_over(tmp_path: Path) -> None:
     await second.server.stop(None)
 
 
-async def test_plaintext_beyond_loopback_is_refused_on_both_sides() -> None:
-    with pytest.raises(ValueError, match="insecure"):
-        bind(Front([], BrokerSection()).server, "0.0.0.0:0", PLAIN)
-    with pytest.raises(ValueError, match="insecure"):
-        open_async_channel("broker:50051", PLAIN)
-
-
-async def test_a_message_over_the_limit_is_refused_before_it_is_read() -> None:
-    front = Front([], BrokerSection())
-    address = bind(front.server, "127.0.0.1:0", PLAIN)
-    await front.server.start()
-    async with open_async_channel(address, PLAIN) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="x" * (9 * 1024 * 1024))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Check(request, timeout=5)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await front.server.stop(None)
-
-
 async def test_calls_that_come_while_the_server_is_busy_wait_for_it() -> None:
-    front = Front([], BrokerSection())
-    address = bind(front.server, "127.0.0.1:0", PLAIN)
-    await front.server.start()
-    await front.set_serving(serving=True)
-    with ExitStack() as stack:
-        channels = [stack.enter_context(RawChannel(address)) for _ in range(24)]
-        # The server's event loop is this one: until the wait below it looks at no call.
-        calls = [
-            channel.start("/grpc.health.v1.Health/Check", b"")
-            for channel in channels
-            for _ in range(STREAMS_PER_CONNECTION)
-        ]
-        answers = await asyncio.to_thread(lambda: [answer_of(call) for call in calls])
-    await front.server.stop(None)
+    async with served() as (front, address):
+        await front.set_serving(serving=True)
+        with ExitStack() as stack:
+            channels = [stack.enter_context(RawChannel(address)) for _ in range(24)]
+            # The server's event loop is this one: until the wait below it looks at no call.
+            calls = [
+                channel.start("/grpc.health.v1.Health/Check", b"")
+                for channel in channels
+                for _ in range(STREAMS_PER_CONNECTION)
+            ]
+            answers = await asyncio.to_thread(lambda: [answer_of(call) for call in calls])
     assert {(answer.code, answer.text) for answer in answers} == {(grpc.StatusCode.OK, "")}

@@ -32,37 +32,28 @@ from penstock.runtime.health import (
     serve_http,
 )
 from penstock.runtime.lifecycle import LIFELINE_VARIABLE, Lifecycle
-from penstock.runtime.server_frame import ServerFrame, setter
-
-# ---- What /metrics, /healthz and /readyz answer.
+from penstock.runtime.server_frame import ServerFrame
 
 
 class Clock:
-    """Time that passes when told."""
-
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Seconds."""
         return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
-    """A clock at 0."""
-    return Clock()
+def health() -> Health:
+    return Health("test", Clock())
 
 
-@pytest.fixture
-def health(clock: Clock) -> Health:
-    """Health of a test process."""
-    return Health("test", clock)
+def pass_time(health: Health, seconds: float) -> None:
+    health._clock.now += seconds  # type: ignore[attr-defined]
 
 
 @pytest.fixture
 def port(health: Health) -> Iterator[int]:
-    """Port of a served health."""
     server, port = serve_http(health, "127.0.0.1", 0)
     yield port
     server.shutdown()
@@ -70,7 +61,6 @@ def port(health: Health) -> Iterator[int]:
 
 
 def get(port: int, path: str, reader: str = "") -> tuple[int, str]:
-    """Status and body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     connection.request("GET", path, headers={"User-Agent": reader} if reader else {})
     reply = connection.getresponse()
@@ -80,6 +70,10 @@ def get(port: int, path: str, reader: str = "") -> tuple[int, str]:
 
 
 def test_a_process_is_alive_before_it_is_ready(health: Health, port: int) -> None:
+    assert get(port, "/secrets")[0] == 404
+    assert 'penstock_cpu_seconds_total{role="test"}' in get(port, "/metrics")[1]
+    with pytest.raises(AddressInUse, match=f"metrics.port={port}.*another port"):
+        serve_http(health, "127.0.0.1", port)
     assert get(port, "/healthz") == (200, "ok\n")
     assert get(port, "/readyz") == (503, "starting\n")
     health.set_ready(True)
@@ -88,50 +82,36 @@ def test_a_process_is_alive_before_it_is_ready(health: Health, port: int) -> Non
     assert get(port, "/readyz") == (503, "draining\n")
 
 
-def test_a_lack_of_progress_turns_health_red_with_the_reason(health: Health, clock: Clock, port: int) -> None:
+def test_a_lack_of_progress_turns_health_red_with_the_reason(health: Health, port: int) -> None:
     health.set_ready(True)
     health.watch("updates", timeout_s=10)
-    clock.now = 11
+    pass_time(health, 11)
     assert get(port, "/healthz") == (503, "updates: no progress for 11 s (limit 10 s)\n")
     assert get(port, "/readyz")[0] == 503
     health.progress("updates")
     assert get(port, "/healthz")[0] == 200
-
-
-def test_what_is_suspended_is_not_judged_until_it_moves_again(health: Health, clock: Clock) -> None:
-    health.watch("updates", timeout_s=10)
     health.suspend("updates")
-    clock.now = 100
+    pass_time(health, 100)
     assert health.problem() is None
     health.progress("updates")
-    clock.now = 111
+    pass_time(health, 11)
     assert health.problem() is not None
-
-
-def test_a_failure_stays(health: Health) -> None:
-    health.fail("disk full")
-    health.fail("something else")
+    for failure in ("disk full", "something else"):
+        health.fail(failure)
     assert health.problem() == "disk full"
 
 
-def test_metrics_name_the_role_of_the_process(port: int) -> None:
-    status, body = get(port, "/metrics")
-    assert status == 200
-    assert 'penstock_cpu_seconds_total{role="test"}' in body
-    assert get(port, "/secrets")[0] == 404
-
-
-def waits(health: Health, port: int, *readers: str) -> bool:
+def waits(health: Health, port: int, *readers: str, within_s: float = 10.0) -> bool:
     """Whether a process that ends would wait, and goes on once these have read the metrics."""
     over = threading.Event()
     waiting = threading.Thread(target=health.await_readers, args=(1e9, over))
     waiting.start()
     waiting.join(0.2)
     waited = waiting.is_alive()
-    health._clock.now += 1.0  # type: ignore[attr-defined]
+    pass_time(health, 1.0)
     for reader in readers:
         get(port, "/metrics", reader)
-    waiting.join(10 if readers else 0)
+    waiting.join(within_s)
     done = not waiting.is_alive()
     over.set()
     waiting.join(10)
@@ -141,35 +121,24 @@ def waits(health: Health, port: int, *readers: str) -> bool:
 def test_who_reads_the_metrics_gets_to_read_what_was_counted_last(health: Health, port: int) -> None:
     for reader in ("Prometheus/2.42.0", "another"):
         get(port, "/metrics", reader)
-    assert not waits(health, port, "another")
+    assert not waits(health, port, "another", within_s=0.2)
     assert waits(health, port, "Prometheus/2.42.0", "another")
 
 
-def test_only_readers_with_a_name_that_read_lately_are_waited_for(
-    health: Health, clock: Clock, port: int
+def test_only_readers_with_a_name_that_read_lately_are_waited_for_and_not_for_longer_than_said(
+    health: Health, port: int
 ) -> None:
     over = threading.Event()
     get(port, "/metrics")
     get(port, "/healthz", "kubelet")
     get(port, "/metrics", "Prometheus/2.42.0")
-    clock.now = READER_S
+    pass_time(health, READER_S)
     health.await_readers(1e9, over)
-
-
-def test_a_reader_that_stays_away_is_not_waited_for_longer_than_said(
-    health: Health, clock: Clock, port: int
-) -> None:
-    over = threading.Event()
     get(port, "/metrics", "Prometheus/2.42.0")
-    clock.now = 1.0
+    pass_time(health, 1.0)
     health.await_readers(0.0, over)
     over.set()
     health.await_readers(1e9, over)
-
-
-def test_a_port_in_use_is_named(health: Health, port: int) -> None:
-    with pytest.raises(AddressInUse, match=f"metrics.port={port}.*another port"):
-        serve_http(health, "127.0.0.1", port)
 
 
 def test_an_endpoint_is_announced_where_the_launcher_asked(
@@ -206,9 +175,6 @@ def test_a_reader_that_hangs_up_leaves_no_traceback(capsys: pytest.CaptureFixtur
     server.shutdown()
     server.server_close()
     assert capsys.readouterr().err == ""
-
-
-# ---- How a process is asked to end. Each test runs a real process.
 
 
 SERVICE = """
@@ -249,33 +215,22 @@ def service(
         process.communicate()
 
 
-def test_sigterm_drains_and_exits_clean() -> None:
-    with service() as process:
-        process.send_signal(signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("prefix", "signals", "reason", "code"),
+    [
+        ([], [signal.SIGTERM], "SIGTERM", 0),
+        ([], [signal.SIGINT], "SIGINT", 130),
+        (["env", "--default-signal=HUP"], [signal.SIGHUP], "SIGHUP", 0),
+        (["nohup"], [signal.SIGHUP, signal.SIGTERM], "SIGTERM", 0),
+    ],
+    ids=["terminated", "interrupted", "closed-terminal", "nohup"],
+)
+def test_a_signal_drains(prefix: list[str], signals: list[signal.Signals], reason: str, code: int) -> None:
+    with service(prefix=prefix) as process:
+        for one in signals:
+            process.send_signal(one)
         out, _ = process.communicate(timeout=10)
-        assert (out, process.returncode) == ("callback SIGTERM\n", 0)
-
-
-def test_a_closed_terminal_drains() -> None:
-    with service(prefix=["env", "--default-signal=HUP"]) as process:
-        process.send_signal(signal.SIGHUP)
-        out, _ = process.communicate(timeout=10)
-        assert (out, process.returncode) == ("callback SIGHUP\n", 0)
-
-
-def test_what_nohup_started_outlives_its_terminal() -> None:
-    with service(prefix=["nohup"]) as process:
-        process.send_signal(signal.SIGHUP)
-        process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=10)
-        assert (out, process.returncode) == ("callback SIGTERM\n", 0)
-
-
-def test_sigint_exits_130_after_a_clean_drain() -> None:
-    with service() as process:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=10)
-        assert process.returncode == 130
+        assert (out, process.returncode) == (f"callback {reason}\n", code)
 
 
 def test_a_closed_lifeline_drains() -> None:
@@ -316,36 +271,22 @@ def test_the_cause_is_the_last_line_on_stderr(then: str, code: int, last: str) -
         assert (process.returncode, err.splitlines()[-1]) == (code, last)
 
 
-def test_a_callback_registered_while_draining_runs_at_once() -> None:
-    lifecycle = Lifecycle("test")
-    lifecycle.drain("enough")
-    called: list[str] = []
-    lifecycle.on_drain(lambda: called.append(lifecycle.reason))
-    lifecycle.drain("again")
-    assert called == ["enough"]
-
-
-def test_a_failing_callback_does_not_keep_the_others_from_draining() -> None:
-    lifecycle = Lifecycle("test")
-    called: list[str] = []
+def test_every_callback_is_called_on_a_drain_until_its_block_is_left() -> None:
+    lifecycle, called = Lifecycle("test"), list[str]()
 
     def fail() -> None:
         raise RuntimeError("closed already")
 
     lifecycle.on_drain(fail)
     lifecycle.on_drain(lambda: called.append("second"))
-    lifecycle.drain("enough")
-    assert called == ["second"]
-
-
-def test_a_callback_is_forgotten_with_its_block() -> None:
-    lifecycle = Lifecycle("test")
-    called: list[str] = []
     with lifecycle.calling_on_drain(lambda: called.append("outlived")):
         pass
     with lifecycle.calling_on_drain(lambda: called.append("inside")):
         lifecycle.drain("enough")
-    assert called == ["inside"]
+    assert called == ["second", "inside"]
+    lifecycle.on_drain(lambda: called.append(f"at once: {lifecycle.reason}"))
+    lifecycle.drain("again")
+    assert called == ["second", "inside", "at once: enough"]
 
 
 ON_A_FULL_DISK = """
@@ -372,41 +313,24 @@ def test_a_full_disk_ends_a_service_with_3_also_when_its_log_is_on_it(is_log_ful
         assert last == "learner cannot write its files: No space left on device; make room, then resume"
 
 
-# ---- Every metric is declared once, with unit and help.
-
-
-PLATFORM = ("process_", "python_")
-LABELS = {
-    "reason",
-    "cause",
-    "phase",
-    "method",
-    "role",
-    "evaluation",
-    "le",
-    "arm",
-    "fallback",
-    "call",
-    "tracker",
-    "actions",
-    "split",
-    "direction",
-    "by",
-}
-
-
 def families() -> list[tuple[str, str]]:
-    """Name and help of our own families."""
     text = metrics.exposition("every role").decode()
     found = re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE)
-    return [(name, words) for name, words in found if not name.startswith(PLATFORM)]
+    return [(name, words) for name, words in found if not name.startswith(("process_", "python_"))]
 
 
-def test_every_metric_has_the_prefix_and_a_help_text() -> None:
+def test_every_metric_has_prefix_help_and_unit_and_few_labels() -> None:
     assert len(families()) > 50
     for name, words in families():
         assert re.fullmatch(r"penstock_[a-z][a-z0-9_]*", name), name
         assert len(words) > 10, name
+        assert ", in seconds" not in words or "_seconds" in name, name
+        assert ", in bytes" not in words or "_bytes" in name, name
+    labels = {name for one in vars(metrics).values() for name in getattr(one, "_labelnames", ())}
+    assert labels <= {
+        *("reason", "cause", "phase", "method", "role", "evaluation", "le", "arm", "fallback", "call"),
+        *("tracker", "actions", "split", "direction", "by"),
+    }, "labels come from small enumerations"
 
 
 def test_a_process_serves_the_families_of_its_role_alone() -> None:
@@ -415,7 +339,10 @@ def test_a_process_serves_the_families_of_its_role_alone() -> None:
     assert "penstock_mean_return" not in actor
     assert "penstock_mean_return" in learner
     assert "penstock_outbox_fragments" not in learner
-    assert "penstock_outbox_fragments" not in metrics.exposition("evaluator").decode()
+    evaluator = metrics.exposition("evaluator").decode()
+    assert "penstock_outbox_fragments" not in evaluator
+    assert "penstock_weight_version_applied" in actor
+    assert "penstock_weight_version_applied" not in evaluator
     assert "penstock_log_closed" not in learner
     assert "penstock_log_closed" in metrics.exposition("broker").decode()
     assert "process_resident_memory_bytes" in metrics.exposition("redis").decode()
@@ -432,25 +359,6 @@ def test_what_alerts_watch_is_there_before_its_first_event() -> None:
     )
 
 
-def test_an_evaluator_does_not_say_which_version_it_acts_with() -> None:
-    assert "penstock_weight_version_applied" in metrics.exposition("actor").decode()
-    assert "penstock_weight_version_applied" not in metrics.exposition("evaluator").decode()
-
-
-def test_labels_come_from_small_enumerations() -> None:
-    for collector in vars(metrics).values():
-        names = getattr(collector, "_labelnames", ())
-        assert set(names) <= LABELS, collector
-
-
-def test_times_and_sizes_carry_their_unit() -> None:
-    for name, words in families():
-        if ", in seconds" in words:
-            assert "_seconds" in name, name
-        if ", in bytes" in words:
-            assert "_bytes" in name, name
-
-
 def test_the_service_of_a_workload_serves_families_of_its_own() -> None:
     declared = metrics.declare("tested")
     declared.counter("tested_calls", "Calls that a test made").inc(3)
@@ -462,21 +370,20 @@ def test_the_service_of_a_workload_serves_families_of_its_own() -> None:
             metrics.declare(role)
 
 
-# ---- The frame of a gRPC server: what its callers see from its first call to its last.
-
-
 FRAME_SERVICE = "penstock.v1.ControlService"
 STATUS = health_pb2.HealthCheckResponse.ServingStatus
 
 
 def framed(listen: str = "127.0.0.1:0") -> ServerFrame:
-    """A server without services."""
     return ServerFrame("broker", (FRAME_SERVICE,), Settings(), listen, boundary=Boundary())
 
 
 async def test_a_server_says_that_it_drains_before_it_lets_go_of_the_calls_that_it_holds() -> None:
     frame = framed()
-    async with grpc.aio.insecure_channel(frame.bind()) as channel:
+    address = frame.bind()
+    with pytest.raises(ConfigurationError, match="in use"):
+        framed(address).bind()
+    async with grpc.aio.insecure_channel(address) as channel:
         await frame.begin(metrics_port=0)
         watch = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=FRAME_SERVICE)
@@ -489,20 +396,6 @@ async def test_a_server_says_that_it_drains_before_it_lets_go_of_the_calls_that_
         await asyncio.wait_for(draining, 10)
         assert released == [True]
     await frame.close()
-
-
-async def test_an_address_that_is_taken_is_a_matter_of_configuration() -> None:
-    first = framed()
-    address = first.bind()
-    with pytest.raises(ConfigurationError, match="in use"):
-        framed(address).bind()
-    await first.close()
-
-
-async def test_an_event_is_set_from_another_thread() -> None:
-    event = asyncio.Event()
-    threading.Thread(target=setter(event)).start()
-    await asyncio.wait_for(event.wait(), 10)
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05ab"])

@@ -9,5 +9,4 @@ from tests.support.language.tiny_models import make_base
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its folder."""
     return make_base(tmp_path_factory.mktemp("tiny") / "base")

@@ -402,7 +402,9 @@ class ChatApi:
             raise ApiError(409, "an answer of this conversation is still coming: wait, or stop it")
         newest = talk.newest
         if text is None and newest is None:
-            raise ApiError(409, "text: nothing was answered yet: say something", field="text")
+            raise ApiError(
+                409, "text: is missing, and no message can be answered again: send a message", field="text"
+            )
         self._limit.count(talk.person)
         message = {"role": "user", "content": text or ""}
         before = list(newest.before) if text is None and newest else [*talk.messages, message]
@@ -545,7 +547,7 @@ class ChatApi:
         second = _answer_of(talk, body)
         first = second.other
         if first is None:
-            raise ApiError(409, "turn: there is one answer: ask for another one first", field="turn")
+            raise ApiError(409, "turn: has one answer only: request a second one first", field="turn")
         chosen = second.chosen = second.chosen or body  # before any await: of two requests one chooses
         if chosen.better != body.better:
             detail = f"better={body.better!r}: the {chosen.better} one was chosen before, and that stays"
@@ -563,7 +565,9 @@ class ChatApi:
     async def correct(self, talk: bodies.TalkRecord, body: bodies.Correction) -> None:
         answer = _answer_of(talk, body)
         if body.text == answer.text:
-            raise ApiError(422, "text: is what was answered: write what it should have been", field="text")
+            raise ApiError(
+                422, "text: equals the answer: write the text that it should have been", field="text"
+            )
         rejected, response = answer.text, body.text
         await self._keep(
             bodies.rating_of(talk, answer, body, key=bodies.CORRECTED, response=response, rejected=rejected)

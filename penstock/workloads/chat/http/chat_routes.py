@@ -114,9 +114,9 @@ def _counted(one: TalkCounts) -> dict[str, Any]:
 
 
 def shown_name(rater: str) -> str:
-    """Return a rater's name as `penstock chat ratings` shows it, with a browser's own name cut short.
+    """Return a rater's name as `penstock chat ratings` shows it; a name that a browser made is cut short.
 
-    That name is also cut short behind a token, which several people may share.
+    It is cut short for callers with a token too, since several people may share a token.
     """
     caller, slash, own = rater.rpartition("/")
     return rater if caller == ACCOUNT else f"{caller}{slash}{own[:_SHOWN]}…"

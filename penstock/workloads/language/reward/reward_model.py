@@ -404,7 +404,7 @@ class HeadsModel(RewardModel):
         return cls._over(folder, card, base, device, digest.hexdigest())
 
     def save(self, folder: Path) -> None:
-        """Write the model; `heads.json` last, so that a folder with one is whole."""
+        """Write the model; `heads.json` last, so that a folder with that file is complete."""
         save(self.network, self.encoder.tokenizer, self.card, folder)
 
     def judge(self, samples: Sequence[Sample]) -> list[Judgement]:

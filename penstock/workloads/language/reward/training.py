@@ -543,7 +543,7 @@ def _taught(weights: Mapping[str, float], items: Sequence[Item]) -> dict[str, fl
             f"head of a weight above 0; give one that was rated a weight: {', '.join(sorted(taught))}"
         )
     if untaught:
-        log.warning("heads that no row teaches count nothing in the reward", extra={"heads": untaught})
+        log.warning("heads without a training row have weight 0 in the reward", extra={"heads": untaught})
     return found
 
 

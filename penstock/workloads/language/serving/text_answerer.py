@@ -277,7 +277,9 @@ class TextAnswerer:
             except _Failed as error:
                 self._blame(choice.arm, not_finite=isinstance(error.cause, ArithmeticError))
                 if drawing.has_shown:
-                    raise _not_ready("the version failed behind the part that was sent: ask again") from error
+                    raise _not_ready(
+                        "the version failed after a part of the answer was sent: ask again"
+                    ) from error
             else:
                 if not self._needs_another(answers):
                     self._on_answered(Answered(arm=choice.arm, action={}, answer=None, fallback=""))

@@ -94,7 +94,7 @@ class TextRequest:
             )
             raise invalid(f"thought_tokens={self.thought_tokens}: {remedy}")
         if self.conversation_id and (self.client_key or self.version or self.arm is not None):
-            raise invalid("client_key, version, arm: a conversation has those that it was started with")
+            raise invalid("client_key, version, arm: are fixed when a conversation starts; leave them out")
 
     @property
     def unlearned(self) -> str:
@@ -202,7 +202,7 @@ def _check_history(messages: Sequence[Message]) -> None:
         raise invalid("messages: give at least one")
     last = len(messages) - 1
     if messages[last].role == "assistant":
-        raise invalid(f"messages[{last}].role=assistant: nothing is asked; end with a user or a tool")
+        raise invalid(f"messages[{last}].role=assistant: the last message must be of a user or a tool")
     called = set[str]()
     for index, message in enumerate(messages):
         called |= {call.id for call in message.tool_calls}
@@ -356,7 +356,7 @@ class OpenConversation:
         self._last, self._last_bytes = (_what(request), reply), request_bytes(request)
 
     def choose(self, messages: tuple[Message, ...] = ()) -> None:
-        """Make the sibling that these messages continue a turn; the first one where they continue none."""
+        """Choose which sibling becomes the turn: the one that these messages continue, else the first."""
         siblings, self.siblings = self.siblings, []
         if not siblings:
             return

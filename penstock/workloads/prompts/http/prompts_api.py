@@ -454,7 +454,11 @@ class PromptsApi:
                 field="ticket",
             )
         if given.state != key:
-            raise ApiError(422, "state: the ticket is of another one; send that of this step", field="state")
+            raise ApiError(
+                422,
+                "state: differs from the state of the ticket; send the state of the same step",
+                field="state",
+            )
         if given.action != body.action:
             raise ApiError(
                 422,

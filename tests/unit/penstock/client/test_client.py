@@ -16,11 +16,9 @@ from penstock.client import (
     Arm,
     AsyncPolicyClient,
     BadReply,
-    Credentials,
     DeadlinePassed,
     EpisodeElsewhere,
     EpisodeUnknown,
-    Fallback,
     InvalidRequest,
     NotAllowed,
     NotReady,
@@ -52,26 +50,17 @@ from tests.support.serving.scripted_server import (
     serving,
 )
 
-# ---- What a caller says becomes a request, or an error that names the field and the value.
-
-
 HALF: Final = "a\ud83d"
 """A text that was cut in the middle of a pair of surrogates, as JSON lets it through."""
 
 
-def codec() -> calls.Codec:
-    """Of a policy of one observation and two choices."""
+def act(**options: Any) -> object:
     described = Description(
         run="r", policy="p", observation_space=Box(low=-np.ones(1, np.float32), high=np.ones(1, np.float32)),
         action_space=Discrete(2), versions=(), max_batch=1, max_message_bytes=1, max_episodes=1,
         reward_window_ms=1, episode_timeout_ms=1, server="s", learns=True,
     )  # fmt: skip
-    return calls.Codec("p", described)
-
-
-def act(**options: Any) -> object:
-    """The request for one action."""
-    return codec().act(np.zeros(1, np.float32), cast(ActOptions, options))
+    return calls.Codec("p", described).act(np.zeros(1, np.float32), cast(ActOptions, options))
 
 
 SAID: Final[dict[str, Callable[[], object]]] = {
@@ -101,29 +90,17 @@ def test_what_is_no_text_is_told_by_its_field(name: str, call: Callable[[], obje
     assert r"\ud83d" in str(told.value)
 
 
-def test_text_of_any_alphabet_is_sent() -> None:
-    assert calls.start("p", "Ünï 😀", learned=True).request.client_key == "Ünï 😀"
-
-
-# ---- Both clients against a scripted server: what is asked, what comes back, and what goes wrong on the
-# way.
-
-
 OBSERVATION = [0.5, 1.0, 1.5, 2.0]
 
 
-def request_ids(policy: ScriptedPolicy, method: str) -> list[str]:
-    """Under which ids the method was called."""
-    return [request.request_id for request in policy.heard[method]]
-
-
-async def test_an_observation_is_answered(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    action = await client.act(
-        OBSERVATION, client_key="k", deterministic=True, seed=5, version=VERSION, distribution=True,
+async def test_an_observation_is_answered(either: Any, policy: ScriptedPolicy) -> None:
+    action = await either.act(
+        OBSERVATION, client_key="Ünï 😀", deterministic=True, seed=5, version=VERSION, distribution=True,
         value=True, mask=[True, False], state={"core": np.arange(2, dtype=np.float32)},
     )  # fmt: skip
     request: pb.ActRequest = policy.heard["Act"][0]
-    assert (request.policy, request.client_key, request.seed, request.version) == ("default", "k", 5, VERSION)
+    assert (request.policy, request.client_key) == ("default", "Ünï 😀")
+    assert (request.seed, request.version) == (5, VERSION)
     assert (request.deterministic, request.batch, len(request.request_id)) == (True, 0, 32)
     assert from_tensor("mask", request.action_mask[0].value).tolist() == [True, False]
     assert not request.HasField("step")
@@ -134,8 +111,8 @@ async def test_an_observation_is_answered(client: AsyncPolicyClient, policy: Scr
     assert action.request_id == request.request_id
 
 
-async def test_a_batch_has_rows(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    batch = await client.act_batch(np.arange(12).reshape(3, 4), value=True, mask=np.ones((3, 2), bool))
+async def test_a_batch_has_rows(either: Any, policy: ScriptedPolicy) -> None:
+    batch = await either.act_batch(np.arange(12).reshape(3, 4), value=True, mask=np.ones((3, 2), bool))
     assert policy.heard["Act"][0].batch == 3
     assert batch.action.tolist() == [0, 0, 0]
     assert batch.log_prob is not None
@@ -166,17 +143,14 @@ async def test_the_spaces_are_learned_once(client: AsyncPolicyClient, policy: Sc
         await client.act(OBSERVATION)
     await client.act(OBSERVATION)
     assert len(policy.heard["Describe"]) == 2
-
-
-async def test_a_server_describes_itself(client: AsyncPolicyClient) -> None:
     description = await client.describe()
     assert (description.observation_space, description.action_space) == CARTPOLE
     assert description.versions[0].arms == (Arm.LATEST, Arm.ACTIVE)
     assert (description.run, description.max_batch, description.server) == ("scripted", 64, "peer")
 
 
-async def test_an_episode_is_played(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
-    episode = await client.start_episode("player", learned=False)
+async def test_an_episode_is_played(either: Any, policy: ScriptedPolicy) -> None:
+    episode = await either.start_episode("player", learned=False)
     assert (episode.arm, episode.learned) == (Arm.LATEST, False)
     first = await episode.act(OBSERVATION)
     second = await episode.act(OBSERVATION, reward=1.0, taken_action=1, taken_log_prob=-0.5)
@@ -190,13 +164,8 @@ async def test_an_episode_is_played(client: AsyncPolicyClient, policy: ScriptedP
     assert (result.total_return, result.length) == (31.0, 2)
     ended: pb.EndEpisodeRequest = policy.heard["EndEpisode"][0]
     assert (ended.ending, len(ended.final_observation)) == (pb.ENDING_TRUNCATED, 1)
-    ids = [
-        request_id
-        for method in policy.heard
-        if method != "Describe"
-        for request_id in request_ids(policy, method)
-    ]
-    assert len(set(ids)) == 6
+    asked = [request for method in policy.heard.keys() - {"Describe"} for request in policy.heard[method]]
+    assert len({request.request_id for request in asked}) == 6
 
 
 async def test_an_end_must_say_how_and_a_cut_what_was_seen(client: AsyncPolicyClient) -> None:
@@ -207,40 +176,15 @@ async def test_an_end_must_say_how_and_a_cut_what_was_seen(client: AsyncPolicyCl
         await episode.end(truncated=True)
 
 
-def play(address: str) -> tuple[Any, ...]:
-    """What the synchronous client makes of a server."""
-    with PolicyClient(address, deadline_s=2.0) as client:
-        episode = client.start_episode("player")
-        step = episode.act(OBSERVATION)
-        late = episode.reward(1.0, step=0)
-        result = episode.end(terminated=True, final_observation=OBSERVATION, reward=2.0)
-        rows = client.act_batch([OBSERVATION, OBSERVATION]).action.tolist()
-        return (
-            client.describe().run, client.act(OBSERVATION).action, step.step, late, result.total_return, rows
-        )  # fmt: skip
-
-
-async def test_the_synchronous_client_does_the_same(server: ScriptedServer) -> None:
-    assert await asyncio.to_thread(play, server.address) == ("scripted", 0, 0, 1, 3.0, [0, 0])
-
-
 @pytest.mark.parametrize("method", ["StartEpisode", "Act", "Reward", "EndEpisode"])
-@pytest.mark.parametrize("is_synchronous", [True, False])
 async def test_a_lost_reply_is_asked_for_again_under_the_same_id(
-    server: ScriptedServer, policy: ScriptedPolicy, method: str, is_synchronous: bool
+    either: Any, server: ScriptedServer, policy: ScriptedPolicy, method: str
 ) -> None:
     policy.lost[method] = [server.closes]
-    if is_synchronous:
-        _, _, step, _, total_return, _ = await asyncio.to_thread(play, server.address)
-    else:
-        async with AsyncPolicyClient(server.address) as client:
-            episode = await client.start_episode()
-            step = (await episode.act(OBSERVATION)).step
-            await episode.reward(1.0)
-            total_return = (await episode.end(terminated=True, reward=2.0)).total_return
-    assert (step, total_return) == (0, 3.0)
-    repeated = request_ids(policy, method)[:2]
-    assert repeated[0] == repeated[1]
+    episode = await either.start_episode()
+    assert (await episode.act(OBSERVATION)).step == 0
+    await episode.reward(1.0)
+    assert (await episode.end(terminated=True, reward=2.0)).total_return == 3.0
     assert policy.heard[method][0] == policy.heard[method][1]
 
 
@@ -250,8 +194,8 @@ async def test_silence_is_asked_again_after_half_of_the_deadline(
     episode = await client.start_episode()
     policy.lost["Act"] = [hangs]
     assert (await episode.act(OBSERVATION)).step == 0
-    assert len(set(request_ids(policy, "Act"))) == 1
-    assert len(policy.heard["Act"]) == 2
+    first, again = policy.heard["Act"]
+    assert first.request_id == again.request_id
 
 
 async def test_a_deadline_is_kept_whatever_the_server_does(
@@ -266,21 +210,13 @@ async def test_a_deadline_is_kept_whatever_the_server_does(
         assert time.monotonic() - started > 0.3
 
 
-@pytest.mark.parametrize("is_synchronous", [True, False])
-async def test_an_overload_is_waited_out(
-    server: ScriptedServer, policy: ScriptedPolicy, is_synchronous: bool
-) -> None:
+async def test_an_overload_is_waited_out(either: Any, policy: ScriptedPolicy) -> None:
     policy.script["Act"] = [refuses(Reason.OVERLOADED, 150), refuses(Reason.OVERLOADED, 150)]
     started = time.monotonic()
-    if is_synchronous:
-        with PolicyClient(server.address) as client:
-            await asyncio.to_thread(client.act, OBSERVATION)
-    else:
-        async with AsyncPolicyClient(server.address) as other:
-            await other.act(OBSERVATION)
+    await either.act(OBSERVATION)
     assert time.monotonic() - started >= 0.3
     assert len(policy.heard["Act"]) == 3
-    assert len(set(request_ids(policy, "Act"))) == 1
+    assert len({request.request_id for request in policy.heard["Act"]}) == 1
 
 
 async def test_an_overload_beyond_the_deadline_is_told_at_once(
@@ -295,46 +231,35 @@ async def test_an_overload_beyond_the_deadline_is_told_at_once(
     assert refused.value.refusal.retry_after_ms == 60_000
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        (Reason.INVALID, InvalidRequest),
-        (Reason.UNKNOWN_VERSION, UnknownVersion),
-        (Reason.EPISODE_UNKNOWN, EpisodeUnknown),
-        (Reason.EPISODE_ELSEWHERE, EpisodeElsewhere),
-        (Reason.NOT_READY, NotReady),
-        (Reason.DEADLINE, DeadlinePassed),
-        (Reason.FENCED, PolicyError),
-    ],
-)
-async def test_a_refusal_is_an_error_of_its_kind(
-    client: AsyncPolicyClient, policy: ScriptedPolicy, reason: Reason, kind: type[PolicyError]
-) -> None:
-    policy.script["Act"] = [refuses(reason)]
-    with pytest.raises(kind) as refused:
-        await client.act(OBSERVATION)
-    assert type(refused.value) is kind
-    assert refused.value.refusal is not None
-    assert refused.value.refusal.reason is reason
-    assert len(policy.heard["Act"]) == 1
+FAILURES: Final[dict[Reason | grpc.StatusCode, type[PolicyError]]] = {
+    Reason.INVALID: InvalidRequest,
+    Reason.UNKNOWN_VERSION: UnknownVersion,
+    Reason.EPISODE_UNKNOWN: EpisodeUnknown,
+    Reason.EPISODE_ELSEWHERE: EpisodeElsewhere,
+    Reason.NOT_READY: NotReady,
+    Reason.DEADLINE: DeadlinePassed,
+    Reason.FENCED: PolicyError,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
+    grpc.StatusCode.UNIMPLEMENTED: Unreachable,
+}
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
-        (grpc.StatusCode.UNAUTHENTICATED, NotAllowed),
-        (grpc.StatusCode.PERMISSION_DENIED, NotAllowed),
-        (grpc.StatusCode.UNIMPLEMENTED, Unreachable),
-    ],
-)
-async def test_a_status_that_no_repetition_changes_is_an_error_of_its_kind(
-    client: AsyncPolicyClient, policy: ScriptedPolicy, code: grpc.StatusCode, kind: type[PolicyError]
+@pytest.mark.parametrize("why", FAILURES, ids=lambda why: why.name)
+async def test_a_refusal_or_status_is_an_error_of_its_kind_and_not_asked_again(
+    client: AsyncPolicyClient, policy: ScriptedPolicy, why: Reason | grpc.StatusCode
 ) -> None:
-    policy.script["Act"] = [fails(code)]
-    with pytest.raises(kind, match=f"{code.name}: scripted") as refused:
+    policy.script["Act"] = [refuses(why) if isinstance(why, Reason) else fails(why)]
+    with pytest.raises(FAILURES[why], match="scripted") as refused:
         await client.act(OBSERVATION)
-    assert refused.value.refusal is None
+    assert type(refused.value) is FAILURES[why]
+    if isinstance(why, Reason):
+        assert refused.value.refusal is not None
+        assert refused.value.refusal.reason is why
+    else:
+        assert refused.value.refusal is None
+        assert f"{why.name}: scripted" in str(refused.value)
     assert len(policy.heard["Act"]) == 1
 
 
@@ -364,10 +289,7 @@ async def test_a_reply_that_cannot_be_read_says_so(client: AsyncPolicyClient, po
     assert (await client.act(OBSERVATION)).action == (0,)
 
 
-@pytest.mark.parametrize("is_synchronous", [True, False])
-async def test_closing_the_client_ends_its_calls(
-    server: ScriptedServer, policy: ScriptedPolicy, is_synchronous: bool
-) -> None:
+async def test_closing_the_client_ends_its_calls(either: Any, policy: ScriptedPolicy) -> None:
     reached = asyncio.Event()
 
     async def holds(request: Any, context: Any) -> None:
@@ -375,22 +297,12 @@ async def test_closing_the_client_ends_its_calls(
         await hangs(request, context)
 
     policy.script["Act"] = [holds]
-    if is_synchronous:
-        client = PolicyClient(server.address)
-        waiting = asyncio.create_task(asyncio.to_thread(client.act, OBSERVATION))
-        await reached.wait()
-        await asyncio.to_thread(client.close)
+    waiting = asyncio.create_task(either.act(OBSERVATION))
+    await reached.wait()
+    await either.close()
+    for call in (either.act(OBSERVATION), waiting):
         with pytest.raises(Unreachable, match="was closed"):
-            await asyncio.to_thread(client.act, OBSERVATION)
-    else:
-        other = AsyncPolicyClient(server.address)
-        waiting = asyncio.create_task(other.act(OBSERVATION))
-        await reached.wait()
-        await other.close()
-        with pytest.raises(Unreachable, match="was closed"):
-            await other.act(OBSERVATION)
-    with pytest.raises(Unreachable, match="was closed"):
-        await waiting
+            await call
 
 
 async def test_a_cancelled_task_stays_cancelled(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
@@ -410,60 +322,18 @@ async def test_threads_share_a_client(server: ScriptedServer) -> None:
     assert threading.active_count() < 60
 
 
-def test_plaintext_beyond_this_machine_must_be_asked_for() -> None:
-    with pytest.raises(ValueError, match="plaintext beyond loopback"):
-        PolicyClient("policies.example:50052")
-    PolicyClient("policies.example:50052", credentials=Credentials(insecure=True)).close()
-
-
-def test_the_enumerations_have_the_numbers_of_the_protocol() -> None:
-    for ours, theirs, prefix in ((Arm, pb.Arm, "ARM_"), (Fallback, pb.Fallback, "FALLBACK_")):
-        numbers = {name.removeprefix(prefix): number for name, number in theirs.items() if number}
-        assert {member.name: member.value for member in ours} == numbers
-
-
-def test_the_client_loads_little() -> None:
+def test_the_client_loads_grpc_protobuf_and_numpy_alone_and_when_it_is_asked_for() -> None:
     code = """
-import json, sys
-import penstock
-before = set(sys.modules)
-from penstock import PolicyClient
-print(json.dumps([sorted(before), sorted(sys.modules)]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    before, after = (set(names) for names in json.loads(done.stdout))
-    assert before & {"grpc", "numpy", "penstock.client", "asyncio"} == set()
-    heavy = {
-        "torch",
-        "gymnasium",
-        "pydantic",
-        "prometheus_client",
-        "redis",
-        "sqlalchemy",
-        "cryptography",
-        "lz4",
-    }
-    assert after & heavy == set()
-    assert {name for name in after if name.split(".")[0] in {"actor", "broker", "learner"}} == set()
-
-
-def test_the_client_loads_no_package_beside_grpc_protobuf_and_numpy() -> None:
-    code = """
-import json, sys
+import json, sys, penstock
+early = set(sys.modules) & {"grpc", "numpy", "penstock.client", "asyncio"}
 import asyncio, grpc, grpc.aio, numpy, google.protobuf
-before = {name.split(".")[0] for name in sys.modules}
-import penstock.client
-print(json.dumps(sorted({name.split(".")[0] for name in sys.modules} - before - sys.stdlib_module_names)))
+before = {name.split(".")[0] for name in sys.modules} - {"penstock"}
+from penstock import PolicyClient
+loaded = {name.split(".")[0] for name in sys.modules} - before - sys.stdlib_module_names
+print(json.dumps([sorted(early), sorted(loaded)]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert json.loads(done.stdout) == ["penstock"]
-
-
-# ---- Observations become parts, and parts become actions.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == [[], ["penstock"]]
 
 
 POSITION = spaces.Box(np.full(3, -1, np.float32), np.full(3, 1, np.float32))
@@ -480,12 +350,12 @@ VALUE = {
 
 
 def arrays(parts: list[pb.Part]) -> dict[str, np.ndarray[Any, Any]]:
-    """What the parts hold."""
     return {part.path: from_tensor(part.path, part.value) for part in parts}
 
 
-def test_a_nested_value_becomes_one_part_per_leaf_in_the_dtype_of_its_space() -> None:
-    parts = arrays(to_parts("observation", NESTED, VALUE))
+def test_a_nested_value_becomes_one_part_per_leaf_and_comes_back_in_the_form_of_its_space() -> None:
+    sent = to_parts("observation", NESTED, VALUE)
+    parts = arrays(sent)
     assert {path: (array.dtype.name, array.shape) for path, array in parts.items()} == {
         "camera": ("uint8", (2, 2)),
         "body/0": ("float32", (3,)),
@@ -495,10 +365,7 @@ def test_a_nested_value_becomes_one_part_per_leaf_in_the_dtype_of_its_space() ->
     }
     assert parts["camera"].tolist() == [[0, 255], [1, 2]]
     assert parts["arm/bits"].tolist() == [1, 0]
-
-
-def test_a_value_comes_back_in_the_form_of_its_space() -> None:
-    back = from_parts("action", NESTED, to_parts("action", NESTED, VALUE))
+    back = from_parts("action", NESTED, sent)
     assert (back["body"][1], back["arm"]["grip"]) == (3, -1)
     assert isinstance(back["arm"]["grip"], int)
     assert isinstance(back["body"], tuple)

@@ -154,7 +154,7 @@ def test_each_turn_keeps_the_version_that_sampled_it() -> None:
     assert weight_spans([TWO, CUT], 8) == (
         WeightSpan(0, 2, 2, 3, 2), WeightSpan(0, 7, 1, 3, 2), WeightSpan(1, 1, 1, 4, 3),
     )  # fmt: skip
-    with pytest.raises(ValueError, match="nothing was sampled"):
+    with pytest.raises(ValueError, match="none has a sampled token"):
         weight_spans([NONE], 1)
 
 

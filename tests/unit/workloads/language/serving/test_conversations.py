@@ -587,7 +587,7 @@ async def test_no_other_version_goes_on_behind_a_part_that_was_sent(stand: TextS
                     parameter.fill_(torch.nan)
 
     ask = TextRequest(messages=(user(),), conversation_id=stand.start(), max_tokens=30)
-    with pytest.raises(Refused, match="the version failed behind the part that was sent"):
+    with pytest.raises(Refused, match="the version failed after a part of the answer was sent"):
         await stand.conversations.generate(ask, FAR, show)
     assert shown
     reply = await stand.say("", user(), temperature=0.0)
