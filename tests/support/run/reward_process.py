@@ -1,10 +1,12 @@
 """A real reward service as a process."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.support.run.broker_process import BrokerProcess, eventually
 from tests.support.run.forked_process import PENSTOCK, ForkedProcess
@@ -28,6 +30,30 @@ def serving(
         yield server
     finally:
         server.end()
+
+
+@contextmanager
+def reward_endpoint(answer: Callable[[Any, str | None], tuple[int, bytes]]) -> Iterator[str]:
+    """The URL of rewards over HTTP. answer: status and body for what is asked with which authorization."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            status, body = answer(asked, self.headers.get("Authorization"))
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: Any) -> None:
+            """Nothing: its lines are not those of the run."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever)
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/rewards"
+        finally:
+            server.shutdown()
 
 
 def secured(certificates: Path, run: str) -> list[str]:

@@ -81,6 +81,21 @@ class Training:
         out, err = self.process.communicate(timeout=within_s)
         return self.process.returncode, out, err
 
+    def completed(self, within_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Its summary, when it has ended well; its books balance."""
+        code, _, errors = self.end(within_s)
+        assert code == 0, errors
+        summary = self.summary()
+        assert summary["ledger"]["balanced"], summary["ledger"]
+        return summary
+
+    def audited(self) -> dict[str, Any]:
+        """What `penstock audit` reports of a run that has ended; nothing is wrong."""
+        command = penstock("audit", str(self.run_dir), "--json")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+        return dict(json.loads(done.stdout))
+
     def summary(self) -> dict[str, Any]:
         """`summary.json`."""
         return dict(json.loads((self.run_dir / "summary.json").read_text()))
