@@ -16,7 +16,6 @@ from tests.support.storage.postgresql_server import PostgresqlServer, find_progr
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[Store]:
-    """The side of a broker, on a fresh server."""
     made = Store.connect(redis_url)
     yield made
     await made.aclose()
@@ -32,7 +31,6 @@ def log(redis_url: str) -> Iterator[LearnerLog]:
 
 @pytest.fixture
 def raw(redis_url: str) -> Iterator["redis.Redis"]:
-    """A plain client, to look and to break things."""
     client = redis.Redis.from_url(redis_url)
     yield client
     client.close()
@@ -40,7 +38,6 @@ def raw(redis_url: str) -> Iterator["redis.Redis"]:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresqlServer]:
-    """A running server."""
     programs = find_programs()
     assert programs is not None
     folder = Path(tempfile.mkdtemp(prefix="ps-", dir="/tmp"))

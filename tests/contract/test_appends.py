@@ -37,15 +37,11 @@ from tests.support.run.store_run import Actor, item, open_run, reconnect
 from tests.support.storage.guarded_redis import USERS
 from tests.support.storage.redis_server import PATIENCE_S, RedisServer
 
-# ---- Appends that come while others are under way go together, and each gets its own reply.
-
-
 MANY = 40
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Appends in each pipeline."""
     counts: list[int] = []
     write = line.Appends._write
 
@@ -58,7 +54,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def servers(store: Store, count: int) -> list[Actor]:
-    """So many who need no credit, their sessions open."""
     actors = [Actor(store, f"server-{i}", role=Role.SERVER) for i in range(count)]
     for actor in actors:
         await actor.open()
@@ -196,7 +191,6 @@ async def test_a_caller_that_is_cancelled_holds_up_no_other(store: Store, redis_
 
 
 def serving(store: Store, *, ceiling_bytes: int) -> tuple[ExperienceService, Admission, StagingLimit]:
-    """A broker's own part of an append."""
     staging = StagingLimit(ceiling_bytes)
     owners, admission = (
         SessionOwners(store.owner_of, store.confirm),
@@ -247,9 +241,6 @@ async def test_what_waits_for_a_connection_counts_as_staged(redis_server: RedisS
     log.close()
 
 
-# ---- A line to Redis: many calls over one connection, each with its own reply or with what broke it.
-
-
 MIB = 2**20
 GREETED = b":0\r\n"
 
@@ -259,7 +250,6 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @pytest.fixture
 async def calls(redis_url: str) -> AsyncIterator[Line]:
-    """A line to a fresh server."""
     made = Line(redis_url, None)
     yield made
     await made.aclose()
@@ -267,7 +257,6 @@ async def calls(redis_url: str) -> AsyncIterator[Line]:
 
 @asynccontextmanager
 async def line_to(serve: Serve, folder: Path) -> AsyncIterator[Line]:
-    """A line to something that is no Redis."""
     made = Line(f"unix://{folder}/other.sock", None)
     async with await asyncio.start_unix_server(serve, folder / "other.sock"):
         yield made
@@ -275,7 +264,6 @@ async def line_to(serve: Serve, folder: Path) -> AsyncIterator[Line]:
 
 
 async def read_command(reader: asyncio.StreamReader) -> list[bytes]:
-    """One command as it was written."""
     count = int((await reader.readline())[1:])
     return [(await reader.readexactly(int((await reader.readline())[1:]) + 2))[:-2] for _ in range(count)]
 
@@ -421,7 +409,6 @@ async def over_tls(server: RedisServer, files: TlsFiles, host: str = "127.0.0.1"
 
 
 def certificates(folder: Path, of: str) -> TlsFiles:
-    """What an authority signed for one process."""
     if not folder.exists():
         main(Order(folder=folder, run=RUN, users=USERS))
     return TlsFiles(
@@ -495,9 +482,6 @@ async def test_who_has_no_certificate_is_not_served(redis_server: RedisServer, t
             with pytest.raises(RedisConnectionError):
                 await secure.ask("PING")
             await secure.aclose()
-
-
-# ---- What the log counts of an entry is what Redis uses for it, on every server found.
 
 
 AT_ONCE = 8

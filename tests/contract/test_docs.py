@@ -37,7 +37,6 @@ def _named(page: Path) -> str:
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives to the headings of a page."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -69,7 +68,6 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 
 
 def _definitions(file: Path) -> set[str]:
-    """Functions and classes of a file, and methods as Class.method."""
     found = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -192,9 +190,6 @@ def test_the_reference_is_what_the_program_is() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---- What the README says about speed is what docs/performance.md says, and it says what is missed.
-
-
 FIGURES_ROOT: Final = Path(__file__).resolve().parents[2]
 NUMBER: Final = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?![\w-])")
 """Not the digits of a name, such as Stable-Baselines3."""
@@ -242,13 +237,11 @@ SOURCES: Final[dict[str, tuple[Figure | Ratio, ...]]] = {
 
 
 def _section(page: str, heading: str) -> str:
-    """The text below a heading of the second level."""
     text = (FIGURES_ROOT / page).read_text()
     return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
 def _rows(text: str) -> list[list[str]]:
-    """The cells of every row of every table."""
     lines = re.findall(r"^\|(.+)\|$", text, flags=re.MULTILINE)
     return [[cell.strip() for cell in line.split("|")] for line in lines]
 
@@ -307,9 +300,6 @@ def test_the_readme_says_which_aims_are_missed() -> None:
     verdicts = ", ".join((bars[PATH][4], bars["the same with the append-only file"][4])).split(", ")
     missed = sum(verdict.startswith("missed") for verdict in verdicts)
     assert f"{WORDS[missed]} of the {WORDS[len(verdicts)]} aims for the way from actor to learner" in text
-
-
-# ---- What pages and remedies say about installing brings this program, not another one of an index.
 
 
 if TYPE_CHECKING:
@@ -434,9 +424,6 @@ def test_an_operator_needs_no_extra(module: str) -> None:
     assert {top: names for top, names in brought.items() if not names & there} == {}
 
 
-# ---- SECURITY.md says of every call what it can make a server keep.
-
-
 def test_every_call_says_what_it_can_make_grow() -> None:
     protos = (ROOT / "protos" / "penstock" / "v1").glob("*.proto")
     calls = {
@@ -446,9 +433,6 @@ def test_every_call_says_what_it_can_make_grow() -> None:
     table = page.split("| call | what grows | until |\n", 1)[1].split("\n\n", 1)[0]
     named = [name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert sorted(named) == sorted(calls)
-
-
-# ---- No command of the command line is forgotten by the tables of bad input.
 
 
 Words = tuple[str, ...]

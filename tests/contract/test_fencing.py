@@ -27,9 +27,6 @@ from tests.support.run.small_run import CHARGE, RUN, fragment, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
 
-# ---- A learner that has lost its lease changes nothing, whichever script it reaches first.
-
-
 COMMIT = Commit(
     checkpoint_id="000000000001-00000009", manifest_sha256="0" * 64, position=2, trim=2, totals=Totals()
 )
@@ -64,14 +61,12 @@ def old(redis_url: str) -> Iterator[LearnerLog]:
 
 
 def everything(url: str) -> dict[bytes, bytes]:
-    """Every key and its content, serialised."""
     with redis.Redis.from_url(url) as client:
         names = [bytes(name) for name in client.scan_iter()]
         return {name: bytes(client.dump(name) or b"") for name in names}
 
 
 async def append(url: str, count: int) -> None:
-    """Put fragments into the log."""
     store = Store.connect(url)
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -153,7 +148,6 @@ def losing_one_reply(proxy: Proxy) -> Iterator[None]:
 
 
 def added(before: dict[str, int], after: dict[str, int], *names: str) -> list[int]:
-    """How often each command was run in between."""
     return [after.get(name, 0) - before.get(name, 0) for name in names]
 
 
@@ -164,16 +158,11 @@ def calls(url: str) -> dict[str, int]:
     return {name.removeprefix("cmdstat_"): int(of["calls"]) for name, of in stats.items()}
 
 
-# ---- Commands of operators in Redis: noted once, answered once, by the commit that contains them.
-
-
 def done(number: int, request_id: str) -> Answer:
-    """What a commit says."""
     return Answer(number=number, request_id=request_id, detail="done", checkpoint_id=f"c{number}")
 
 
 def commit(*answers: Answer, number: int = 1) -> Commit:
-    """A checkpoint that contains what was done."""
     return Commit(checkpoint_id=f"c{number}", manifest_sha256="0" * 64, position=0, trim=0, answers=answers)
 
 
@@ -270,15 +259,10 @@ def test_refusals_have_the_numbers_of_the_protocol() -> None:
     assert {one.name: one.value for one in CommandRefusal} == {k: v for k, v in names.items() if v}
 
 
-# ---- A Redis that lost a part of its run holds another incarnation of it; keys of another layout are
-# refused.
-
-
 Dump = dict[bytes, bytes]
 
 
 def snapshot(raw: "redis.Redis") -> Dump:
-    """Every key and its content, serialised."""
     names = [bytes(name) for name in raw.scan_iter()]
     return {name: bytes(raw.dump(name) or b"") for name in names}
 
@@ -291,7 +275,6 @@ def fill(raw: "redis.Redis", held: Dump) -> None:
 
 
 def begin_anew(url: str, unroll_length: int) -> LearnerLog:
-    """Another run of the same name, whose fragments may be longer."""
     log = LearnerLog.connect(url, wait_s=5.0)
     log.acquire(RUN, "learner", TTL_MS)
     log.start(specification(unroll_length=unroll_length).encode(), PACING)
@@ -299,21 +282,16 @@ def begin_anew(url: str, unroll_length: int) -> LearnerLog:
 
 
 def message(session: int) -> list[SentFragment]:
-    """One good fragment, as it arrives."""
     return [sent(fragment(session))]
 
 
 class Context:
-    """Of a call that may be refused."""
-
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
-        """End the call."""
         raise PermissionError(code, text)
 
 
 @pytest.fixture
 async def incarnations_store(redis_url: str) -> AsyncIterator[Store]:
-    """A broker's store, beside which something is remembered."""
     made = Store.connect(redis_url)
     made.on_incarnation(LastCredit().forget)
     yield made
@@ -371,7 +349,6 @@ async def test_a_broker_forgets_who_opened_the_sessions_of_the_run_before(
 
 
 async def opened_by(incarnations_store: Store, owner: str) -> int:
-    """A session of this identity."""
     opened = await incarnations_store.open_session("actor-0", Role.ROLLOUT, owner)
     assert isinstance(opened, Opened)
     return opened.session

@@ -86,8 +86,6 @@ def allocated(work: Callable[[], Any]) -> int:
 
 
 class Rollout:
-    """What a rollout worker does for a fragment, without threads."""
-
     def __init__(self, vectorise: str) -> None:
         environment: Any = gymnasium.make_vec("CartPole-v1", SLOTS, vectorization_mode=vectorise)
         self.stepper = Stepper(environment, OBSERVATION)
@@ -96,11 +94,9 @@ class Rollout:
         self.builder.start(self.stepper.reset(range(SLOTS)))
 
     def act(self) -> None:
-        """One forward pass for all slots."""
         self.policy.act(self.builder.observation())
 
     def unroll(self) -> Fragment:
-        """A full fragment."""
         while not self.builder.is_full:
             acted = self.policy.act(self.builder.observation())
             stepped = self.stepper.step(self.policy.environment_action(acted.action))
@@ -115,7 +111,6 @@ def rollout() -> Rollout:
 
 
 def lines(count: int) -> Sequence[Environment]:
-    """Environments for any action."""
     return [Line(8, "terminated") for _ in range(count)]
 
 
@@ -131,7 +126,6 @@ def test_calls_of_a_gradient_step(of: tuple[Space, Callable[[int], Sequence[Envi
 
 
 def admit(raw: bytes, run: RunSpecification) -> None:
-    """What a broker does before it speaks to Redis."""
     assert check_all(1, append.parse(raw).fragments, run).refusal is None
 
 
@@ -161,10 +155,7 @@ def test_calls_to_read_a_fragment() -> None:
 
 
 class Called:
-    """gRPC's side of a broker, on a socket of one machine."""
-
     def peer(self) -> str:
-        """Whose limits would count."""
         return "unix:"
 
 
@@ -189,7 +180,6 @@ async def call_of(service: Any, name: str) -> Call:
 
 
 async def session_of(store: Store) -> int:
-    """One that needs no credit."""
     opened = await store.open_session("server-0", Role.SERVER)
     assert isinstance(opened, Opened)
     return opened.session
@@ -250,17 +240,14 @@ class Asking:
         """No deadline."""
 
     async def write(self, _reply: bytes) -> None:
-        """Of a stream."""
         self.answered += 1
 
     async def requests(self, data: bytes) -> AsyncIterator[bytes]:
-        """All there already."""
         for _ in range(CLIENTS):
             yield data
 
 
 async def crowded(**asked: Any) -> tuple[Stand, bytes]:
-    """A server that expects so many, and what each of them asks."""
     stand = Stand()
     await stand.publish(1)
     stand.batcher._expected = CLIENTS
@@ -268,7 +255,6 @@ async def crowded(**asked: Any) -> tuple[Stand, bytes]:
 
 
 async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
-    """The method Act of a server."""
     service = stand.service()
     return lambda data, context: service.act(policy_pb2.ActRequest.FromString(data), context)
 

@@ -32,10 +32,6 @@ from tests.support.run.broker_process import eventually
 from tests.support.run.forked_process import MODULE, ForkedProcess
 from tests.support.run.serving_run import ServedRun
 
-# ---- A process that acts with a small network loads no torch: that is most of its start and of its
-# memory.
-
-
 EVALUATES: Final = """
 import sys, threading
 from pathlib import Path
@@ -68,9 +64,6 @@ def test_rollouts_and_evaluations_of_a_small_network_load_no_torch(tmp_path: Pat
     assert all(int(length) > 1 for length in done.stdout.split())
 
 
-# ---- What a user installs for one purpose brings all that the purpose loads.
-
-
 OURS = "penstock-rl"
 LOADED = {
     "actor": ("penstock.actor.process", "penstock.actor.evaluator"),
@@ -98,7 +91,6 @@ owners_of = cache(packages_distributions)
 
 
 def installed_with(name: str, extras: frozenset[str], found: set[tuple[str, frozenset[str]]]) -> set[str]:
-    """A distribution and all that it requires, by their names."""
     key = canonicalize_name(name)
     if (key, extras) in found:
         return set()
@@ -116,7 +108,6 @@ def installed_with(name: str, extras: frozenset[str], found: set[tuple[str, froz
 
 
 def extras_of(image: str) -> frozenset[str]:
-    """The extras that the image's file installs."""
     (words,) = (
         found.group(1)
         for value in stages(image)[0].values("RUN")
@@ -149,9 +140,6 @@ def test_an_image_has_every_package_that_its_command_loads(image: str) -> None:
     }
     assert {"setproctitle", "stable_baselines3"} <= absent
     loads_without(LOADED[image], absent)
-
-
-# ---- A model's folder is data: nothing that reads one may run code of it.
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,7 +175,6 @@ def refuses_code(call: ast.Call) -> bool:
 
 
 def mistakes(path: Path) -> list[str]:
-    """Calls in a file that could run code of what they read."""
     place = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
     return [
         f"{place}:{call.lineno}: {name}"
@@ -214,9 +201,6 @@ def test_the_rule_sees_what_it_must(tmp_path: Path) -> None:
         "AutoModel.from_pretrained(folder, trust_remote_code=False)\n"
     )
     assert [line.split(":")[1] for line in mistakes(path)] == ["1", "2", "3", "4"]
-
-
-# ---- The core and the launcher find workloads by entry point and name none in their text.
 
 
 CORE = ("actor", "broker", "learner", "penstock")
@@ -451,9 +435,6 @@ def _path(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-# ---- What `make` starts with ARGS starts by itself, whatever other modules import of it.
-
-
 PATIENCE_S = 120.0
 MODULES = sorted(set(re.findall(r"python -m (\S+) .*\$\(ARGS\)", (ROOT / "Makefile").read_text())))
 
@@ -468,9 +449,6 @@ def test_a_module_tells_how_it_is_used(module: str, tmp_path: Path) -> None:
     code = ForkedProcess(MODULE, module, "--help", output=said).wait(PATIENCE_S)
     assert code == 0, said.read_text()
     assert "sage" in said.read_text()
-
-
-# ---- Threads that compute keep the limit of their process, and no other thread computes.
 
 
 COMPUTE_THREADS_ROOT: Final = Path(__file__).resolve().parents[2]
@@ -609,14 +587,12 @@ def makers() -> Iterator[tuple[str, str]]:
 
 
 def made_in(tree: ast.Module) -> Iterator[str]:
-    """The calls and the base classes that make threads."""
     for node in ast.walk(tree):
         made = [node.func] if isinstance(node, ast.Call) else getattr(node, "bases", [])
         yield from (name for name in map(ast.unparse, made) if MAKES_THREADS.fullmatch(name))
 
 
 def within(name: str, rooms: Iterable[str]) -> bool:
-    """A file is one of these, or in one of these folders."""
     return any(
         name.removesuffix(".py") == room.removesuffix(".py") or name.startswith(f"{room}/") for room in rooms
     )

@@ -38,9 +38,6 @@ from tests.support.chat.satisfaction import (
 from tests.support.prompts.judged_prompts import text_graph
 from tests.support.serving.goals_run import optimum
 
-# ---- The optimum of the simulated host, beside a search without value iteration, and beside play.
-
-
 EPISODES = 400
 STEPS = 50
 
@@ -112,9 +109,6 @@ def play(policy: np.ndarray) -> tuple[float, float]:
     return float(np.mean(returns)), float(np.std(returns) / np.sqrt(EPISODES))
 
 
-# ---- The exact optimum, beside all 3,125 ways of five mutations.
-
-
 REWARD = QualityReward()
 
 
@@ -139,9 +133,6 @@ def test_a_way_through_the_graph_earns_what_the_texts_do() -> None:
         text = after
     assert graph.followed((4, 2, 1, 3, 0)) == pytest.approx(total)
     assert graph.expected(5, policy) == pytest.approx(total)
-
-
-# ---- Ceilings by the definition, beside what drawn opinions give, and rules that cannot pass them.
 
 
 TASTES = pytest.mark.parametrize("taste", [USUAL, CHANGED], ids=["usual", "changed"])

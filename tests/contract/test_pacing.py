@@ -21,9 +21,6 @@ from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
 from tests.support.storage.credit_stand import Clock, Crowd, Outcome, Stand, virtual_time
 from tests.support.storage.redis_server import RedisServer, find_binaries
 
-# ---- The run goes on: credit to generate under loss, death and scarcity (simulated actors, real Redis).
-
-
 TICK_MS = 1000
 
 
@@ -270,7 +267,6 @@ async def test_taking_the_lease_sets_settled_back(store: Store, redis_url: str) 
     log.close()
 
 
-# ---------------------------------------------------------------- lock-step
 def _lock_step(redis_url: str, actors: int, **pacing: Any) -> LearnerLog:
     return open_run(redis_url, lock_step=True, actor_count=actors, **pacing)
 
@@ -418,10 +414,6 @@ async def test_room_is_kept_no_longer_for_a_server_that_does_not_come_back(
         log.renew()
     assert (await worker.watch()).begin_through == 2
     log.close()
-
-
-# ---- Crowds of simulated actors on the real scripts, in virtual time: who gets credit, and what it costs
-# others.
 
 
 Play = Callable[[Crowd, int], Outcome]

@@ -26,7 +26,6 @@ STUBS = ROOT / "penstock" / "v1"
 
 @pytest.fixture
 def generator() -> ModuleType:
-    """The script that writes the stubs."""
     specification = importlib.util.spec_from_file_location("generate", ROOT / "protos" / "generate.py")
     assert specification is not None
     assert specification.loader is not None
@@ -88,9 +87,6 @@ def test_the_stubs_need_no_newer_libraries_than_the_declared_floors() -> None:
         assert f'"protobuf>={wanted[1]}"' in declared
 
 
-# ---- The messages as they are against those of `protos/released.binpb`, whose speakers stay understood.
-
-
 PROTOCOL_PROTOS: Final = Path(__file__).resolve().parents[2] / "protos"
 BUF: Final = Path(sys.executable).with_name("buf")
 
@@ -126,9 +122,6 @@ def test_what_would_break_a_client_is_found(tmp_path: Path, old: str, new: str, 
     assert complaint in _breaking(tmp_path)
 
 
-# ---- The example client in JavaScript: its physics, and how it speaks.
-
-
 TRAJECTORY = """
 import { CartPole } from './cartpole.js';
 const { state, actions } = JSON.parse(process.argv[1]);
@@ -150,7 +143,6 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 @pytest.fixture
 def policy(server: ScriptedServer) -> ScriptedPolicy:
-    """What the server does."""
     return server.policy
 
 

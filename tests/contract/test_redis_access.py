@@ -37,7 +37,6 @@ UNREACHED: Final = {
 
 
 def allowed() -> dict[str, set[str]]:
-    """Commands of each user in the shipped file."""
     lines = [line.split() for line in USERS.read_text().splitlines()]
     return {words[1]: {word[1:] for word in words if word.startswith("+")} for words in lines}
 
@@ -60,7 +59,6 @@ def _reached(source: str) -> set[str]:
 
 
 def called_by_source(user: str) -> set[str]:
-    """Commands that the user's Python calls by name."""
     found: set[str] = set()
     for name in SOURCES[user]:
         text = (BROKER_FOLDER / name).read_text()
@@ -84,7 +82,6 @@ def test_each_user_may_exactly_what_its_code_calls() -> None:
 
 @pytest.fixture
 def server(redis_binary: Binary, short_folder: Path) -> Iterator[GuardedRedis]:
-    """A server with the shipped users."""
     guarded = GuardedRedis(redis_binary, short_folder, run=RUN)
     guarded.start()
     yield guarded
@@ -227,7 +224,6 @@ async def test_without_a_password_no_caller_is_served(server: GuardedRedis) -> N
 
 @pytest.fixture
 def tls_server(redis_binary: Binary, short_folder: Path) -> Iterator[GuardedRedis]:
-    """The same over TLS with client certificates."""
     if not has_tls(redis_binary):
         pytest.skip(f"{redis_binary} was built without TLS")
     guarded = GuardedRedis(redis_binary, short_folder, run=RUN, tls=True)

@@ -42,7 +42,6 @@ _numbers = count()
 
 @pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/registry.sqlite"
     server: PostgresqlServer = request.getfixturevalue("postgresql")
@@ -51,13 +50,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def registry(url: str) -> Iterator[Registry]:
-    """An open registry without versions."""
     with Registry.open(with_registry(url), migrate=True) as opened:
         yield opened
 
 
 def new(version: int, **changes: Any) -> NewVersion:
-    """A version whose bytes are its own."""
     basis = NewVersion(
         policy="default",
         version=version,
@@ -72,7 +69,6 @@ def new(version: int, **changes: Any) -> NewVersion:
 
 
 def register(registry: Registry, *versions: int, **changes: Any) -> None:
-    """Several versions."""
     for version in versions:
         registry.register(new(version, **changes), by="learner")
 
@@ -86,7 +82,6 @@ def statuses(registry: Registry) -> dict[int, str]:
 
 
 def numbers(versions: tuple[PolicyVersion, ...]) -> list[int]:
-    """The version numbers."""
     return [version.version for version in versions]
 
 

@@ -21,12 +21,9 @@ from tests.support.run.small_run import CHARGE, RUN, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
 
-# ---- A Redis that was restarted, went back in time or came back empty: the books balance, all go on.
-
 
 @pytest.fixture
 def log(redis_url: str) -> Iterator[LearnerLog]:
-    """A learner that opened the run and published version 1."""
     made = open_run(redis_url, budget=8 * CHARGE)
     yield made
     made.close()
@@ -469,12 +466,8 @@ def test_commits_keep_their_order_however_often_a_log_is_opened_again(
         ]
 
 
-# ---- The audit excuses exactly what a Redis that went back in time has lost, by session and sequence.
-
-
 @pytest.fixture
 async def log_store(redis_server: RedisServer) -> AsyncIterator[Store]:
-    """A broker's view of the server."""
     found = Store.connect(redis_server.url)
     yield found
     await found.aclose()
@@ -486,7 +479,6 @@ class Recorded(Actor):
     journal: AckJournal
 
     async def send(self, count: int) -> None:
-        """Append as an actor does, and record the acknowledgements."""
         before = self.acked
         reply = await self.append(count)
         assert reply.refusal is None, reply.refusal
@@ -496,7 +488,6 @@ class Recorded(Actor):
 
 
 async def recorded(log_store: Store, name: str, folder: Path) -> Recorded:
-    """A new session."""
     actor = Recorded(
         log_store, name, role=Role.SERVER
     )  # appends without credit: sessions need not share a budget
@@ -518,7 +509,6 @@ def problems(folder: Path, log: HeldLog) -> list[Problem]:
 
 
 def reopen(log: LearnerLog) -> None:
-    """As a learner does when a renewal says that the log is closed."""
     log.reopen(log.snapshot())
     log.publish(BLOB, update=0, settled=0, scalars={})
 

@@ -40,9 +40,6 @@ def test_the_state_is_a_table(log: LearnerLog, raw: "redis.Redis") -> None:
     assert raw.object("encoding", keys.STATE) == b"hashtable"
 
 
-# ---------------------------------------------------------------- sessions
-
-
 async def test_a_session_is_not_ready_before_the_specification(store: Store) -> None:
     refusal = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(refusal, Refusal)
@@ -107,9 +104,6 @@ async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Sto
     refusal = await store.open_session("actor-1", Role.ROLLOUT)
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.RUN_CLOSED
-
-
-# ---------------------------------------------------------------- append
 
 
 @pytest.mark.promise("fragment-sent-again-acknowledged")
@@ -296,9 +290,6 @@ async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, r
     assert 0 == log.acked() == log.residue(0).entries
     await server.append()
     assert log.acked() == 1
-
-
-# ---------------------------------------------------------------- reports, watch, control
 
 
 async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store, log: LearnerLog) -> None:
@@ -502,9 +493,6 @@ async def test_changes_wake_a_waiter(store: Store, log: LearnerLog) -> None:
     await waiting
     assert loop.time() - started < 0.9
     await changes.aclose()  # type: ignore[attr-defined]
-
-
-# ---------------------------------------------------------------- lease, weights, commit
 
 
 @pytest.mark.promise("lease-holder-another-learner")

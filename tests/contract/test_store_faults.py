@@ -26,8 +26,6 @@ from tests.support.run.store_run import PACING, TTL_MS, Actor, item, open_run, r
 from tests.support.storage.credit_stand import Clock, virtual_time
 from tests.support.storage.redis_server import Binary, RedisServer
 
-# ---- A store in trouble says so: nothing hangs, nothing is answered with somebody else's reply.
-
 
 async def test_a_dead_redis_is_unavailable_and_comes_back(redis_server: RedisServer, store: Store) -> None:
     log = open_run(redis_server.url)
@@ -153,12 +151,8 @@ def test_a_url_of_another_kind_is_refused(url: str) -> None:
         check_url(url)
 
 
-# ---- At `maxmemory` nothing is evicted, experience waits, and all that frees memory goes on.
-
-
 @pytest.fixture
 def log(redis_url: str) -> Iterator[LearnerLog]:
-    """A learner that opened the run and published version 1."""
     made = open_run(redis_url, budget=16 * CHARGE)
     yield made
     made.close()
@@ -218,9 +212,6 @@ async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, full: "
     assert log.acquire(RUN, "other", TTL_MS).epoch == 2
 
 
-# ---- A Redis that is still loading its append-only file: waited for, not called forgetful.
-
-
 KEYS = 6000
 SLOWLY = ("--key-load-delay", "300")
 """Microseconds for each key; it answers between a thousand and the next."""
@@ -260,10 +251,6 @@ async def test_a_redis_that_loads_its_file_is_waited_for(redis_binary: Binary, s
     assert said[BusyLoadingError.__name__] > 0, said
     assert said[Durability.FSYNC_1S.name] > 0, said
     assert Durability.MEMORY.name not in said
-
-
-# ---- The clock of Redis's host steps, in both directions: leases, deadlines and rates go on as if it had
-# not.
 
 
 HOUR_MS = 3_600_000

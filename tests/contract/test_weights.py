@@ -18,8 +18,6 @@ from tests.support.run.chunk_line import FetchingActor, SlowLine, fetching_actor
 from tests.support.run.small_run import RUN, specification
 from tests.support.run.store_run import BLOB, PACING, TTL_MS, open_run
 
-# ---- Weights of any size arrive: a fetch that has begun ends, however fast the learner publishes.
-
 
 def blob(number: int, chunks: int) -> bytes:
     """Weights of so many chunks that differ from those of any other number."""
@@ -27,46 +25,38 @@ def blob(number: int, chunks: int) -> bytes:
 
 
 class Learner:
-    """Publishes weights of so many chunks."""
-
     def __init__(self, log: LearnerLog, chunks: int) -> None:
         self.log, self.chunks, self.count = log, chunks, 0
 
     def publish(self) -> int:
-        """The number of one more version."""
         self.count += 1
         body = blob(self.count, self.chunks)
         return self.log.publish(body, update=self.count, settled=0, scalars={}).version
 
     def publish_often(self) -> None:
-        """Publish until a version that no session fetches is gone."""
         for _ in range(3):
             self.publish()
 
 
 @pytest.fixture
 def log(redis_url: str) -> Iterator[LearnerLog]:
-    """A learner that opened the run and published nothing yet."""
     made = open_run(redis_url, publish=False)
     yield made
     made.close()
 
 
 def versions_held(raw: "redis.Redis") -> set[int]:
-    """Versions whose chunks are in Redis."""
     found = raw.scan_iter(f"{keys.WEIGHTS}*")
     return {int(key.decode().removeprefix(keys.WEIGHTS).partition(":")[0]) for key in found}
 
 
 async def fetched(store: Store, session: int, known: int = 0) -> int:
-    """The version that a session is told to fetch."""
     publication = await store.begin_fetch(session, known)
     assert publication is not None
     return publication.version
 
 
 async def fetch_all(actor: FetchingActor) -> None:
-    """Fetch until the version that was begun is there."""
     while actor.is_fetching:
         assert await actor.take_chunk()
 
@@ -225,14 +215,10 @@ async def test_chunks_come_from_the_brokers_cache_when_redis_has_dropped_them(
         await actor.service.GetWeights(pb.GetWeightsRequest(session=actor.session, version=wanted), None)
 
 
-# ---- Versions that the registry keeps stay in Redis, come back to it, and go when they are retired.
-
-
 LARGE = b"x" * (WEIGHT_CHUNK_BYTES + 7)
 
 
 def publish(log: LearnerLog, count: int, blob: bytes = BLOB) -> list[int]:
-    """The numbers of so many publications."""
     return [log.publish(blob, update=index, settled=0, scalars={}).version for index in range(count)]
 
 
@@ -262,7 +248,6 @@ def weight_keys(url: str) -> set[str]:
 
 
 async def status(url: str) -> Status:
-    """The run at one moment."""
     store = Store.connect(url)
     found = await store.status()
     await store.aclose()

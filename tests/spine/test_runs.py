@@ -20,8 +20,6 @@ from tests.support.run.broker_process import eventually
 from tests.support.run.serving_run import ServedRun, begun, follow, serving
 from tests.support.run.training import LONG, OFTEN, PATIENCE_S, Training, is_alive, trainings
 
-# ---- `penstock train` solves CartPole-v1 by separate processes before a real Redis.
-
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Training]]:
@@ -76,9 +74,6 @@ def test_cartpole_is_solved_by_separate_processes_and_the_books_balance(
     assert json.loads(reply.stdout)["mean"] >= 475
 
 
-# ---- A run without rollout workers learns from what clients do with the answers of its policy server.
-
-
 def test_what_clients_play_is_learned_and_accounted_for(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/serve.sock"
     training = Training(
@@ -110,9 +105,6 @@ def test_what_clients_play_is_learned_and_accounted_for(tmp_path: Path) -> None:
         timeout=PATIENCE_S,
     )
     assert audit.returncode == 0, audit.stdout + audit.stderr
-
-
-# ---- A run that is interrupted drains, and goes on where it ended when it is resumed.
 
 
 @pytest.fixture
@@ -165,9 +157,6 @@ def test_ctrl_c_drains_within_15_seconds_and_resume_goes_on(resumed_start: Calla
 
 def _lineage(training: Training) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (training.run_dir / "lineage.jsonl").read_text().splitlines()]
-
-
-# ---- Each part of a run is killed once: the launcher starts it again, and the books are whole all along.
 
 
 PARTS = ("actor-0", "broker", "learner", "redis")
@@ -250,9 +239,6 @@ def restarts(summary: dict[str, Any]) -> dict[str, int]:
     for one in summary["processes"]:
         roles[one["role"]] += one["restarts"]
     return {role: roles[role] for role in ("actor", "broker", "learner", "redis")}
-
-
-# ---- A canary that answers badly is withdrawn by what its clients see.
 
 
 ROWS: Final = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)

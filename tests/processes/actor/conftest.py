@@ -10,7 +10,6 @@ from tests.support.run.broker_process import BrokerProcess, eventually, launch
 
 @pytest.fixture
 def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that is ready."""
     process = launch(redis_url, tmp_path)
     eventually(process.is_ready, "readiness of the broker")
     yield process

@@ -39,7 +39,6 @@ Begin = Callable[..., ScriptedLearner]
 
 @pytest.fixture
 def begin(redis_url: str) -> Iterator[Begin]:
-    """Opens the run of a plan and publishes its first weights."""
     learners: list[ScriptedLearner] = []
 
     def make(**plan: Any) -> ScriptedLearner:
@@ -218,7 +217,6 @@ def only_new_objects() -> Iterator[None]:
 
 
 def session_numbers() -> list[int]:
-    """Of the sessions that live in this process."""
     gc.collect()
     return [found.number for found in gc.get_objects() if type(found) is Session]
 

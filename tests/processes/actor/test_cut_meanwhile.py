@@ -28,7 +28,6 @@ LONG_S = 0.5
 
 @pytest.fixture
 def session(redis_url: str, broker: BrokerProcess) -> Iterator[Session]:
-    """Open, with weights."""
     learner = ScriptedLearner(redis_url, Plan(unroll=64))
     learner.publish()
     client = BrokerClient(broker.address, Credentials())
@@ -43,7 +42,6 @@ def session(redis_url: str, broker: BrokerProcess) -> Iterator[Session]:
 
 @pytest.fixture
 def generator(session: Session) -> Iterator[EnvironmentGenerator]:
-    """Begun, with the weights of the session."""
     generator = make_generator(session.specification, load([]), Health("actor"))
     generator.begin("a", session)
     generator.follow(session)
@@ -53,7 +51,6 @@ def generator(session: Session) -> Iterator[EnvironmentGenerator]:
 
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
-    """Threads take turns within single steps."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

@@ -39,7 +39,6 @@ def flushed(training: Training) -> dict[str, Any]:
 
 
 def serves(training: Training) -> bool:
-    """Whether the policy server has said where it is."""
     endpoints = training.run_dir / "endpoints.json"
     found = json.loads(endpoints.read_text()) if endpoints.exists() else {}
     return any(one["role"] == "server" for one in found.values())

@@ -43,7 +43,6 @@ SERVER: Final = "server-0"
 
 @pytest.fixture
 def broker(redis_url: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that is ready."""
     process = launch(redis_url, tmp_path)
     eventually(process.is_ready, "readiness of the broker", within_s=60)
     yield process
@@ -77,7 +76,6 @@ def served(number: int, update: int = 0) -> Fragment:
 
 
 def stored(log: Any) -> list[tuple[int, int]]:
-    """Sequence and content of what the log holds, checked."""
     found = []
     for entry in log.read(0, 1000, 20):
         (payload,) = log.fetch([entry.number])
@@ -89,7 +87,6 @@ def stored(log: Any) -> list[tuple[int, int]]:
 
 
 def not_learned(reason: str) -> float:
-    """Steps counted so far."""
     value: float = metrics.NOT_LEARNED_STEPS.labels(reason)._value.get()
     return value
 

@@ -66,19 +66,14 @@ def server(run: ServedRun) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def client(server: BrokerProcess) -> Iterator[PolicyClient]:
-    """Of that server, patient."""
     with PolicyClient(server.address, deadline_s=60.0) as connected:
         yield connected
 
 
 def check(run: ServedRun, given: Action | ActionBatch, rows: Any) -> None:
-    """The answer is what the version that it names gives offline."""
     assert given.fallback is None
     expected = run.offline(given.version, np.reshape(rows, (-1, 4)))
     np.testing.assert_allclose(np.reshape(given.distribution["probability"], (-1, 3)), expected, atol=1e-5)
-
-
-# ---------------------------------------------------------------- calls
 
 
 def test_actions_are_those_of_the_active_version(run: ServedRun, client: PolicyClient) -> None:
@@ -182,9 +177,6 @@ def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows
         check(run, client.act_batch(ROWS, distribution=True), ROWS)
 
 
-# ---------------------------------------------------------------- versions
-
-
 def test_a_promotion_is_followed(run: ServedRun, client: PolicyClient) -> None:
     old, new = client.act(ROWS[0]).version, run.next_version()
     assert client.act(ROWS[0], version=new).arm is Arm.PINNED
@@ -260,7 +252,6 @@ def swap_under_load(run: ServedRun, address: str, clients: int, swaps: int) -> l
 
 
 def begin_canary(run: ServedRun, client: PolicyClient) -> int:
-    """A new canary of half of the clients, once it answers."""
     run.promote(canary := run.next_version(), canary_share=0.5)
     eventually(
         lambda: {client.act(ROWS[0]).arm for _ in range(40)} == {Arm.ACTIVE, Arm.CANARY}, "a canary", 60
@@ -269,7 +260,6 @@ def begin_canary(run: ServedRun, client: PolicyClient) -> int:
 
 
 def serves(client: PolicyClient, active: int) -> bool:
-    """Whether it is the active version there."""
     return any(one.version == active and Arm.ACTIVE in one.arms for one in client.describe().versions)
 
 
@@ -313,16 +303,12 @@ def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, c
     assert server.log.read_text().count("cannot be served") - said <= 3
 
 
-# ---------------------------------------------------------------- the end
-
-
 def test_sigterm_answers_what_is_in_flight(tmp_path: Path) -> None:
     with serving(tmp_path, begun(tmp_path / "run").folder) as server:
         drain(server)
 
 
 def drain(server: BrokerProcess) -> None:
-    """The end of a server that is asked."""
     assert health_of(server.address) == SERVING
     with grpc.insecure_channel(server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))

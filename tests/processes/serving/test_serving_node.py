@@ -13,7 +13,6 @@ from tests.support.serving import node_client
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Over a policy for CartPole that has learned nothing."""
     node_client.install()
     folder = tmp_path_factory.mktemp("node")
     make_run(folder / "run")

@@ -42,17 +42,12 @@ from tests.support.experience.counting_environments import LENGTHS, NESTED, OBSE
 from tests.support.experience.experience import box
 from tests.support.run import small_run
 
-# ---- Health watches that published weights arrive and that the broker answers.
-
 
 class Clock:
-    """Seconds that a test sets."""
-
     def __init__(self) -> None:
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """Now."""
         return self.now_s
 
 
@@ -87,9 +82,6 @@ def test_a_broker_that_answers_nothing_is_told_from_one_that_holds_a_call() -> N
     assert health.problem() is None
 
 
-# ---- Masks reach the policy beside their observations.
-
-
 SLOTS = 2
 COUNT = Box(np.zeros(1, np.float32), np.full(1, 1e6, np.float32))
 
@@ -112,13 +104,11 @@ class Counted(gymnasium.Env[Any, Any]):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Step 0."""
         super().reset(seed=seed)
         self._step = 0
         return self._look(over=False)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One on."""
         self._step += 1
         over = self._step == self._length
         observation, info = self._look(over=over and not self._cut)
@@ -132,7 +122,6 @@ class Counted(gymnasium.Env[Any, Any]):
 
 
 def stepper(mode: AutoresetMode, *, inside: bool = False, broken: int = -1, cut: bool = False) -> Stepper:
-    """Slots whose episodes have 2 and 4 steps."""
     factories = [
         lambda length=length: Counted(length, inside=inside, broken=broken, cut=cut) for length in (2, 4)
     ]
@@ -201,7 +190,6 @@ def test_an_environment_without_masks_is_told() -> None:
 
 
 def in_slots(*rows: Any) -> Any:
-    """As Gymnasium collects what it does not know."""
     column = np.full(len(rows), None, object)
     for index, one in enumerate(rows):
         column[index] = one
@@ -234,9 +222,6 @@ def test_a_mask_of_another_size_is_refused_with_both_numbers() -> None:
         Masks("m", Discrete(3), SLOTS).read(np.zeros(SLOTS), {"m": np.ones((SLOTS, 4))})
 
 
-# ---- The learner's rewards equal numbers worked out by hand, and returns stay the environment's own.
-
-
 HERE = __name__
 DISCOUNT = 0.5
 STEPS = 7
@@ -249,22 +234,18 @@ def progress(observation: Mapping[str, Array]) -> Array:
 
 
 def not_a_number(observation: Mapping[str, Array]) -> Array:
-    """What no potential may be."""
     return np.full(len(observation["observation"]), np.nan)
 
 
 def one_for_all(observation: Mapping[str, Array]) -> Array:
-    """Not one for each."""
     return np.zeros(1)
 
 
 def section(*wrappers: dict[str, Any]) -> EnvironmentSection:
-    """With these wrappers."""
     return EnvironmentSection.model_validate({"reward": wrappers})
 
 
 def shape(name: str = "progress") -> dict[str, Any]:
-    """The potential of this module."""
     return {"shape": f"{HERE}:{name}", "discount": DISCOUNT}
 
 
@@ -293,7 +274,6 @@ def collect(
 
 
 def rewards(fragments: list[Fragment]) -> list[list[float]]:
-    """Of the valid steps, by slot."""
     arrays: list[dict[str, Any]] = [fragment.arrays() for fragment in fragments]
     reward = np.concatenate([one["reward"] for one in arrays])
     valid = np.concatenate([one["valid"] for one in arrays])
@@ -391,9 +371,6 @@ def test_a_potential_is_imported_only_where_its_module_is_allowed() -> None:
     check_trusted("environment.reward", potential, (HERE,))
     with pytest.raises(ConfigurationError, match=f"environment.reward=.*import '{HERE}'.*allow_modules"):
         check_trusted("environment.reward", potential, ())
-
-
-# ---- Whichever way environments reset, the steps say what was experience and how episodes really ended.
 
 
 MODES = list(AutoresetMode)
@@ -508,14 +485,10 @@ def test_a_reset_that_clears_arrays_of_the_step_changes_no_experience() -> None:
     assert chosen.tolist() == [1, 1], "what the policy chose, whatever the environment writes in its action"
 
 
-# ---- An evaluation counts one whole episode of each seeded environment.
-
-
 POLICY = build(OBSERVATION, Discrete(2), PolicySection(), 0)
 
 
 def evaluate(mode: AutoresetMode, slots: int, episodes: int, stop: threading.Event) -> list[Played] | None:
-    """Counting environments, played with any policy."""
     stepper = Stepper(vector(mode, slots), OBSERVATION)
     how = Playing(deterministic=True, stop=stop)
     return in_waves(episodes, (play_wave(stepper, POLICY, 5 + first, how) for first in count(0, slots)))
@@ -562,20 +535,13 @@ def test_equal_seeds_give_equal_results() -> None:
     assert np.mean([one.length for one in first or []]) == np.mean(LENGTHS)
 
 
-# ---- What of the actor's section a process decides, whatever a specification says.
-
-
 def test_the_run_cannot_make_an_actor_write_somewhere() -> None:
     told = ActorSection(ack_journal=Path("/somewhere"))
     assert overlay(told, ActorSection()).ack_journal is None
     assert overlay(told, ActorSection(ack_journal=Path("/mine"))).ack_journal == Path("/mine")
 
 
-# ---- What an actor takes from a specification, what it decides itself, and what it refuses.
-
-
 def specification(**changes: Any) -> RunSpecification:
-    """CartPole."""
     observation, action = environment_spaces(EnvironmentSection())
     return replace(small_run.specification(), observation_space=observation, action_space=action, **changes)
 
@@ -607,7 +573,6 @@ def test_a_section_of_another_version_is_named() -> None:
 
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module that can be imported here and holds a network."""
     (tmp_path / "stranger.py").write_text("from tests.support.experience.own_networks import Good\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield "stranger"

@@ -26,9 +26,6 @@ from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDisc
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import broken, loaded_of, named, question_of, reason_of, specification
 
-# ---- Requests that come together share a pass.
-
-
 NEVER_S: Final = 3600.0
 """Who waited for this would be found by the timeout of the test."""
 MADE: Final = specification()
@@ -60,7 +57,6 @@ def make(**changed: Any) -> Batcher:
 
 
 def alone(**changed: Any) -> Batcher:
-    """Expects no other request."""
     return Batcher(**({"max_rows": 256, "max_wait_s": 0.0, "max_delay_s": NEVER_S} | changed))
 
 
@@ -322,9 +318,6 @@ async def test_who_is_told_may_ask_again_at_once() -> None:
     batcher.close()
 
 
-# ---- One pass answers many requests, each as if it had been alone.
-
-
 REAL: Final = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
 ACTIONS: Final[dict[str, Space]] = {
     "choice": Discrete(3),
@@ -342,7 +335,6 @@ NETWORKS: Final[dict[str, dict[str, Any]]] = {
 
 
 def taken(given: Answer | NotFinite) -> Answer:
-    """An answer that is one."""
     assert isinstance(given, Answer), given
     return given
 
@@ -408,9 +400,7 @@ def test_deterministic_requests_get_the_most_likely_action() -> None:
     assert first.action["action"].tolist() == likeliest.tolist() == second.action["action"].tolist()
 
 
-# ---------------------------------------------------------------- masks
 def masked(loaded: Loaded, rows: int, allowed: Any, **wishes: Any) -> Answer:
-    """An answer under a mask."""
     masks = {"action": np.asarray(allowed, bool)}
     return taken(answer(loaded, [question_of(rows, 5, masks=masks, distribution=True, **wishes)])[0])
 
@@ -440,7 +430,6 @@ def test_a_mask_is_not_the_neighbours() -> None:
     assert set(taken(free).action["action"].tolist()) == {0, 1, 2}
 
 
-# ---------------------------------------------------------------- numbers that are not finite
 def test_an_observation_that_overflows_the_network_costs_no_other_request() -> None:
     loaded = loaded_of(specification(activation="relu"), version=9)
     huge = Question(observation={"observation": np.full((1, 4), 3e38, np.float32)}, rows=1)
@@ -477,9 +466,6 @@ def test_how_likely_another_action_was_is_asked_without_drawing() -> None:
     np.testing.assert_allclose(given.log_prob, expected, atol=1e-5)
     broken(loaded.policy)
     assert isinstance(answer(loaded, [question])[0], NotFinite)
-
-
-# ---- What a pass is expected to take: by its size, not in proportion to its rows.
 
 
 def test_a_large_pass_is_not_as_many_small_ones() -> None:

@@ -38,26 +38,20 @@ from tests.support.serving.server_parts import (
     steps_seen,
 )
 
-# ---- What clients did becomes fragments that broker and learner take.
-
-
 TERMINATED, TRUNCATED, ABANDONED = pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED
 
 
 def not_learned(reason: str) -> float:
-    """Steps counted so far."""
     (family,) = metrics.NOT_LEARNED_STEPS.collect()
     return next(s.value for s in family.samples if s.labels["reason"] == reason and s.name.endswith("_total"))
 
 
 async def begun(unroll: int = 4, **serving: Any) -> tuple[Stand, str]:
-    """A stand with version 1, and an episode."""
     stand = Stand(specification(unroll=unroll), **serving)
     await stand.publish(1)
     return stand, stand.start()
 
 
-# ---------------------------------------------------------------- cuts
 async def test_an_episode_is_cut_after_unroll_steps() -> None:
     stand, episode = await begun()
     await stand.play(episode, 10)
@@ -125,7 +119,6 @@ async def test_a_slow_episode_takes_newer_weights_after_a_while() -> None:
     assert [fragment.header.newest_version for fragment in found] == [1, 2]
 
 
-# ---------------------------------------------------------------- ends
 @pytest.mark.parametrize("final", [None, seen(2)])
 async def test_a_terminated_episode_needs_no_final_observation(final: Any) -> None:
     stand, episode = await begun()
@@ -187,7 +180,6 @@ async def test_finished_episodes_are_reported() -> None:
     ]
 
 
-# ---------------------------------------------------------------- rewards
 async def test_rewards_of_a_step_add_up_wherever_they_come_from() -> None:
     stand, episode = await begun(unroll=8)
     await stand.act(episode, seen(0))
@@ -296,11 +288,9 @@ async def test_a_potential_that_gives_no_numbers_takes_steps_from_the_learner_an
 
 
 def not_a_number(observation: Mapping[str, Any]) -> Any:
-    """What no potential may be."""
     return np.full(len(observation["observation"]), np.nan)
 
 
-# ---------------------------------------------------------------- what is not on-policy
 @pytest.mark.parametrize(
     ("fields", "valid"),
     [
@@ -356,7 +346,6 @@ async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> Non
     assert [fragment.header.newest_version for fragment in found] == [1, 3]
 
 
-# ---------------------------------------------------------------- bounds
 async def test_the_memory_that_is_counted_is_the_memory_that_is_taken() -> None:
     stand, episode = await begun(unroll=10_000, max_fragment_age_s=1e9)
     await stand.play(episode, 100)
@@ -431,7 +420,6 @@ async def test_who_is_not_learned_from_leaves_nothing(
     assert not_learned("unasked") - before == (6 if reason else 0)
 
 
-# ---------------------------------------------------------------- as a rollout worker's
 @dataclass(frozen=True)
 class Played:
     """An episode: rewards by step, how it ended, and how each reward was said."""
@@ -443,8 +431,6 @@ class Played:
 
 @dataclass(frozen=True)
 class Transition:
-    """One step of experience."""
-
     observed: tuple[float, ...]
     action: int
     log_prob: float
@@ -470,7 +456,6 @@ def episodes(draw: st.DrawFn) -> Played:
 
 
 async def served(played: Sequence[Played], unroll: int) -> list[Transition]:
-    """What is learned of episodes that clients play."""
     stand, _ = await begun(unroll, reward_window_s=1.0, max_fragment_age_s=1e6)
     numbers = []
     for number, one in enumerate(played):
@@ -498,7 +483,6 @@ async def served(played: Sequence[Played], unroll: int) -> list[Transition]:
 
 
 def rolled_out(played: Sequence[Played], unroll: int) -> list[Transition]:
-    """The same with a rollout worker's FragmentBuilder, one slot."""
     made = specification(unroll=unroll)
     policy = policy_of(made, 1)
     builder = FragmentBuilder(made.schema, unroll, 1)
@@ -522,7 +506,6 @@ def rolled_out(played: Sequence[Played], unroll: int) -> list[Transition]:
 
 
 def stepped(one: Played, number: int, step: int, reward: float) -> Stepped:
-    """What an environment that is reset at once says."""
     over = step + 1 == len(one.rewards)
     run_follower = seen(step + 1, number)[np.newaxis]
     ended = Ended(np.array([0]), {"observation": run_follower}) if over else None
@@ -537,7 +520,6 @@ def stepped(one: Played, number: int, step: int, reward: float) -> Stepped:
 
 
 def transitions(fragment: Fragment) -> list[Transition]:
-    """The steps of a fragment of one slot."""
     arrays: dict[str, Any] = fragment.arrays()
     finals = dict(zip(arrays["final/step"].tolist(), arrays["final/observation"].tolist(), strict=True))
     observed = column(fragment, "observation")
@@ -577,16 +559,11 @@ async def test_a_caller_that_fills_the_memory_leaves_room_for_others() -> None:
     CALLER.reset(token)
 
 
-# ---- One caller leaves room for others, whatever it does.
-
-
 def caller(name: str) -> Identity:
-    """A client with a certificate."""
     return Identity(run="r", party=Party.CLIENT, name=name)
 
 
 def fill(shares: CallerShares, owner: Identity | None) -> int:
-    """How much more this caller may hold, one by one."""
     count = 0
     while shares.fits(owner, 1):
         shares.add(owner, 1)
@@ -623,9 +600,6 @@ def test_who_holds_nothing_is_forgotten() -> None:
         shares.add(caller(f"c-{number}"), -1)
     assert shares.used == 0
     assert not shares._held
-
-
-# ---- An episode's id proves that it was given, and to whom; nothing else is taken for one.
 
 
 ADA = Identity(run="r", party=Party.CLIENT, name="ada")
@@ -682,16 +656,11 @@ def test_an_id_that_was_changed_is_unknown(changed: str) -> None:
     assert reason(ids, changed.format(**words), ADA) is Reason.EPISODE_UNKNOWN
 
 
-# ---- A flush cuts an open segment where everything is known, and nothing of it is lost or doubled.
-
-
 def row(number: int) -> dict[str, np.ndarray]:
-    """An observation that names its step."""
     return {"observation": np.full((1, 2), number, np.float32)}
 
 
 def segments_stepped(builder: SegmentBuilder, number: int) -> Segment | None:
-    """One step whose numbers all name it."""
     done = builder.step(row(number), {"action": np.full((1,), number)}, -float(number), (1, 0), 0.0, {})
     assert builder.open is not None
     builder.open.add_reward(number, float(number))

@@ -30,8 +30,6 @@ from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weight
 from tests.support.run import small_run
 from tests.support.run.small_run import RUN, SLOTS, STEPS, fragment
 
-# ---- The actor's record of acknowledgements: a line per fragment, whole whatever crashed before.
-
 
 def test_a_line_says_what_was_acknowledged(tmp_path: Path) -> None:
     given = fragment(7, 3, observation=np.ones((STEPS + 1, SLOTS, 3), np.float32))
@@ -85,9 +83,6 @@ def test_a_disk_that_takes_no_more_ends_the_actor(tmp_path: Path) -> None:
         journal.record([fragment(1)])
 
 
-# ---- What the link repeats and what it gives up on.
-
-
 MEGABIT = 125_000
 HEARD_S = 0.5
 """How long a connection is heard of after a watch began on it: less than half the deadline of the watch."""
@@ -95,7 +90,6 @@ HEARD_S = 0.5
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A server that knows no method."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -104,22 +98,18 @@ def address() -> Iterator[str]:
 
 
 class Clock(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.WeightServiceServicer):
-    """Notes how much time each call was given, in seconds."""
-
     def __init__(self) -> None:
         self.given_s: dict[str, float] = {}
 
     def Append(  # noqa: N802 - the name of the RPC
         self, request: experience_pb2.AppendRequest, context: grpc.ServicerContext
     ) -> experience_pb2.AppendReply:
-        """Takes nothing."""
         self.given_s[f"append {len(request.fragments)}"] = context.time_remaining() or 0.0
         return experience_pb2.AppendReply()
 
     def GetWeights(  # noqa: N802 - the name of the RPC
         self, request: weights_pb2.GetWeightsRequest, context: grpc.ServicerContext
     ) -> weights_pb2.GetWeightsReply:
-        """No bytes."""
         self.given_s["weights"] = context.time_remaining() or 0.0
         return weights_pb2.GetWeightsReply()
 
@@ -157,7 +147,6 @@ class Silent(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Wei
     def WatchLatest(  # noqa: N802 - the name of the RPC
         self, request: weights_pb2.WatchLatestRequest, context: grpc.ServicerContext
     ) -> weights_pb2.WatchLatestReply:
-        """The second one is answered."""
         self.callers.append(context.peer())
         self.watched.set()
         if len(self.callers) == 1:
@@ -209,9 +198,6 @@ def test_a_fragment_above_the_message_limit_is_fatal_and_never_sent_again(addres
         broker_client.close()
 
 
-# ---- A file of lines: whole ones whatever crashed before, and an error where the disk takes no more.
-
-
 _WRITER: Final = """
 import os, signal, sys
 from pathlib import Path
@@ -248,9 +234,6 @@ def test_a_line_outlives_kill_9_of_its_writer(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _WRITER, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
     assert path.read_bytes() == b'{"a":1}\n'
-
-
-# ---- When an actor gives up: three bad sessions in a row, and at once when fenced.
 
 
 INVALID = Refusal(reason=Reason.INVALID, detail="reward: holds NaN")

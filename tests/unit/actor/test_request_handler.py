@@ -37,14 +37,10 @@ from tests.support.serving.server_parts import (
 )
 from tests.unit.actor.test_batcher import Held
 
-# ---- Each call of an episode counts once, in its order, however often it is sent.
-
-
 TERMINATED, TRUNCATED, ABANDONED = pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED
 
 
 async def ready(**serving: Any) -> Stand:
-    """A stand with version 1."""
     stand = Stand(**serving)
     await stand.publish(1)
     return stand
@@ -52,7 +48,6 @@ async def ready(**serving: Any) -> Stand:
 
 @contextmanager
 def refused(reason: Reason, match: str) -> Iterator[None]:
-    """For that reason, in these words."""
     with pytest.raises(Refused, match=match) as error:
         yield
     assert error.value.refusal.reason is reason
@@ -60,13 +55,11 @@ def refused(reason: Reason, match: str) -> Iterator[None]:
 
 @contextmanager
 def called_by(name: str) -> Iterator[None]:
-    """A client that proved who it is."""
     token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name=name))
     yield
     CALLER.reset(token)
 
 
-# ---------------------------------------------------------------- the same call again
 async def test_a_start_that_is_repeated_is_the_same_episode() -> None:
     stand = await ready()
     first = stand.start("ada", request_id="a")
@@ -176,7 +169,6 @@ async def test_an_end_that_is_repeated_gets_its_reply() -> None:
     assert len(stand.queue.episodes) == 1
 
 
-# ---------------------------------------------------------------- what is refused
 async def test_a_step_out_of_turn_is_refused() -> None:
     stand = await ready()
     episode = stand.start()
@@ -320,7 +312,6 @@ async def test_somebody_elses_episode_is_unknown() -> None:
 
 
 async def check_foreign(stand: Stand, episode: str) -> None:
-    """Every call is refused."""
     for call in (stand.act(episode, seen(1)), stand.reward(episode, (0, 1.0))):
         with refused(Reason.EPISODE_UNKNOWN, "another client's"):
             await call
@@ -356,7 +347,6 @@ async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None
     await caller
 
 
-# ---------------------------------------------------------------- bounds
 async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
     stand = await ready(episode_timeout_s=1.0)
     for round_ in range(100):
@@ -439,9 +429,7 @@ async def test_lanes_of_open_episodes_differ() -> None:
         assert len(set(lanes)) == len(lanes)
 
 
-# ---------------------------------------------------------------- who answers
 def arms(*, pinned: tuple[int, ...], **fields: Any) -> Arms:
-    """As the registry has them."""
     traffic = Traffic(policy="default", **{name: fields.pop(name) for name in ("pins",) if name in fields})
     return Arms(**({"traffic": traffic, "active": None, "canary": None} | fields), pinned=frozenset(pinned))
 
@@ -499,7 +487,6 @@ async def test_an_action_beyond_the_bounds_is_none_that_a_squashed_policy_could_
     assert (await stand.act(episode, seen(0))).step == 0
 
 
-# ---------------------------------------------------------------- actions of an earlier version
 def _taken(stand: Stand, action: int = 1) -> list[pb.Part]:
     return parts_of(stand.specification.action_space, np.int64(action))
 
@@ -533,9 +520,6 @@ async def test_a_version_that_drew_nothing_here_is_refused(
     assert (await stand.act(episode, seen(0), **action)).step == 0
 
 
-# ---- Policies with state and masked steps at the server.
-
-
 POLICIES: dict[str, dict[str, Any]] = {
     "lstm": {"recurrent": "lstm", "recurrent_size": 5},
     "gru behind a stack": {"recurrent": "gru", "recurrent_size": 5, "shared_trunk": True, "frame_stack": 3},
@@ -545,7 +529,6 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def made(section: dict[str, Any], *, masked: bool = False, unroll: int = 4) -> RunSpecification:
-    """A run of such a policy."""
     plain = specification(unroll=unroll, **section)
     spaces = (plain.observation_space, plain.action_space)
     masks = mask_rules(spaces[1]) if masked else ()
@@ -555,14 +538,12 @@ def made(section: dict[str, Any], *, masked: bool = False, unroll: int = 4) -> R
 
 
 async def stand_of(section: dict[str, Any], **options: Any) -> Stand:
-    """A stand with version 1."""
     stand = Stand(made(section, **options))
     await stand.publish(1)
     return stand
 
 
 def log_probs(policy: Policy, batch: Batch) -> torch.Tensor:
-    """The learner's of what was done, [T, B]."""
     with torch.no_grad():
         parameters = policy.outputs(see(policy, batch).inputs).parameters[: batch.valid.numel()]
         found = policy.joint_log_prob(parameters, {"action": batch.action["action"].flatten()})
@@ -570,7 +551,6 @@ def log_probs(policy: Policy, batch: Batch) -> torch.Tensor:
 
 
 def mask_parts(stand: Stand, allowed: list[bool]) -> list[pb.Part]:
-    """A mask as a client sends it."""
     return parts_of(stand.specification.action_space, np.array(allowed))
 
 

@@ -37,9 +37,6 @@ from tests.support.serving.server_parts import (
     specification,
 )
 
-# ---- What a client sends is read leaf by leaf, or refused with the leaf, what came and what is wanted.
-
-
 EVERY: Final = Dict((
     ("real", Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))),
     ("image", Box(np.zeros((2, 2), np.uint8), np.full((2, 2), 255, np.uint8))),
@@ -74,7 +71,6 @@ def _tensor(value: Any, rows: int) -> Tensor:
 
 
 def refused(parts: list[pb.Part], batch: int = 0) -> str:
-    """Why."""
     with pytest.raises(Refused) as error:
         LAYOUT.read("observation", parts, batch)
     assert error.value.refusal.reason is Reason.INVALID
@@ -146,7 +142,6 @@ def test_one_bad_row_of_a_batch_is_enough() -> None:
     assert "observation/one: holds 7" in refused(parts, 3)
 
 
-# ---------------------------------------------------------------- masks
 ACTIONS: Final = Layout(
     "action",
     Dict((("move", Discrete(3, start=5)), ("force", MultiDiscrete((2, 2))), ("hold", MultiBinary(2)))),
@@ -154,7 +149,6 @@ ACTIONS: Final = Layout(
 
 
 def mask(path: str = "move", value: Any = (True, False, True)) -> list[pb.Part]:
-    """One mask."""
     return [pb.Part(path=path, value=to_tensor(np.asarray(value)))]
 
 
@@ -203,9 +197,6 @@ def test_a_space_without_choices_takes_no_mask() -> None:
         Layout("action", MultiBinary(2)).read_masks(mask(""), 0)
 
 
-# ---- A reply put together from pieces is, byte for byte, what protobuf writes of its message.
-
-
 REPLIES_ACTIONS: Final[dict[str, Space]] = {
     "choice": Discrete(3, start=-1),
     "choices": MultiDiscrete((2, 3)),
@@ -239,14 +230,10 @@ async def test_a_reply_that_says_more_is_written_whole(wish: str) -> None:
     assert reply.value if wish == "want_value" else reply.distribution
 
 
-# ---- What could not be answered is in the log under its request's id, and does not fill it.
-
-
 OVERLOADED = Refused(Refusal(reason=Reason.OVERLOADED, detail="70 observations wait", retry_after_ms=9))
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The fields of what was logged."""
     return [record.__dict__ for record in caplog.records]
 
 
@@ -292,9 +279,6 @@ def test_a_text_of_the_callers_is_in_the_reply_and_not_in_the_log(caplog: pytest
     assert line["detail"] == "a word is none"
 
 
-# ---- Rewards of an episode that is forgotten have the bounds of any other's.
-
-
 def test_a_step_that_no_episode_can_have_is_refused() -> None:
     last = pb.RewardRequest(rewards=[pb.StepReward(step=MAX_NUMBER, amount=1.0)])
     assert rewards_of(None, last) == [(MAX_NUMBER, 1.0)]
@@ -309,9 +293,6 @@ def test_no_call_holds_more_rewards_than_the_limit() -> None:
         request = pb.RewardRequest(rewards=[pb.StepReward(step=0, amount=1.0)] * count)
         with pytest.raises(Refused, match=f"rewards: {count} in one call"):
             rewards_of(None, request)
-
-
-# ---- Act and ActStream are two ways into the same: answers, refusals, fallbacks and counts are alike.
 
 
 REAL: Final = Box(np.full((2, 2), -1, np.float32), np.full((2, 2), 1, np.float32))
@@ -330,8 +311,6 @@ IN_ACTIONS: Final[dict[str, Space]] = {
 
 
 class Call:
-    """gRPC's side of a call."""
-
     def __init__(self) -> None:
         self.replies: list[pb.ActReply] = []
 
@@ -339,12 +318,10 @@ class Call:
         """No deadline."""
 
     async def write(self, reply: bytes) -> None:
-        """Keep it."""
         self.replies.append(pb.ActReply.FromString(reply))
 
 
 def drawn(space: Space, seed: int = 0) -> Any:
-    """A value of a space."""
     random = np.random.default_rng(seed)
     match space:
         case Dict():
@@ -359,8 +336,6 @@ Way = Callable[..., Awaitable[list[pb.ActReply]]]
 
 
 async def by_stream(stand: Stand, *requests: pb.ActRequest) -> list[pb.ActReply]:
-    """Over one ActStream."""
-
     async def sent() -> AsyncIterator[bytes]:
         for request in requests:
             yield request.SerializeToString()
@@ -372,7 +347,6 @@ async def by_stream(stand: Stand, *requests: pb.ActRequest) -> list[pb.ActReply]
 
 
 async def by_calls(stand: Stand, *requests: pb.ActRequest) -> list[pb.ActReply]:
-    """An Act each."""
     service = stand.service()
     replies = await asyncio.gather(*(service.act(request, Call()) for request in requests))
     return [pb.ActReply.FromString(reply) for reply in replies]
@@ -380,7 +354,6 @@ async def by_calls(stand: Stand, *requests: pb.ActRequest) -> list[pb.ActReply]:
 
 @pytest.fixture(params=[by_stream, by_calls], ids=["ActStream", "Act"])
 def asked(request: pytest.FixtureRequest) -> Way:
-    """Either way in."""
     way: Way = request.param
     return way
 
@@ -499,10 +472,6 @@ async def test_a_shadow_looks_on_both_ways(asked: Way) -> None:
     assert metrics.SHADOW_AGREEMENT._sum.get() > before
 
 
-# ---- A stream of requests: each is answered under its id, whatever it needs, and nothing outlives the
-# call.
-
-
 class Caller:
     """gRPC's side of a call: what the server writes, which is read when `reads` is set."""
 
@@ -522,13 +491,11 @@ class Caller:
         self.replies.append(pb.ActReply.FromString(reply))
 
     def by_id(self) -> dict[str, pb.ActReply]:
-        """Each id once."""
         assert len({reply.request_id for reply in self.replies}) == len(self.replies)
         return {reply.request_id: reply for reply in self.replies}
 
 
 async def stream_of(requests: Iterable[pb.ActRequest | bytes]) -> AsyncIterator[bytes]:
-    """As a client sends them."""
     for request in requests:
         await asyncio.sleep(0)
         yield request if isinstance(request, bytes) else request.SerializeToString()

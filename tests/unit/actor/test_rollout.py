@@ -35,9 +35,6 @@ from tests.support.experience.counting_environments import (
     vector,
 )
 
-# ---- What a fragment holds is what happened, step by step, under every autoreset mode and any cut.
-
-
 MODES = list(AutoresetMode)
 SLOTS = 3
 UNROLL = 5
@@ -94,7 +91,6 @@ def read(fragments: Sequence[Fragment], slot: int, observation: str = "observati
 
 
 def place(observation: Any) -> tuple[int, int]:
-    """Episode and step that an observation shows."""
     return int(observation[1]), int(observation[2])
 
 
@@ -212,9 +208,6 @@ def test_a_tensor_that_no_step_gives_is_refused() -> None:
         FragmentBuilder(fragment_schema(OBSERVATION, Discrete(2), extra), UNROLL, SLOTS)
 
 
-# ---- An environment that leaves its space: a terminal state may, anything else ends the actor by name.
-
-
 BOUNDS_SLOTS, BOUNDS_UNROLL, LENGTH = 2, 3, 4
 ABSORBING = Discrete(16)
 BOUNDED = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
@@ -234,12 +227,10 @@ class Leaving(gymnasium.Env[Any, Any]):
         self._truncates, self._step = truncates, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
         self._step = 0
         return self._inside, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Make one step."""
         self._step += 1
         over = self._step == LENGTH
         shown = self._outside if self._step == self._leaves else self._inside
@@ -306,9 +297,6 @@ def test_an_environment_that_leaves_its_space_ends_the_actor_by_name(
 ) -> None:
     with pytest.raises(Fatal, match=rf"the environment left its observation_space: .*{case[4]}"):
         played(case, mode, leaves, truncates=truncates)
-
-
-# ---- Seeds are equal in equal runs and differ between actors, sessions and slots.
 
 
 def test_equal_runs_draw_equal_seeds() -> None:

@@ -37,11 +37,8 @@ from tests.support.serving.server_parts import (
 )
 from tests.unit.actor.test_batcher import Held
 
-# ---- Who answers, and who stands in when that version cannot.
-
 
 def arms(active: int | None, *pinned: int, canary: int | None = None, **traffic: Any) -> Arms:
-    """As the registry has them."""
     held = {version for version in (active, canary, *pinned) if version is not None}
     return Arms(
         traffic=Traffic(policy="default", **traffic), active=active, canary=canary, pinned=frozenset(held)
@@ -49,17 +46,14 @@ def arms(active: int | None, *pinned: int, canary: int | None = None, **traffic:
 
 
 async def ask(stand: Stand, **fields: Any) -> pb.ActReply:
-    """One request without an episode."""
     reply, _ = await stand.answer(stand.asking(seen(0), **fields), 1e9)
     return reply
 
 
 async def publish_broken(stand: Stand, version: int) -> None:
-    """Weights of NaN."""
     await stand.publish(version, policy=broken(policy_of(stand.specification, version)))
 
 
-# ---------------------------------------------------------------- fallbacks
 async def test_a_version_that_cannot_answer_is_stood_in_for_by_the_one_before() -> None:
     stand = Stand()
     await stand.publish(1)
@@ -145,7 +139,6 @@ async def test_an_arm_whose_weights_are_damaged_keeps_the_version_before() -> No
     assert ((await ask(stand)).version, (await ask(stand)).fallback) == (2, 0)
 
 
-# ---------------------------------------------------------------- versions
 async def test_a_swap_does_not_touch_answers_under_way() -> None:
     stand = Stand()
     held = Held()
@@ -247,10 +240,6 @@ async def test_a_shadow_answers_as_well_and_changes_no_answer() -> None:
     assert (after["count"] - before["count"], after["sum"] - before["sum"]) == (1, 0.0)
 
 
-# ---- Settings that fit neither one another nor the run are refused at the start, with figures and
-# remedy.
-
-
 RUN = replace(specification(), stale_after=8, update_steps=2000)
 
 
@@ -273,14 +262,10 @@ def test_a_range_of_returns_must_rise() -> None:
         CanaryMonitor(CanarySection(return_range=(1.0, 0.0)), lambda _version, _why: None, lambda: 0.0)
 
 
-# ---- A shadow costs its client nothing, and says what it cost the server.
-
-
 PATIENCE_S = 30.0
 
 
 async def shadowed(**serving: Any) -> Stand:
-    """Version 1 answers, version 2 is its shadow."""
     stand = Stand(**serving)
     stand.keep(1)
     stand.keep(2)
@@ -289,8 +274,6 @@ async def shadowed(**serving: Any) -> Stand:
 
 
 class Slow:
-    """The shadow's pass as it stands still, and who makes it."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_begun, self.may_go_on = threading.Event(), threading.Event()
         self.passes: list[tuple[int, int]] = []
@@ -376,11 +359,7 @@ async def test_a_server_that_ends_waits_for_the_pass_under_way_alone(
     assert slow.passes == []
 
 
-# ---- What a shadow would have answered is on disk.
-
-
 async def record_ask(stand: Stand, seed: int, **fields: Any) -> Any:
-    """Its reply, after the shadow had its turn."""
     observation = rows_of(1, seed)["observation"][0]
     request = stand.asking(observation, **fields)
     reply, _ = await stand.answer(request, 1e12)
@@ -389,12 +368,10 @@ async def record_ask(stand: Stand, seed: int, **fields: Any) -> Any:
 
 
 async def settle(stand: Stand) -> None:
-    """Until the shadow has had its turn."""
     await stand.handler.shadow.finish()
 
 
 def written(path: Path) -> list[dict[str, Any]]:
-    """Its lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -542,13 +519,10 @@ async def test_an_answer_that_comes_late_or_cannot_be_written_is_counted(
 
 
 class RecordHeld:
-    """A disk that stands still for a while."""
-
     def __init__(self, write: Callable[..., None]) -> None:
         self._write, self.may_go_on = write, threading.Event()
 
     def __call__(self, *line: Any) -> None:
-        """Written when it goes on."""
         assert self.may_go_on.wait(30.0)
         self._write(*line)
 
