@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import redis
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.store import Store
-from tests.support.run.store_run import open_run
+from tests.support.run.store_run import Begin, open_run
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
 
@@ -22,11 +23,15 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def log(redis_url: str) -> Iterator[LearnerLog]:
+def begin(redis_url: str) -> Iterator[Begin]:
+    with ExitStack() as opened:
+        yield lambda **options: opened.enter_context(closing(open_run(redis_url, **options)))
+
+
+@pytest.fixture
+def log(begin: Begin) -> LearnerLog:
     """The side of a learner that opened the run and published version 1."""
-    made = open_run(redis_url)
-    yield made
-    made.close()
+    return begin()
 
 
 @pytest.fixture

@@ -162,25 +162,11 @@ def test_every_refusal_is_explained(reason: Reason) -> None:
     assert f"\n| `{reason.name}` | " in (ROOT / "docs" / "operations.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "train",
-        "test",
-        "test-processes",
-        "test-systems",
-        "test-slow",
-        "soak",
-        "mutations",
-        "learn",
-        "check",
-        "bench",
-        "protos",
-    ],
-)
-def test_every_make_target_is_in_the_pages(target: str) -> None:
-    assert f"\n{target}:" in (ROOT / "Makefile").read_text()
-    assert any(f"make {target}" in page.read_text() for page in PAGES)
+def test_every_make_target_is_in_the_pages() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    pages = "\n".join(page.read_text() for page in PAGES)
+    assert "train" in targets
+    assert [target for target in targets if f"make {target}" not in pages] == []
 
 
 @pytest.mark.timeout(600)
@@ -190,7 +176,6 @@ def test_the_reference_is_what_the_program_is() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-FIGURES_ROOT: Final = Path(__file__).resolve().parents[2]
 NUMBER: Final = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?![\w-])")
 """Not the digits of a name, such as Stable-Baselines3."""
 WORDS: Final = ("no", "one", "two", "three", "four", "five", "six")
@@ -237,7 +222,7 @@ SOURCES: Final[dict[str, tuple[Figure | Ratio, ...]]] = {
 
 
 def _section(page: str, heading: str) -> str:
-    text = (FIGURES_ROOT / page).read_text()
+    text = (ROOT / page).read_text()
     return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
@@ -260,7 +245,7 @@ def _numbers(text: str) -> list[tuple[float, float]]:
 def _value(source: Figure | Ratio) -> float:
     if isinstance(source, Ratio):
         return _value(source.of) / _value(source.to)
-    rows = _rows((FIGURES_ROOT / "docs" / "performance.md").read_text())
+    rows = _rows((ROOT / "docs" / "performance.md").read_text())
     (row,) = [row for row in rows if row[0].startswith(source.row)]
     return _numbers(row[source.column])[source.index][0]
 
@@ -306,15 +291,7 @@ if TYPE_CHECKING:
     from penstock.gateway.application import Service
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
-ROOMS = (
-    "actor",
-    "benchmarks",
-    "broker",
-    "deploy",
-    "examples",
-    "learner",
-    "penstock",
-)
+ROOMS = ("actor", "benchmarks", "broker", "deploy", "examples", "learner", "penstock")
 INSTALLATION_PAGES = [
     page
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*Dockerfile")]
@@ -464,9 +441,3 @@ def test_each_command_has_a_row_of_bad_input() -> None:
     known = commands()
     rows = [words for table in (COMMANDS, REFUSED) for words, _ in table.values()]
     assert known - asked(known, rows) == set()
-
-
-def test_a_command_that_is_new_would_be_missed() -> None:
-    new = ("gateway", "token", "renew")
-    rows = [("gateway", "--listen", "x"), ("gateway", "token", "add", "t")]
-    assert new not in asked({*commands(), new}, rows)

@@ -1,6 +1,7 @@
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -24,7 +25,7 @@ from tests.support.experience.fragment_messages import sent
 from tests.support.network.proxy import Proxy
 from tests.support.run.broker_process import eventually
 from tests.support.run.small_run import CHARGE, RUN, fragment, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run, reconnect
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, Begin, item, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
 
 COMMIT = Commit(
@@ -37,6 +38,7 @@ WRITES: dict[str, tuple[Any, ...]] = {
     "publish": (3, 9, "0" * 64, len(BLOB), 1, 2, "{}", "", 0, BLOB),
     "settle": (2,),
     "commit": (COMMIT.encode(), COMMIT.position, COMMIT.trim),
+    "answer": (1, Answer(number=1, request_id="id-1", detail="done", checkpoint_id="c1").encode()),
     "trim": (512,),
     "observe": ("{}",),
     "request_evaluation": (1,),
@@ -60,51 +62,38 @@ def old(redis_url: str) -> Iterator[LearnerLog]:
     log.close()
 
 
-def everything(url: str) -> dict[bytes, bytes]:
-    with redis.Redis.from_url(url) as client:
-        names = [bytes(name) for name in client.scan_iter()]
-        return {name: bytes(client.dump(name) or b"") for name in names}
-
-
-async def append(url: str, count: int) -> None:
-    store = Store.connect(url)
+@pytest.mark.parametrize("name", [*WRITES, "open_log"])
+async def test_a_write_under_an_old_epoch_changes_nothing(
+    redis_url: str, raw: "redis.Redis", old: LearnerLog, name: str
+) -> None:
+    store = Store.connect(redis_url)
     actor = Actor(store, "actor-0")
     await actor.open()
-    assert (await actor.append(count)).refusal is None
+    assert (await actor.append(4)).refusal is None
+    await store.command("restore", "good", "id-1")
     await store.aclose()
-
-
-@pytest.mark.parametrize("name", WRITES)
-async def test_a_write_under_an_old_epoch_changes_nothing(redis_url: str, old: LearnerLog, name: str) -> None:
-    await append(redis_url, 4)
-    with redis.Redis.from_url(redis_url) as client:
-        # What the scripts of a publication and of a trim would find half-done.
-        client.hset(keys.STAGED_WEIGHTS, "3", "1")
-        client.sadd(keys.KEPT, "7")
-        client.hset(keys.STATE, "trim_floor", 1)
-    before = everything(redis_url)
+    # What the scripts of a publication and of a trim would find half-done.
+    raw.hset(keys.STAGED_WEIGHTS, "3", "1")
+    raw.sadd(keys.KEPT, "7")
+    raw.hset(keys.STATE, "trim_floor", 1)
+    before = snapshot(raw)
+    write = partial(old._calls.fenced, name, *WRITES.get(name, ()))
+    if name == "open_log":
+        write = partial(old.reopen, old.snapshot())
     with pytest.raises(Refused) as caught:
-        old._calls.fenced(name, *WRITES[name])
+        write()
     assert caught.value.refusal.reason is Reason.FENCED
-    assert everything(redis_url) == before
+    assert snapshot(raw) == before
 
 
-def test_an_old_learner_opens_nothing_again(redis_url: str, old: LearnerLog) -> None:
-    before = everything(redis_url)
-    with pytest.raises(Refused) as caught:
-        old.reopen(old.snapshot())
-    assert caught.value.refusal.reason is Reason.FENCED
-    assert everything(redis_url) == before
-
-
-def test_release_by_an_old_learner_frees_no_lease(redis_url: str, old: LearnerLog) -> None:
-    before = everything(redis_url)
+def test_release_by_an_old_learner_frees_no_lease(raw: "redis.Redis", old: LearnerLog) -> None:
+    before = snapshot(raw)
     old.release()
-    assert everything(redis_url) == before
+    assert snapshot(raw) == before
 
 
-async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_url: str) -> None:
-    log = open_run(redis_url, budget=64 * CHARGE)
+async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_url: str, begin: Begin) -> None:
+    begin(budget=64 * CHARGE)
     with Proxy(redis_url.replace("unix://", "unix:"), http2=False) as proxy:
         url = proxy.address.replace("unix:", "unix://")
         store = Store.connect(url)
@@ -125,7 +114,6 @@ async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_ur
             learner._calls.client.execute_command("STRLEN", keys.SPECIFICATION)
         assert added(before, calls(redis_url), "strlen", "eval") == [1, 0]
         learner.close()
-    log.close()
 
 
 @contextmanager
@@ -193,20 +181,6 @@ async def test_a_commit_answers_what_it_contains(store: Store, log: LearnerLog) 
     assert Commit.decode(commit(answer).encode()) == commit(answer)
 
 
-async def test_a_learner_that_is_fenced_answers_nothing(
-    store: Store, log: LearnerLog, redis_url: str
-) -> None:
-    command, _ = await store.command("restore", "good", "id-1")
-    other = open_run(redis_url)
-    answer = done(command.number, "id-1")
-    with pytest.raises(Refused, match="fenced"):
-        log.commit(commit(answer))
-    with pytest.raises(Refused, match="fenced"):
-        log.answer(answer)
-    assert other.commands()[0].answer is None
-    other.close()
-
-
 async def test_a_refusal_is_answered_at_once(store: Store, log: LearnerLog) -> None:
     command, _ = await store.command("restore", "nothing", "id-1")
     refused = Answer(number=1, request_id="id-1", detail="no such name", refusal=CommandRefusal.NAME)
@@ -249,25 +223,17 @@ async def test_a_redis_that_went_back_draws_no_number_twice(
     assert log.commands()[0].answer is None, "a command that Redis lost is not made up by its answer"
 
 
-async def test_before_a_run_there_is_nothing_to_command(store: Store) -> None:
-    with pytest.raises(Refused, match="not_ready"):
-        await store.command("checkpoint", "", "id-1")
-
-
 def test_refusals_have_the_numbers_of_the_protocol() -> None:
     names = {name.removeprefix("COMMAND_REFUSAL_"): number for name, number in pb.CommandRefusal.items()}
     assert {one.name: one.value for one in CommandRefusal} == {k: v for k, v in names.items() if v}
 
 
-Dump = dict[bytes, bytes]
-
-
-def snapshot(raw: "redis.Redis") -> Dump:
+def snapshot(raw: "redis.Redis") -> dict[bytes, bytes]:
     names = [bytes(name) for name in raw.scan_iter()]
     return {name: bytes(raw.dump(name) or b"") for name in names}
 
 
-def fill(raw: "redis.Redis", held: Dump) -> None:
+def fill(raw: "redis.Redis", held: dict[bytes, bytes]) -> None:
     """Empty the server and put a snapshot in, as a restore from a copy does; the server runs on."""
     raw.flushall()
     for name, value in held.items():
@@ -377,9 +343,9 @@ async def test_what_was_checked_for_another_incarnation_is_not_appended(
 
 @pytest.mark.promise("redis-filled-older-snapshot")
 async def test_a_redis_filled_from_an_older_snapshot_is_another_incarnation(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
-    log, actor = open_run(redis_url, budget=1000), Actor(incarnations_store, "actor-0")
+    log, actor = begin(budget=1000), Actor(incarnations_store, "actor-0")
     await actor.open()
     await actor.append(2)
     log.read(0, 10, 0)
@@ -394,7 +360,6 @@ async def test_a_redis_filled_from_an_older_snapshot_is_another_incarnation(
     with pytest.raises(StoreUnavailable, match="another incarnation"):
         await incarnations_store.status()
     assert (await incarnations_store.status()).log_head >= 4
-    log.close()
 
 
 @pytest.mark.promise("redis-filled-older-snapshot")
@@ -413,9 +378,9 @@ async def test_a_redis_filled_from_a_snapshot_of_an_earlier_lease_is_opened_agai
 
 @pytest.mark.promise("brokers-learners-meet-run")
 async def test_another_layout_is_refused_by_broker_and_learner(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, redis_url: str, raw: "redis.Redis", begin: Begin
 ) -> None:
-    log = open_run(redis_url)
+    log = begin()
     actor = Actor(incarnations_store, "actor-0")
     await actor.open()
     raw.hset(keys.STATE, "layout", LAYOUT + 1)
@@ -428,7 +393,6 @@ async def test_another_layout_is_refused_by_broker_and_learner(
     with pytest.raises(Fatal, match=told):
         LearnerLog.connect(redis_url, wait_s=5.0).acquire(RUN, "learner", TTL_MS)
     assert {name: raw.dump(name) for name in held if not name.startswith(keys.STAGING.encode())} == held
-    log.close()
 
 
 @pytest.mark.promise("brokers-learners-meet-run")

@@ -45,7 +45,7 @@ from penstock.v1 import policy_pb2, weights_pb2
 from tests.support.experience.experience import Environment, Line, box, cartpoles, collect, small_policy
 from tests.support.run.small_run import CHARGE, SCHEMA, specification
 from tests.support.run.small_run import fragment as small_fragment
-from tests.support.run.store_run import open_run
+from tests.support.run.store_run import Begin
 from tests.support.serving.server_parts import Stand, seen
 
 STEPS, SLOTS, CLIENTS = 32, 16, 64
@@ -185,8 +185,8 @@ async def session_of(store: Store) -> int:
     return opened.session
 
 
-def test_calls_of_an_append(redis_url: str) -> None:
-    log = open_run(redis_url, budget=10_000 * CHARGE)
+def test_calls_of_an_append(redis_url: str, begin: Begin) -> None:
+    begin(budget=10_000 * CHARGE)
     with asyncio.Runner() as runner:
         store = Store.connect(redis_url)
         owners, admission = (
@@ -206,11 +206,10 @@ def test_calls_of_an_append(redis_url: str) -> None:
 
         assert calls(lambda: runner.run(send())) / STEPS <= 600
         runner.run(store.aclose())
-    log.close()
 
 
-def test_calls_of_a_watch(redis_url: str) -> None:
-    log = open_run(redis_url, budget=10_000 * CHARGE)
+def test_calls_of_a_watch(redis_url: str, begin: Begin) -> None:
+    begin(budget=10_000 * CHARGE)
     with asyncio.Runner() as runner:
         store, changes = Store.connect(redis_url), Changes()
         owners = SessionOwners(store.owner_of, store.confirm)
@@ -224,7 +223,6 @@ def test_calls_of_a_watch(redis_url: str) -> None:
 
         assert calls(lambda: runner.run(ask())) / STEPS <= 340
         runner.run(store.aclose())
-    log.close()
 
 
 class Asking:

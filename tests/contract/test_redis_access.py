@@ -232,13 +232,6 @@ def tls_server(redis_binary: Binary, short_folder: Path) -> Iterator[GuardedRedi
     guarded.kill()
 
 
-async def test_a_whole_run_goes_over_tls(tls_server: GuardedRedis) -> None:
-    admin = tls_server.admin()
-    clear(admin)
-    await play(tls_server, "broker", "learner")
-    assert admin.acl_log() == []
-
-
 async def test_who_has_no_certificate_or_trusts_another_authority_is_not_served(
     tls_server: GuardedRedis, tmp_path: Path
 ) -> None:

@@ -413,15 +413,11 @@ def test_the_database_itself_admits_one_active_version(
 RACER = """
 import json, multiprocessing, os, sys
 from dataclasses import replace
-from penstock.registry.records import RegistryError
-from penstock.registry.records import NewVersion, Origin, Status
+from penstock.registry.records import NewVersion, Origin, RegistryError
 from penstock.registry.registry import Registry
 
-def promote(registry, number, to="active"):
-    registry.promote("default", number, "raced", by=str(number), to=Status(to))
-
-def canary(registry, number):
-    promote(registry, number, "canary")
+def promote(registry, number):
+    registry.promote("default", number, "raced", by=str(number))
 
 def traffic(registry, number):
     wanted = replace(registry.traffic("default"), latest_share=number / 1000)
@@ -484,13 +480,6 @@ def test_processes_that_promote_at_once_take_turns(url: str, registry: Registry)
     assert standby is not None
     assert promoted[:2] == [active.version, standby.version]
     assert 12 == registry.traffic("default").revision
-
-
-def test_of_processes_that_want_the_canary_one_gets_it(url: str, registry: Registry) -> None:
-    register(registry, 1, 2, 3)
-    said = race(url, "canary", [1], [2], [3])
-    assert ["NotAllowed", "NotAllowed", "done"] == sorted(said.values())
-    assert 1 == list(statuses(registry).values()).count("canary")
 
 
 def test_no_change_of_traffic_hides_another(url: str, registry: Registry) -> None:

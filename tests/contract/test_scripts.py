@@ -20,7 +20,7 @@ from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Episode, Report, Role, RunState, Watch
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, Begin, item, open_run
 
 
 @pytest.mark.parametrize("name", scripts.names())
@@ -40,19 +40,15 @@ def test_the_state_is_a_table(log: LearnerLog, raw: "redis.Redis") -> None:
     assert raw.object("encoding", keys.STATE) == b"hashtable"
 
 
-async def test_a_session_is_not_ready_before_the_specification(store: Store) -> None:
+async def test_before_a_run_nothing_is_opened_or_commanded(store: Store) -> None:
     refusal = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(refusal, Refusal)
-    assert refusal.reason is Reason.NOT_READY
-    assert refusal.retry_after_ms > 0
-
-
-async def test_a_session_carries_the_specification_and_first_credit(store: Store, log: LearnerLog) -> None:
-    opened = await store.open_session("actor-0", Role.ROLLOUT)
-    assert isinstance(opened, Opened)
-    assert specification().encode() == opened.specification
-    assert (opened.session, opened.seed_salt) == (1, 0)
-    assert (opened.credit.begin_through, opened.credit.min_version) == (1, 1)
+    assert (refusal.reason, refusal.retry_after_ms > 0) == (Reason.NOT_READY, True)
+    for ask in (store.control("pause"), store.command("checkpoint", "", "id-1")):
+        with pytest.raises(Refused, match="not_ready"):
+            await ask
+    status = await store.status()
+    assert (status.run, status.closed, status.sessions) == ("", True, ())
 
 
 async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Store, log: LearnerLog) -> None:
@@ -121,14 +117,6 @@ async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) 
     assert 3 == log.acked() == log.residue(0).entries
 
 
-async def test_an_actor_that_saw_more_acknowledged_gets_a_gap(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    reply = await store.append(actor.session, 7, [item(actor.session, 1)])
-    assert reply.refusal is not None
-    assert (reply.refusal.reason, reply.acked_through, log.acked()) == (Reason.GAP, 0, 0)
-
-
 async def test_no_more_sessions_are_opened_than_a_run_may_have(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
@@ -174,14 +162,6 @@ async def test_a_payload_in_the_log_never_expires(
     await short.aclose()
 
 
-async def test_nothing_staged_stays_behind(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append(2)
-    await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 9, 10)])
-    assert raw.keys(keys.STAGING + "*") == []
-
-
 async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: LearnerLog) -> None:
     actor = Actor(Store.connect(redis_url), "actor-0")
     await actor.open()
@@ -208,9 +188,9 @@ async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: 
 
 
 @pytest.mark.promise("ceiling-log-stays-below")
-async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redis_url: str) -> None:
+async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, begin: Begin) -> None:
     budget = 100 * CHARGE
-    log = open_run(redis_url, budget=budget, max_log_entries=3, max_log_bytes=2**20)
+    log = begin(budget=budget, max_log_entries=3, max_log_bytes=2**20)
     actor = Actor(store, "actor-0")
     await actor.open()
     reply = await actor.append(5)
@@ -225,7 +205,6 @@ async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redi
     assert reply.refusal is not None
     assert (reply.acked_through, reply.refusal.detail.startswith("log_bytes")) == (4, True)
     assert log.status().log_bytes == sum(entry.held_bytes for entry in log.read(0, 9, 0)) <= ceiling
-    log.close()
 
 
 @pytest.mark.promise("fragment-steps-run-however")
@@ -245,30 +224,14 @@ async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
     assert (await store.append(actor.session, 0, [item(actor.session, 1)])).acked_through == 1
 
 
-async def test_a_sequence_without_credit_is_invalid_for_a_rollout_worker(
-    store: Store, redis_url: str
-) -> None:
-    log = open_run(redis_url, budget=CHARGE)
+async def test_a_sequence_without_credit_is_invalid_for_a_rollout_worker(store: Store, begin: Begin) -> None:
+    begin(budget=CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
     assert actor.credit.begin_through == 1
     reply = await actor.append(2)
     assert reply.refusal is not None
     assert (reply.acked_through, reply.refusal.reason) == (1, Reason.INVALID)
-    log.close()
-
-
-async def test_a_policy_server_needs_no_credit_and_is_paced_by_full(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=2 * CHARGE)
-    server = Actor(store, "server-0", role=Role.SERVER)
-    await server.open()
-    reply = await server.append(3)
-    assert reply.refusal is not None
-    assert (reply.acked_through, reply.refusal.reason) == (2, Reason.FULL)
-    assert reply.refusal.detail.startswith("pacing")
-    log.settle(1)
-    assert (await server.append()).refusal is None
-    log.close()
 
 
 async def test_an_evaluation_session_appends_nothing(store: Store, log: LearnerLog) -> None:
@@ -415,16 +378,15 @@ async def test_the_end_of_one_evaluation_does_not_take_back_the_next_request(
 
 @pytest.mark.promise("weights-evaluation-pinned-released")
 async def test_pins_of_a_learner_that_died_do_not_keep_their_bytes(
-    store: Store, log: LearnerLog, redis_url: str
+    store: Store, log: LearnerLog, begin: Begin
 ) -> None:
     pinned = log.publish(BLOB, update=1, settled=0, scalars={}, pin=True).version
     log.request_evaluation(pinned)
-    resumed = open_run(redis_url)
+    resumed = begin()
     assert resumed.renew().evaluate_version == 0
     resumed.publish(BLOB, update=2, settled=0, scalars={})
     assert await store.publication(pinned) is None
     assert await store.weights_chunk(pinned, 0) is None
-    resumed.close()
 
 
 async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, log: LearnerLog) -> None:
@@ -452,11 +414,6 @@ async def test_a_stop_outlives_a_learner_that_crashes_and_ends_with_one_that_fol
     assert open_run(redis_url).renew().desired is RunState.STOPPING
 
 
-async def test_control_before_a_run_is_refused(store: Store) -> None:
-    with pytest.raises(Refused, match="not_ready"):
-        await store.control("pause")
-
-
 async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) -> None:
     actor = Actor(store, "actor-0")
     await actor.open()
@@ -476,11 +433,6 @@ async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) 
         ("actor-0", Role.ROLLOUT, 1, 4)
     ]
     assert not status.closed
-
-
-async def test_status_of_an_empty_server_has_no_run(store: Store) -> None:
-    status = await store.status()
-    assert (status.run, status.closed, status.sessions) == ("", True, ())
 
 
 async def test_changes_wake_a_waiter(store: Store, log: LearnerLog) -> None:
@@ -508,21 +460,6 @@ def test_the_lease_is_for_one_holder(redis_url: str, log: LearnerLog) -> None:
     with pytest.raises(Refused, match="fenced"):
         log.publish(BLOB, update=1, settled=0, scalars={})
     other.close()
-
-
-def test_a_released_lease_is_free_and_an_expired_one_too(redis_url: str, log: LearnerLog) -> None:
-    log.release()
-    other = LearnerLog.connect(redis_url, wait_s=1)
-    assert other.acquire(RUN, "other", 1).epoch == 2
-    third = LearnerLog.connect(redis_url, wait_s=1)
-    while True:
-        try:
-            assert third.acquire(RUN, "third", TTL_MS).epoch == 3
-            break
-        except Refused:
-            continue
-    other.close()
-    third.close()
 
 
 def test_a_redis_of_another_run_is_refused(redis_url: str, log: LearnerLog) -> None:
@@ -564,19 +501,9 @@ async def test_a_publication_that_comes_late_moves_nothing_back(store: Store, lo
     assert (status.latest.version, status.latest.update) == (newer.version, 2)
 
 
-async def test_weights_of_a_publisher_that_died_are_dropped(
-    store: Store, log: LearnerLog, raw: "redis.Redis"
-) -> None:
-    version = int(log._calls.fenced("allocate_version", 1)[1])
-    log._calls.fenced("store_chunk", version, 0, b"half")
-    assert await store.publication(version) is None
-    assert version + 1 == log.publish(BLOB, update=1, settled=0, scalars={}).version
-    assert not raw.exists(keys.weights(version, 0))
-
-
 @pytest.mark.promise("commit-trims-committing-twice")
-async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw: "redis.Redis") -> None:
-    log = open_run(redis_url, budget=100 * CHARGE)
+async def test_commit_trims_and_is_idempotent(store: Store, begin: Begin, raw: "redis.Redis") -> None:
+    log = begin(budget=100 * CHARGE)
     actor = Actor(store, "actor-0")
     await actor.open()
     await actor.append(6)
@@ -593,7 +520,6 @@ async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw:
     again = log.acquire(RUN, "learner", TTL_MS)
     assert (commit,) == again.committed
     assert again.trim_floor == 4
-    log.close()
 
 
 async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: LearnerLog) -> None:

@@ -1,6 +1,7 @@
 """A run as store and learner log see it: opened, with simulated actors that need no network."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ PACING = Pacing(
     max_log_entries=1000,
 )
 BLOB = b"weights" * 10
+Begin = Callable[..., LearnerLog]
+"""`open_run` of a test's own server."""
 
 
 def item(session: int, sequence: int, *, steps: int | None = None, kind: Kind = Kind.TRAIN) -> AppendItem:
