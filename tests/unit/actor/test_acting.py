@@ -43,8 +43,6 @@ from tests.support.experience.experience import box
 from tests.support.run import small_run
 
 
-
-
 def test_weights_that_arrive_slowly_are_progress_and_those_that_stand_still_are_not() -> None:
     now = [0.0]
     health = Health("actor", lambda: now[0])
@@ -315,8 +313,6 @@ def test_shaping_where_a_step_only_resets() -> None:
     assert [len(slot) for slot in found] == [5, 5]
 
 
-
-
 @pytest.mark.promise("reward-wrappers-change-rewards")
 @pytest.mark.parametrize("wrappers", [(), ({"scale": 0.0},), (shape(), {"clip": [-1, 1]})])
 def test_returns_of_episodes_are_the_environments_own(wrappers: tuple[dict[str, Any], ...]) -> None:
@@ -364,26 +360,12 @@ def test_a_potential_is_imported_only_where_its_module_is_allowed() -> None:
         check_trusted("environment.reward", potential, ())
 
 
-
-
-
-
-
-
-
-
-
-
 def test_a_reset_between_an_end_and_its_reset_step_starts_clean() -> None:
     made, action = Stepper(vector(AutoresetMode.NEXT_STEP, 2), OBSERVATION), np.zeros(2, np.int64)
     made.reset([0, 0])
     made.step(action)
     made.reset([0, 0])
     assert made.step(action).valid is None
-
-
-
-
 
 
 def test_a_vector_environment_that_does_not_say_how_it_resets_is_refused() -> None:
@@ -475,8 +457,6 @@ def test_a_drain_ends_an_evaluation_without_a_result() -> None:
     assert evaluate(AutoresetMode.SAME_STEP, 2, 2, stop) is None
 
 
-
-
 def test_the_run_cannot_make_an_actor_write_somewhere() -> None:
     told = ActorSection(ack_journal=Path("/somewhere"))
     assert overlay(told, ActorSection()).ack_journal is None
@@ -486,8 +466,6 @@ def test_the_run_cannot_make_an_actor_write_somewhere() -> None:
 def specification(**changes: Any) -> RunSpecification:
     observation, action = environment_spaces(EnvironmentSection())
     return replace(small_run.specification(), observation_space=observation, action_space=action, **changes)
-
-
 
 
 def test_a_process_sets_its_own_threads_outbox_and_timeout_only(caplog: pytest.LogCaptureFixture) -> None:

@@ -89,15 +89,6 @@ def pass_under_way(batcher: Batcher, seconds: float = 1.0) -> Iterator[tuple[Hel
         held.go.set()
 
 
-async def test_a_single_question_does_not_wait() -> None:
-    batcher, loaded = alone(max_wait_s=NEVER_S), loaded_of(MADE)
-    with passes() as counted:
-        for _ in range(15):  # the next looks whether others come
-            await batcher.ask(loaded, question_of())
-    assert counted == [15, 15]
-    batcher.close()
-
-
 async def test_questions_of_one_moment_share_a_pass() -> None:
     batcher, loaded = make(), loaded_of(MADE)
     asked = [question_of(1 + i % 3, i) for i in range(20)]
@@ -368,17 +359,6 @@ def test_a_request_in_company_is_answered_as_alone(action: str, network: str) ->
         np.testing.assert_allclose(together.log_prob, expected, atol=1e-4)
 
 
-def test_plain_requests_share_one_draw() -> None:
-    made = specification()
-    loaded = loaded_of(made)
-    questions = [question_of(rows, rows) for rows in (1, 4, 2)]
-    for question, given in zip(questions, answer(loaded, questions), strict=True):
-        own = taken(given)
-        assert own.action["action"].shape == (question.rows,)
-        expected = loaded.policy.log_prob(question.observation, own.action)
-        np.testing.assert_allclose(own.log_prob, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_seed_gives_the_same_actions_again(action: str) -> None:
     made = specification(action=ACTIONS[action])
@@ -439,14 +419,6 @@ def test_an_observation_that_overflows_the_network_costs_no_other_request() -> N
     assert "version 9" in str(wrong)
     assert taken(first).action["action"].shape == (2,)
     assert taken(last).action["action"].shape == (1,)
-
-
-def test_weights_of_nan_answer_no_request() -> None:
-    loaded = loaded_of(specification())
-    broken(loaded.policy)
-    questions = [question_of(), question_of(deterministic=True), question_of(distribution=True, value=True)]
-    for given in answer(loaded, questions):
-        assert isinstance(given, NotFinite)
 
 
 def test_a_value_that_is_no_number_is_no_answer() -> None:

@@ -39,6 +39,7 @@ from tests.support.serving.server_parts import (
 )
 
 TERMINATED, TRUNCATED, ABANDONED = pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED
+ADA, BOB, *OTHERS = (Identity(run="r", party=Party.CLIENT, name=name) for name in "abcde")
 
 
 def not_learned(reason: str) -> float:
@@ -153,18 +154,6 @@ async def test_of_an_abandoned_episode_only_the_last_step_is_dropped(steps: int)
     assert stand.learning._buffered.used == 0
 
 
-async def test_who_is_not_heard_of_is_given_up() -> None:
-    stand, episode = await begun(episode_timeout_s=60.0)
-    await stand.play(episode, 3)
-    stand.now_s = 59.9
-    stand.handler.sweep()
-    assert len(stand.episodes) == 1
-    stand.now_s = 60.0
-    stand.handler.sweep()
-    assert len(stand.episodes) == 0
-    assert steps_seen(stand.fragments()) == [[0, 1, 2]]
-
-
 async def test_finished_episodes_are_reported() -> None:
     stand, first = await begun()
     second, third, fourth = stand.start(), stand.start(), stand.start()
@@ -178,18 +167,6 @@ async def test_finished_episodes_are_reported() -> None:
         Episode(slot_id=0, episode_id=1, episode_return=15.0, length=6, terminated=True, version=1),
         Episode(slot_id=1, episode_id=2, episode_return=1.0, length=3, terminated=False, version=1),
     ]
-
-
-async def test_rewards_of_a_step_add_up_wherever_they_come_from() -> None:
-    stand, episode = await begun(unroll=8)
-    await stand.act(episode, seen(0))
-    assert await stand.reward(episode, (None, 1.0)) == 0
-    await stand.act(episode, seen(1), reward=0.5)
-    assert await stand.reward(episode, (0, 0.25), (1, 4.0), (0, -1.0)) == 0
-    ended = stand.end(episode, TERMINATED, reward=3.0)
-    (fragment,) = stand.fragments()
-    assert column(fragment, "reward") == [0.75, 7.0]
-    assert ended.total_return == 7.75
 
 
 async def test_a_late_reward_lands_in_its_step_within_the_window() -> None:
@@ -391,18 +368,6 @@ async def test_a_full_outbox_costs_experience_and_no_answer() -> None:
     assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]
 
 
-async def test_what_has_grown_stale_is_dropped_when_it_would_be_sent() -> None:
-    stand = Stand(specification(stale_after=3))
-    await stand.publish(5)
-    await stand.play(stand.start(), 5)
-    before = not_learned("stale")
-    assert len(stand.queue) == 1
-    assert stand.fragments(update=9) == []
-    assert not_learned("stale") == before + 4
-    await stand.play(stand.start(), 5)
-    assert len(stand.fragments(update=8)) == 1
-
-
 @pytest.mark.parametrize(
     ("fields", "learns", "reason"), [({"not_learned": True}, True, "unasked"), ({}, False, None)]
 )
@@ -548,19 +513,11 @@ async def test_a_caller_that_fills_the_memory_leaves_room_for_others() -> None:
     each = STEP_BYTES + 2 * ARRAY_BYTES + 16 + 8  # observation and action
     stand, _ = await begun(unroll=100, max_buffered_bytes=10 * each)
     before = not_learned("full")
-    for name, learned in (("eve", 5), ("ada", 2)):
-        token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name=name))
-        await stand.play(stand.start(), learned)
-        assert not_learned("full") == before
+    for caller, steps, lost in ((BOB, 5, 0), (ADA, 2, 0), (BOB, 1, 1)):
+        token = CALLER.set(caller)
+        await stand.play(stand.start(), steps)
+        assert not_learned("full") == before + lost
         CALLER.reset(token)
-    token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name="eve"))
-    await stand.play(stand.start(), 1)
-    assert not_learned("full") == before + 1
-    CALLER.reset(token)
-
-
-def caller(name: str) -> Identity:
-    return Identity(run="r", party=Party.CLIENT, name=name)
 
 
 def fill(shares: CallerShares, owner: Identity | None) -> int:
@@ -573,13 +530,13 @@ def fill(shares: CallerShares, owner: Identity | None) -> int:
 
 def test_who_comes_later_finds_room() -> None:
     shares = CallerShares(1000)
-    assert [fill(shares, caller(name)) for name in ("a", "b", "c", "d")] == [500, 250, 125, 63]
+    assert [fill(shares, one) for one in (ADA, BOB, *OTHERS[:2])] == [500, 250, 125, 63]
     assert shares.used == 938
-    assert "this caller has 500" in shares.why_not(caller("a"), "serving.max_episodes")
-    assert "of 1000 (serving.max_episodes)" in shares.why_not(caller("a"), "serving.max_episodes")
-    shares.add(caller("a"), -500)
-    assert fill(shares, caller("d")) > 0
-    assert fill(shares, caller("e")) > 0
+    assert "this caller has 500" in shares.why_not(ADA, "serving.max_episodes")
+    assert "of 1000 (serving.max_episodes)" in shares.why_not(ADA, "serving.max_episodes")
+    shares.add(ADA, -500)
+    assert all(fill(shares, one) > 0 for one in OTHERS[1:])
+    assert fill(CallerShares(1), ADA) == 1
 
 
 def test_without_identities_there_is_one_caller_who_may_hold_the_whole() -> None:
@@ -589,21 +546,13 @@ def test_without_identities_there_is_one_caller_who_may_hold_the_whole() -> None
     assert not shares.fits(None, 1)
 
 
-def test_a_caller_finds_room_in_the_smallest() -> None:
-    assert fill(CallerShares(1), caller("a")) == 1
-
-
 def test_who_holds_nothing_is_forgotten() -> None:
     shares = CallerShares(10)
-    for number in range(100):
-        shares.add(caller(f"c-{number}"), 1)
-        shares.add(caller(f"c-{number}"), -1)
+    for one in OTHERS:
+        shares.add(one, 1)
+        shares.add(one, -1)
     assert shares.used == 0
     assert not shares._held
-
-
-ADA = Identity(run="r", party=Party.CLIENT, name="ada")
-BOB = Identity(run="r", party=Party.CLIENT, name="bob")
 
 
 def reason(ids: EpisodeIds, episode_id: str, owner: Identity | None) -> Reason | None:
@@ -626,10 +575,6 @@ def test_an_id_holds_for_the_identity_that_it_was_given_to_alone() -> None:
             assert [reason(ids, given, other) for other in (ADA, BOB, None)] == [
                 None if other == owner else Reason.EPISODE_UNKNOWN for other in (ADA, BOB, None)
             ]
-
-
-def test_an_id_of_another_server_is_elsewhere() -> None:
-    assert reason(EpisodeIds(), EpisodeIds().give(1, ADA), ADA) is Reason.EPISODE_ELSEWHERE
 
 
 @pytest.mark.promise("id-episode-proves-given")

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
-from torch import nn
 
 from penstock.actor.serving.batcher import Answer, Answered, Pass
 from penstock.actor.serving.episodes import Episode, Opinion, SegmentBuilder
@@ -155,13 +153,6 @@ async def ask(stand: Stand, client: int) -> None:
     stand.canary_monitor.answered((await stand.answer(request, 1e9))[1])
 
 
-def negated(stand: Stand) -> Policy:
-    policy = policy_of(stand.specification, ACTIVE)
-    nn.init.zeros_(policy.actor_head.bias)
-    policy.actor_head.weight.data.neg_()
-    return policy
-
-
 def value_of(name: str) -> float:
     found = re.search(rf"^{re.escape(name)} (\S+)$", metrics.exposition("server").decode(), re.MULTILINE)
     assert found is not None, name
@@ -178,23 +169,6 @@ async def test_a_canary_whose_clients_earn_less_is_withdrawn() -> None:
     assert version == CANARY
     assert why.startswith("withdraw for lower_return")
     assert stand.canary_monitor.state.levels[0].canary < 60
-
-
-async def test_a_canary_that_does_the_wrong_thing_is_withdrawn() -> None:
-    stand = await on_trial()
-    stand.keep(CANARY, policy=negated(stand))
-    await steer(stand, None)
-    await steer(stand, CANARY)
-    observation = seen(3)
-    active = policy_of(stand.specification, ACTIVE)
-    best = int(active.act({"observation": observation[None]}, deterministic=True).action["action"][0])
-    for client in range(100):
-        episode = stand.start(f"client-{client}")
-        reply = await stand.act(episode, observation, deterministic=True)
-        right = np.frombuffer(reply.action[0].value.data, np.int64)[0] == best
-        stand.end(episode, pb.ENDING_TERMINATED, reward=float(right))
-    look(stand, SETTLE_S)
-    assert [version for version, _ in stand.withdrawn] == [CANARY]
 
 
 async def test_a_canary_that_is_as_good_is_undecided_at_the_horizon_and_judged_on() -> None:

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -90,14 +90,20 @@ async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
     assert (await stand.act(episode, seen(1), step=1)).step == 1
 
 
-async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it() -> None:
-    stand = await ready()
+async def held_pass(stand: Stand) -> tuple[str, pb.ActRequest, "asyncio.Task[bytes]", Held]:
+    """An episode whose first step is computed until `go` is set."""
     episode, held = stand.start(), Held()
     stand.loaded_versions.latest = held.loaded
     stand.batcher._work.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    first = asyncio.create_task(stand.reply(request, 1e9))
+    caller = asyncio.create_task(stand.reply(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
+    return episode, request, caller, held
+
+
+async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it() -> None:
+    stand = await ready()
+    episode, request, first, held = await held_pass(stand)
     second = asyncio.create_task(stand.reply(request, 1e9))
     with refused(Reason.INVALID, "under way"):
         await stand.act(episode, seen(1))
@@ -110,12 +116,7 @@ async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it(
 
 async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
     stand = await ready()
-    episode, held = stand.start(), Held()
-    stand.loaded_versions.latest = held.loaded
-    stand.batcher._work.note(1, 1.0)
-    request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    caller = asyncio.create_task(stand.reply(request, 1e9))
-    await asyncio.to_thread(held.begun.wait, 60)
+    episode, request, caller, held = await held_pass(stand)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -209,7 +210,7 @@ async def test_what_an_episode_cannot_do_is_refused(fields: dict[str, Any], matc
     assert len(found.last_request) <= MAX_REQUEST_ID
 
 
-@pytest.mark.parametrize("amount", [float("nan"), float("inf"), 1e39])
+@pytest.mark.parametrize("amount", [float("nan"), 1e39])
 async def test_a_reward_that_is_no_number_is_refused(amount: float) -> None:
     stand = await ready()
     episode = stand.start()
@@ -299,47 +300,40 @@ async def test_somebody_elses_episode_is_unknown() -> None:
     with called_by("ada"):
         episode = stand.start()
         await stand.act(episode, seen(0))
-    for who in ("eve", None):
-        if who is not None:
-            with called_by(who):
-                await check_foreign(stand, episode)
-        else:
-            await check_foreign(stand, episode)
+    for caller in (called_by("eve"), nullcontext()):
+        with caller:
+            for call in (stand.act(episode, seen(1)), stand.reward(episode, (0, 1.0))):
+                with refused(Reason.EPISODE_UNKNOWN, "another client's"):
+                    await call
+            with refused(Reason.EPISODE_UNKNOWN, "another client's"):
+                stand.end(episode, TERMINATED)
     with called_by("ada"):
         assert stand.end(episode, TERMINATED, request_id="e").length == 1
     with refused(Reason.EPISODE_UNKNOWN, "another client's"):
         stand.end(episode, TERMINATED, request_id="e")
 
 
-async def check_foreign(stand: Stand, episode: str) -> None:
-    for call in (stand.act(episode, seen(1)), stand.reward(episode, (0, 1.0))):
-        with refused(Reason.EPISODE_UNKNOWN, "another client's"):
-            await call
-    with refused(Reason.EPISODE_UNKNOWN, "another client's"):
-        stand.end(episode, TERMINATED)
-
-
-async def test_an_episode_that_was_given_up_is_unknown() -> None:
+async def test_an_episode_that_was_given_up_is_unknown_and_learned_from() -> None:
     stand = await ready(episode_timeout_s=60.0)
     kept, left = stand.start(), stand.start()
-    stand.now_s = 59.0
+    await stand.play(left, 3)
+    stand.now_s = 59.9
     await stand.act(kept, seen(0))
-    stand.now_s = 61.0
+    stand.handler.sweep()
+    assert len(stand.episodes) == 2
+    stand.now_s = 60.0
     stand.handler.sweep()
     assert [episode.id for episode in stand.episodes] == [kept]
     with refused(Reason.EPISODE_UNKNOWN, "given up"):
         await stand.act(left, seen(0))
     with refused(Reason.EPISODE_UNKNOWN, "given up"):
         stand.end(left, TERMINATED)
+    assert steps_seen(stand.fragments()) == [[0, 1, 2]]
 
 
 async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None:
     stand = await ready(episode_timeout_s=1.0)
-    episode, held = stand.start(), Held()
-    stand.loaded_versions.latest = held.loaded
-    stand.batcher._work.note(1, 1.0)
-    caller = asyncio.create_task(stand.act(episode, seen(0), want_value=True))
-    await asyncio.to_thread(held.begun.wait, 60)
+    _, _, caller, held = await held_pass(stand)
     stand.now_s = 100.0
     stand.handler.sweep()
     assert len(stand.episodes) == 1

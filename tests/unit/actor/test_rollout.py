@@ -152,18 +152,6 @@ def test_actions_and_log_probabilities_stand_beside_their_step() -> None:
     assert arrays["log_prob"][:, 1].tolist() == [-5, -6, -7, -8, -9]
 
 
-def test_the_last_observation_of_a_fragment_is_the_first_of_the_next() -> None:
-    fragments, _ = act(AutoresetMode.NEXT_STEP, [5, 3, 5])
-    for one, two in itertools.pairwise(fragments):
-        assert (one.arrays()["observation"][-1] == two.arrays()["observation"][0]).all()
-
-
-def test_a_fragment_does_not_change_when_the_arrays_are_filled_again() -> None:
-    early, _ = act(AutoresetMode.SAME_STEP, [5])
-    late, _ = act(AutoresetMode.SAME_STEP, [5, 5])
-    assert late[0].payload == early[0].payload
-
-
 def test_observations_are_compressed_where_asked() -> None:
     schema = fragment_schema(OBSERVATION, Discrete(2))
     stepper = Stepper(vector(AutoresetMode.SAME_STEP, SLOTS), OBSERVATION)
@@ -298,11 +286,6 @@ def test_an_environment_that_leaves_its_space_ends_the_actor_by_name(
 ) -> None:
     with pytest.raises(Fatal, match=rf"the environment left its observation_space: .*{case[4]}"):
         played(case, mode, leaves, truncates=truncates)
-
-
-def test_equal_runs_draw_equal_seeds() -> None:
-    assert environment_seeds(3, "actor-0", 0, 4) == environment_seeds(3, "actor-0", 0, 4)
-    assert action_seed(3, "actor-0", 0) == action_seed(3, "actor-0", 0)
 
 
 def test_every_slot_of_every_session_has_seeds_of_its_own() -> None:

@@ -30,7 +30,6 @@ from tests.support.serving.server_parts import (
     broken,
     parts_of,
     policy_of,
-    question_of,
     reason_of,
     rows_of,
     seen,
@@ -152,17 +151,6 @@ async def test_a_swap_does_not_touch_answers_under_way() -> None:
     assert [(await under_way).version, (await after).version] == [1, 9]
 
 
-async def test_loaded_weights_are_never_changed() -> None:
-    stand = Stand()
-    await stand.publish(1)
-    first = stand.loaded_versions.latest
-    assert first is not None
-    before = first.policy.step(question_of(3).observation).parameters.copy()
-    await stand.publish(2)
-    assert stand.loaded_versions.latest is not first
-    np.testing.assert_array_equal(first.policy.step(question_of(3).observation).parameters, before)
-
-
 async def test_weights_that_do_not_fit_change_nothing() -> None:
     stand = Stand()
     await stand.publish(1)
@@ -227,10 +215,7 @@ async def test_who_says_no_name_is_dealt_anew_and_who_does_stays() -> None:
 
 @pytest.mark.promise("shadow-version-changes-answer")
 async def test_a_shadow_answers_as_well_and_changes_no_answer() -> None:
-    stand = Stand()
-    stand.keep(1)
-    stand.keep(2, policy=broken(policy_of(stand.specification, 2)))
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(shadow_is_broken=True)
     (family,) = metrics.SHADOW_AGREEMENT.collect()
     before = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
     assert (await ask(stand)).version == 1
@@ -265,10 +250,12 @@ def test_a_range_of_returns_must_rise() -> None:
 PATIENCE_S = 30.0
 
 
-async def shadowed(**serving: Any) -> Stand:
+async def shadowed(*, shadow_is_broken: bool = False, **serving: Any) -> Stand:
+    """Version 1 answers, version 2 is its shadow."""
     stand = Stand(**serving)
     stand.keep(1)
-    stand.keep(2)
+    shadow = policy_of(stand.specification, 2)
+    stand.keep(2, policy=broken(shadow) if shadow_is_broken else shadow)
     await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     return stand
 
@@ -360,15 +347,10 @@ async def test_a_server_that_ends_waits_for_the_pass_under_way_alone(
 
 
 async def record_ask(stand: Stand, seed: int, **fields: Any) -> Any:
-    observation = rows_of(1, seed)["observation"][0]
-    request = stand.asking(observation, **fields)
-    reply, _ = await stand.answer(request, 1e12)
-    await settle(stand)
-    return reply
-
-
-async def settle(stand: Stand) -> None:
+    """Its reply, after the shadow had its turn."""
+    reply, _ = await stand.answer(stand.asking(rows_of(1, seed)["observation"][0], **fields), 1e12)
     await stand.handler.shadow.finish()
+    return reply
 
 
 def written(path: Path) -> list[dict[str, Any]]:
@@ -377,10 +359,7 @@ def written(path: Path) -> list[dict[str, Any]]:
 
 async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     replies = [await record_ask(stand, seed, request_id=f"r-{seed}") for seed in range(3)]
     record.close()
     shadow = policy_of(stand.specification, 2)
@@ -405,14 +384,11 @@ async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: P
 
 async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     episode = stand.start()
     for step in range(10):
         await stand.play(episode, 1, step)
-        await settle(stand)
+        await stand.handler.shadow.finish()
     record.close()
     rows = [row for row in written(tmp_path / "shadow.jsonl") if row["episode_id"] == episode]
     assert [row["shadow"]["version"] for row in rows] == [2] * 10
@@ -421,10 +397,7 @@ async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
 @pytest.mark.promise("shadow-version-changes-answer")
 async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     allowed = np.array([True, False, True])
     for seed in range(8):
         await record_ask(stand, seed, action_mask=[pb.Part(value=to_tensor(allowed))])
@@ -442,10 +415,7 @@ async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> No
 
 async def test_a_shadow_that_cannot_answer_is_written_down_as_such(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2, policy=broken(policy_of(stand.specification, 2)))
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record, shadow_is_broken=True)
     await record_ask(stand, 0)
     record.close()
     (row,) = written(tmp_path / "shadow.jsonl")
@@ -459,20 +429,14 @@ async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
     folder = tmp_path / "record"
     folder.mkdir()
     record = ShadowRecord(folder / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     for seed in range(20):
         await record_ask(stand, seed)
     record.close()
     assert sorted(path.name for path in folder.iterdir()) == ["shadow.jsonl", "shadow.jsonl.1"]
     before = metrics.SHADOW_UNRECORDED._value.get()
     record = ShadowRecord(tmp_path / "gone" / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     assert (await record_ask(stand, 21)).version == 1
     record.close()
     assert metrics.SHADOW_UNRECORDED._value.get() == before + 1
@@ -483,10 +447,7 @@ async def test_what_waits_to_be_written_is_bounded_by_its_rows(
 ) -> None:
     monkeypatch.setattr(shadow_module, "_MOST_WAITING_ROWS", 64)
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     before = metrics.SHADOW_UNRECORDED._value.get()
     monkeypatch.setattr(record, "_write", held := RecordHeld(record._write))
     for seed in range(5):
@@ -503,10 +464,7 @@ async def test_an_answer_that_comes_late_or_cannot_be_written_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     before = metrics.SHADOW_UNRECORDED._value.get()
     with monkeypatch.context() as broken_line:
         broken_line.setattr(shadow_module, "_lists", lambda _: {"no JSON": object()})
