@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.config.settings import ConfigurationError, Settings, dump
+from penstock.config.settings import Settings, dump
 from penstock.launch.audit.audit_command import audit
 from penstock.learner.checkpoint.store import BEST
 from penstock.learner.feed.recorded_feed import Recording
@@ -459,18 +459,6 @@ def test_a_replay_that_was_killed_ends_like_one_that_was_not(
         again = learner.finish()
     assert (again["updates"], again["recording"]["batches_taken"]) == (UPDATES, UPDATES)
     assert_equal_learning(first, second)
-
-
-def test_a_recording_that_was_begun_elsewhere_is_refused(redis_url: str, tmp_path: Path) -> None:
-    (tmp_path / "recording").mkdir()
-    (tmp_path / "recording" / "recording.json").write_text("{}")
-    given = recorded(short(), tmp_path / "recording")
-    with (
-        LearnerThread(redis_url, tmp_path / "run", given) as learner,
-        pytest.raises(ConfigurationError, match="holds a recording already"),
-    ):
-        learner.finish()
-    assert (tmp_path / "recording" / "recording.json").read_text() == "{}"
 
 
 def curve(run_dir: Path) -> list[dict[str, Any]]:

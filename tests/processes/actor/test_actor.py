@@ -35,6 +35,8 @@ from tests.support.run.broker_process import BrokerProcess, eventually, launch
 from tests.support.storage.redis_server import RedisServer
 
 Begin = Callable[..., ScriptedLearner]
+FAULTY = "tests.support.experience.faulty_environments"
+OWN = "tests.support.experience.own_networks"
 
 
 @pytest.fixture
@@ -61,20 +63,27 @@ def assert_dense(learner: ScriptedLearner) -> None:
     assert learner.log.acked() == len(learner.fragments)
 
 
-def test_fragments_are_what_the_published_weights_did(broker: BrokerProcess, begin: Begin) -> None:
-    learner = begin()
-    with actors(ActorThread(broker.address, "actor-0")):
-        eventually(lambda: learner.learn() >= 30, "thirty fragments")
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [({"hidden_sizes": [8]}, 30), ({"network": f"{OWN}:Good"}, 8), ({"hidden_sizes": [500, 500]}, 10)],
+    ids=["small", "the user's own", "above one message"],
+)
+def test_fragments_are_what_the_published_weights_did(
+    broker: BrokerProcess, begin: Begin, policy: dict[str, Any], count: int
+) -> None:
+    learner = begin(policy=policy)
+    with actors(ActorThread(broker.address, "actor-0", allow_modules=[OWN])):
+        eventually(lambda: learner.learn() >= count, "fragments")
     assert_dense(learner)
     versions = {fragment.header.oldest_version for fragment in learner.fragments}
-    assert len(versions) > 3
+    assert len(versions) > count // 10
     for fragment in learner.fragments:
         arrays: dict[str, Any] = fragment.arrays()
-        policy = learner.policies[fragment.header.oldest_version]
+        policy_then = learner.policies[fragment.header.oldest_version]
         steps = fragment.header.charge
         observed = {"observation": arrays["observation"][:-1].reshape(steps, 4).copy()}
-        expected = policy.log_prob(observed, {"action": arrays["action"].reshape(steps).copy()})
-        np.testing.assert_allclose(arrays["log_prob"].reshape(steps), expected, atol=1e-5)
+        expected = policy_then.log_prob(observed, {"action": arrays["action"].reshape(steps).copy()})
+        np.testing.assert_allclose(arrays["log_prob"].reshape(steps), expected, atol=2e-5)
 
 
 def test_every_episode_that_ended_is_reported_once(broker: BrokerProcess, begin: Begin) -> None:
@@ -259,9 +268,8 @@ def test_a_second_actor_of_the_same_name_ends_the_first(broker: BrokerProcess, b
 def test_an_environment_whose_rewards_are_no_numbers_ends_the_actor(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    module = "tests.support.experience.faulty_environments"
-    learner = begin(environment={"id": f"{module}:NotANumber-v0", "count": 2})
-    actor = ActorThread(broker.address, "actor-0", allow_modules=[module])
+    learner = begin(environment={"id": f"{FAULTY}:NotANumber-v0", "count": 2})
+    actor = ActorThread(broker.address, "actor-0", allow_modules=[FAULTY])
     eventually(lambda: learner.learn() >= 2, "good fragments")
     eventually(lambda: learner.learn() and actor.error is not None, "the end of the actor")
     error = actor.join()
@@ -273,9 +281,8 @@ def test_an_environment_whose_rewards_are_no_numbers_ends_the_actor(
 def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_only(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    module = "tests.support.experience.faulty_environments"
-    learner = begin(environment={"id": f"{module}:NotANumberAtItsEnd-v0", "count": 2})
-    with actors(ActorThread(broker.address, "actor-0", allow_modules=[module])):
+    learner = begin(environment={"id": f"{FAULTY}:NotANumberAtItsEnd-v0", "count": 2})
+    with actors(ActorThread(broker.address, "actor-0", allow_modules=[FAULTY])):
         eventually(lambda: learner.learn() and len(learner.sequences()) >= 4, "more than three sessions")
     assert_dense(learner)
     assert learner.episodes() == []
@@ -285,10 +292,9 @@ def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_
 def test_what_was_collected_before_an_environment_stands_still_is_delivered(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    module = "tests.support.experience.faulty_environments"
     faulty_environments.GOES_ON.clear()
-    learner = begin(environment={"id": f"{module}:StandsStill-v0", "count": 2})
-    actor = ActorThread(broker.address, "actor-0", allow_modules=[module], stall_timeout_s=3)
+    learner = begin(environment={"id": f"{FAULTY}:StandsStill-v0", "count": 2})
+    actor = ActorThread(broker.address, "actor-0", allow_modules=[FAULTY], stall_timeout_s=3)
     with actors(actor):
         try:
             eventually(lambda: learner.read() == 2, "the steps before")
@@ -309,8 +315,7 @@ def counted(fragment: Fragment) -> list[int]:
 
 @pytest.mark.promise("actor-imports-module-run")
 def test_a_module_is_imported_only_if_allowed_here(broker: BrokerProcess, begin: Begin) -> None:
-    module = "tests.support.experience.faulty_environments"
-    begin(environment={"id": f"{module}:NotANumber-v0", "count": 2}, actor={"allow_modules": [module]})
+    begin(environment={"id": f"{FAULTY}:NotANumber-v0", "count": 2}, actor={"allow_modules": [FAULTY]})
     error = ActorThread(broker.address, "actor-0").join()
     assert isinstance(error, ConfigurationError)
     assert "allow_modules" in str(error)
@@ -404,13 +409,6 @@ def test_an_actor_waits_for_the_run(broker: BrokerProcess, begin: Begin) -> None
         eventually(lambda: learner.learn() >= 3, "three fragments")
 
 
-def test_weights_above_one_message_come_in_chunks(broker: BrokerProcess, begin: Begin) -> None:
-    learner = begin(policy={"hidden_sizes": [500, 500]})
-    with actors(ActorThread(broker.address, "actor-0")):
-        eventually(lambda: learner.learn() >= 10, "ten fragments")
-    assert len({fragment.header.oldest_version for fragment in learner.fragments}) > 1
-
-
 @pytest.mark.promise("actor-reports-version-acts")
 def test_an_actor_says_what_it_really_acts_with(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin()
@@ -444,16 +442,6 @@ def test_an_evaluation_actor_measures_the_version_asked_for(broker: BrokerProces
     assert [episode.version for episode in played] == [old.version] * 5 + [newest.version] * 5
 
 
-def test_an_evaluation_actor_draws_its_actions_where_the_run_says_so(
-    broker: BrokerProcess, begin: Begin
-) -> None:
-    learner = begin(evaluation={"episodes": 3, "deterministic": False})
-    with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
-        learner.log.request_evaluation(1)
-        eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 3, "a result")
-    assert [report.deterministic for report in learner.reports] == [False]
-
-
 def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
     broker: BrokerProcess, begin: Begin
 ) -> None:
@@ -477,13 +465,14 @@ def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
 def test_a_version_that_is_gone_is_not_evaluated_and_the_next_one_is(
     broker: BrokerProcess, begin: Begin
 ) -> None:
-    learner = begin()
+    learner = begin(evaluation={"episodes": 3, "deterministic": False})
     for _ in range(5):
         newest = learner.publish()
     with actors(ActorThread(broker.address, "evaluator", Role.EVALUATION)):
         learner.log.request_evaluation(1)
         learner.log.request_evaluation(newest.version)
-        eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 5, "a result")
+        eventually(lambda: learner.read() == 0 and len(learner.episodes(evaluation=True)) == 3, "a result")
+    assert [report.deterministic for report in learner.reports] == [False]
 
 
 def record(binary: Any, folder: Path, rounds: int) -> dict[tuple[int, str], bytes]:

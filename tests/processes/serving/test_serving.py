@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.serving import make_run
 from penstock.client import (
     Action,
     ActionBatch,
@@ -40,10 +41,10 @@ from tests.support.run.serving_run import (
     ServedRun,
     begun,
     follow,
-    health_of,
     serving,
     terminate,
 )
+from tests.support.serving import node_client
 
 ROWS: Final = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
 NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -304,25 +305,20 @@ def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, c
 
 
 def test_sigterm_answers_what_is_in_flight(tmp_path: Path) -> None:
-    with serving(tmp_path, begun(tmp_path / "run").folder) as server:
-        drain(server)
+    parts, more = to_parts("observation", OBSERVATION, ROWS[0]), threading.Event()
 
+    def slowly() -> Iterator[pb.ActRequest]:
+        yield pb.ActRequest(request_id="0", observation=parts)
+        more.wait(60)
+        yield pb.ActRequest(request_id="1", observation=parts)
 
-def drain(server: BrokerProcess) -> None:
-    assert health_of(server.address) == SERVING
-    with grpc.insecure_channel(server.address) as channel:
+    with (
+        serving(tmp_path, begun(tmp_path / "run").folder) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
         health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert next(health).status == SERVING
-        stub = PolicyServiceStub(channel)
-        requests = iter(_requests(2))
-        more = threading.Event()
-
-        def slowly() -> Iterator[pb.ActRequest]:
-            yield next(requests)
-            more.wait(60)
-            yield next(requests)
-
-        stream: Any = stub.ActStream(slowly())
+        stream: Any = PolicyServiceStub(channel).ActStream(slowly())
         assert next(stream).version == 1
         terminate(server)
         assert next(health).status == NOT_SERVING
@@ -330,10 +326,15 @@ def drain(server: BrokerProcess) -> None:
         assert [reply.version for reply in stream] == [1]
         health.cancel()
         assert server.wait()[0] == EXIT_OK
-    with PolicyClient(server.address, deadline_s=0.2) as late, pytest.raises(Unreachable):
-        late.describe()
+        with PolicyClient(server.address, deadline_s=0.2) as late, pytest.raises(Unreachable):
+            late.describe()
 
 
-def _requests(count: int) -> list[pb.ActRequest]:
-    parts = to_parts("observation", OBSERVATION, ROWS[0])
-    return [pb.ActRequest(request_id=str(number), observation=parts) for number in range(count)]
+def test_a_node_client_plays_episodes_and_sends_rewards(tmp_path: Path) -> None:
+    node_client.install()
+    make_run(tmp_path / "run")
+    with serving(tmp_path, tmp_path / "run") as server, PolicyClient(server.address) as client:
+        result = node_client.play(server.address, 3, learn=True)
+        assert result["episodes"] == 3
+        assert 8 <= result["mean_return"] <= 500
+        assert not client.describe().learns
