@@ -3,17 +3,13 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
-from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 import typer
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from typer.main import get_command
 
 from penstock.config.algorithm_sections import SECTIONS, algorithm_sections
@@ -95,15 +91,6 @@ def test_the_tables_of_a_service_for_agents_have_the_columns_that_are_there() ->
             assert set(re.findall(r"`([a-z_]+)`", ours)) <= set(table.__table__.columns.keys()), ours
 
 
-def test_the_table_of_where_to_look_first_answers_each_question_with_a_place() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    table = page.partition("\n## Where to look first\n")[2].partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| (.+?)\? \| (.+) \|$", table, flags=re.MULTILINE))
-    assert [question for question, answer in rows.items() if "`" not in answer and "](" not in answer] == []
-    for asked in ("admitted", "clipped", "published", "staleness", "algorithm added", "canary judged"):
-        assert any(asked in question for question in rows), asked
-
-
 @pytest.mark.parametrize("page", PAGES, ids=_named)
 def test_every_diff_has_its_place(page: Path) -> None:
     diffs = re.findall(r"^```diff\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -181,44 +168,25 @@ NUMBER: Final = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?![\w-])")
 WORDS: Final = ("no", "one", "two", "three", "four", "five", "six")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """The `index`-th number in a column of the row of docs/performance.md whose first cell begins so."""
-
-    row: str
-    column: int
-    index: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A figure divided by another."""
-
-    of: Figure
-    to: Figure
-
-
+Figure = tuple[str, int, int]
+"""A row of docs/performance.md by its beginning, a column, and which of the numbers there."""
 SHELL: Final = "CartPole-v1, seconds from the shell until 475"
 TRAINING: Final = "CartPole-v1, training seconds until 475"
 STEPS: Final = "CartPole-v1, steps/s"
 LARGE: Final = "large fragments, actor to learner"
 PATH: Final = "path, 64 KiB / 512 KiB / 2 MiB"
 ACTIONS: Final = "actions, 64 calls in flight"
-SOURCES: Final[dict[str, tuple[Figure | Ratio, ...]]] = {
+SOURCES: Final[dict[str, Sequence[Figure | tuple[Figure, Figure]]]] = {
     "CartPole-v1 from the shell": (
-        Figure(SHELL, 1), Figure(TRAINING, 1), Figure(SHELL, 2), Figure(TRAINING, 2),
-        Figure(SHELL, 2, 1), Figure(TRAINING, 2, 1),
+        (SHELL, 1, 0), (TRAINING, 1, 0), (SHELL, 2, 0), (TRAINING, 2, 0), (SHELL, 2, 1), (TRAINING, 2, 1),
     ),
-    "CartPole-v1, steps per second": (Figure(STEPS, 1), Figure(STEPS, 2), Figure(STEPS, 2, 2)),
+    "CartPole-v1, steps per second": ((STEPS, 1, 0), (STEPS, 2, 0), (STEPS, 2, 2)),
     "experience from actor to learner": (
-        Figure(LARGE, 1), Figure(LARGE, 1, 2),
-        Ratio(Figure(LARGE, 1), Figure(PATH, 3)), Ratio(Figure(LARGE, 1, 2), Figure(PATH, 3, 2)),
+        (LARGE, 1, 0), (LARGE, 1, 2), ((LARGE, 1, 0), (PATH, 3, 0)), ((LARGE, 1, 2), (PATH, 3, 2)),
     ),
-    "actions from a policy server": (
-        Figure(ACTIONS, 1), Figure("actions, one client alone", 1), Figure(ACTIONS, 2),
-    ),
+    "actions from a policy server": ((ACTIONS, 1, 0), ("actions, one client alone", 1, 0), (ACTIONS, 2, 0)),
 }  # fmt: skip
-"""Where the numbers of each row of the README come from, in the order in which they stand there."""
+"""Where the numbers of each row of the README come from, in their order; of two figures their ratio."""
 
 
 def _section(page: str, heading: str) -> str:
@@ -242,38 +210,24 @@ def _numbers(text: str) -> list[tuple[float, float]]:
     return found
 
 
-def _value(source: Figure | Ratio) -> float:
-    if isinstance(source, Ratio):
-        return _value(source.of) / _value(source.to)
+def _value(source: Figure | tuple[Figure, Figure]) -> float:
+    if len(source) == 2:
+        return _value(source[0]) / _value(source[1])
+    beginning, column, index = source
     rows = _rows((ROOT / "docs" / "performance.md").read_text())
-    (row,) = [row for row in rows if row[0].startswith(source.row)]
-    return _numbers(row[source.column])[source.index][0]
+    (row,) = [row for row in rows if row[0].startswith(beginning)]
+    return _numbers(row[column])[index][0]
 
 
-def _rows_of_the_readme() -> dict[str, str]:
-    """Everything behind the first cell of each row, by the first cell."""
+def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
     _, _, *rows = _rows(_section("README.md", "How fast"))
-    return {row[0]: " ".join(row[1:]) for row in rows}
-
-
-def test_every_row_has_its_source() -> None:
-    rows = _rows_of_the_readme()
-    assert [row for row in rows if not any(row.startswith(known) for known in SOURCES)] == []
     assert len(rows) == len(SOURCES)
-
-
-@pytest.mark.parametrize("row", SOURCES)
-def test_a_figure_is_the_one_of_the_page(row: str) -> None:
-    (text,) = [text for name, text in _rows_of_the_readme().items() if name.startswith(row)]
-    told = _numbers(text)
-    expected = [_value(source) for source in SOURCES[row]]
-    assert len(told) == len(expected)
-    wrong = [
-        (number, value)
-        for (number, unit), value in zip(told, expected, strict=True)
-        if abs(number - value) > unit / 2
-    ]
-    assert wrong == []
+    for (name, *cells), (known, sources) in zip(rows, SOURCES.items(), strict=True):
+        assert name.startswith(known)
+        told, expected = _numbers(" ".join(cells)), [_value(source) for source in sources]
+        assert len(told) == len(expected)
+        wrong = [one for one in zip(told, expected, strict=True) if abs(one[0][0] - one[1]) > one[0][1] / 2]
+        assert wrong == [], name
 
 
 def test_the_readme_says_which_aims_are_missed() -> None:
@@ -360,45 +314,6 @@ def test_every_extra_that_is_named_exists() -> None:
 @pytest.mark.parametrize("extra", ["ui", "rlhf"])
 def test_a_remedy_says_both_ways(extra: str) -> None:
     assert ours(how_to_install(extra)) == [f".[{extra}]", f"{DISTRIBUTION}[{extra}]"]
-
-
-LOADED = "import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-NOTHING = LOADED.format(module="sys")
-IF_THERE = {"grpc_tools"}
-"""What grpc loads where it is installed, and does without."""
-
-
-def tops(code: str) -> set[str]:
-    """Names of the packages that an interpreter has loaded after a program."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(done.stdout.split())
-
-
-def required(names: Iterable[str]) -> set[str]:
-    """Those distributions and all that they require themselves, extras aside."""
-    found: set[str] = set()
-    waiting = [canonicalize_name(Requirement(name).name) for name in names]
-    while waiting:
-        name = waiting.pop()
-        if name in found:
-            continue
-        found.add(name)
-        for line in requires(name) or ():
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(canonicalize_name(requirement.name))
-    return found
-
-
-@pytest.mark.parametrize(
-    "module", ["penstock.launch.cli.app", "penstock.launch.inspection.status", "penstock.launch.control"]
-)
-def test_an_operator_needs_no_extra(module: str) -> None:
-    of = packages_distributions()
-    loaded = tops(LOADED.format(module=module)) - tops(NOTHING)
-    there = required(PROJECT["dependencies"]) | {canonicalize_name(DISTRIBUTION)}
-    brought = {top: {canonicalize_name(name) for name in of[top]} for top in loaded - IF_THERE if top in of}
-    assert {top: names for top, names in brought.items() if not names & there} == {}
 
 
 def test_every_call_says_what_it_can_make_grow() -> None:

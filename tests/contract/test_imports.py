@@ -2,7 +2,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -69,6 +68,7 @@ LOADED = {
     "actor": ("penstock.actor.process", "penstock.actor.evaluator"),
     "broker": ("penstock.broker.service.process", "penstock.registry.registry"),
     "gateway": ("penstock.gateway.process", "penstock.launch.gateway.gateway_commands"),
+    "operator": ("penstock.launch.inspection.status", "penstock.launch.control"),
     "learner": ("penstock.learner.entry", "penstock.launch.run.services", "penstock.learner.ranks.roles"),
     "server": ("penstock.actor.serving.server_process", "penstock.registry.registry"),
 }
@@ -85,9 +85,6 @@ def loads_without(modules: tuple[str, ...], absent: set[str]) -> None:
 @cache
 def requirements(name: str) -> list[Requirement]:
     return [Requirement(text) for text in requires(name) or ()]
-
-
-owners_of = cache(packages_distributions)
 
 
 def installed_with(name: str, extras: frozenset[str], found: set[tuple[str, frozenset[str]]]) -> set[str]:
@@ -108,6 +105,9 @@ def installed_with(name: str, extras: frozenset[str], found: set[tuple[str, froz
 
 
 def extras_of(image: str) -> frozenset[str]:
+    """The extras that the image's file installs; none for an operator."""
+    if image == "operator":
+        return frozenset()
     (words,) = (
         found.group(1)
         for value in stages(image)[0].values("RUN")
@@ -128,12 +128,12 @@ def test_a_module_loads_without_packages_of_other_extras(module: str, absent: se
     loads_without((module,), absent)
 
 
-@pytest.mark.parametrize("image", NAMES)
+@pytest.mark.parametrize("image", [*NAMES, "operator"])
 def test_an_image_has_every_package_that_its_command_loads(image: str) -> None:
     there = installed_with(OURS, extras_of(image), set())
     absent = {
         module
-        for module, owners in owners_of().items()
+        for module, owners in packages_distributions().items()
         if module.isidentifier()
         and not there & {canonicalize_name(owner) for owner in owners}
         and module != "penstock"
@@ -383,47 +383,6 @@ def test_nothing_unsafe_is_called() -> None:
 
 
 LINTER: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-CONTRACTS: dict[str, dict[str, Any]] = {contract["name"]: contract for contract in LINTER["contracts"]}
-
-
-def violation(contract: dict[str, Any]) -> tuple[str, str]:
-    """A module and what it must not import, by the contract's own words."""
-    container = f"{contract['containers'][0]}." if contract.get("containers") else ""
-    match contract["type"]:
-        case "forbidden":
-            return contract["source_modules"][0], contract["forbidden_modules"][0]
-        case "layers":
-            highest, lowest = (contract["layers"][at].split("|")[0].strip(" ()") for at in (0, -1))
-            return f"{container}{lowest}", f"{container}{highest}"
-        case "independence":
-            first, second, *_ = contract["modules"]
-            return first, second
-        case "protected":
-            protected = contract["protected_modules"][0]
-            return protected.split(".")[0], protected
-        case other:
-            pytest.fail(f"a contract of type {other!r}: say here how it is broken")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONTRACTS)
-def test_a_contract_fails_when_it_is_broken(name: str, tmp_path: Path) -> None:
-    for package in LINTER["root_packages"]:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    source, forbidden = violation(CONTRACTS[name])
-    path = tmp_path / _path(source).relative_to(ROOT)
-    path.write_text(f"{path.read_text()}\nimport {forbidden}\n")
-    lint = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run(
-        [lint, "--no-cache"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert f"{name} BROKEN" in done.stdout
-
-
-def _path(module: str) -> Path:
-    path = ROOT / module.replace(".", "/")
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 PATIENCE_S = 120.0
@@ -562,7 +521,7 @@ def makers() -> Iterator[tuple[str, str]]:
     """
     without_torch = tuple(
         re.sub(r"^penstock/(actor|broker|learner)\b", r"\1", room.replace(".", "/"))
-        for one in CONTRACTS.values()
+        for one in LINTER["contracts"]
         if "torch" in one.get("forbidden_modules", ())
         for room in one["source_modules"]
     )
