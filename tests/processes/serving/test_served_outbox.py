@@ -25,7 +25,7 @@ from penstock.client import PolicyClient
 from penstock.client.calls import to_parts
 from penstock.launch.run.supervisor import penstock
 from penstock.protocol.fragment import Fragment, Slot, WeightSpan, check
-from penstock.protocol.messages import Episode, Role
+from penstock.protocol.messages import Role
 from penstock.protocol.refusal import Reason
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
@@ -188,17 +188,6 @@ def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
     run_follower.start()
     assert run_follower.flush(20)
     assert stored(log) == [(1, 2)]
-    log.close()
-
-
-def test_episodes_are_reported(broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]) -> None:
-    log, queue = open_run(redis_url), ServedQueue(100, 0)
-    outbox = Outbox(opened(), NumberedWhenSent(queue))
-    outbox.start()
-    played = Episode(slot_id=0, episode_id=1, episode_return=2.0, length=3, terminated=True, version=1)
-    queue.episodes.append(played)
-    assert outbox.flush(20)
-    assert [entry.report.episodes for entry in log.read_reports(0, 10)] == [(played,)]
     log.close()
 
 
