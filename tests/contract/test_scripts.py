@@ -1,6 +1,5 @@
 """Every script's replies and effects, on each Redis server found."""
 
-import asyncio
 import re
 import time
 from dataclasses import replace
@@ -352,18 +351,6 @@ async def test_only_evaluation_sessions_are_asked_to_evaluate(store: Store, log:
     assert [watched.news.evaluate_version for watched in asked if watched.news] == [0, 1]
 
 
-async def test_the_learner_sees_probe_answers(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await store.watch(
-        Watch(session=actor.session, applied_version=1, applied_sha256="ab", probe_log_prob=(-0.5, -2.0))
-    )
-    (answer,) = log.renew().probes
-    assert (actor.session, "actor-0", 1, "ab", (-0.5, -2.0)) == (
-        answer.session, answer.actor_id, answer.version, answer.sha256, answer.log_prob,
-    )  # fmt: skip
-
-
 async def test_the_end_of_one_evaluation_does_not_take_back_the_next_request(
     store: Store, log: LearnerLog
 ) -> None:
@@ -412,39 +399,6 @@ async def test_a_stop_outlives_a_learner_that_crashes_and_ends_with_one_that_fol
     assert resumed.renew().desired is RunState.RUNNING
     await store.control("stop")
     assert open_run(redis_url).renew().desired is RunState.STOPPING
-
-
-async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append()
-    log.observe('{"progress": 0.5}')
-    status = await store.status()
-    assert (
-        status.run,
-        status.epoch,
-        status.log_head,
-        status.acked,
-        status.latest.version,
-    ) == (RUN, 1, 1, 1, 1)
-    assert 4 * CHARGE == status.budget_steps == status.outstanding_steps
-    assert status.learner_json == '{"progress": 0.5}'
-    assert [(row.actor_id, row.role, row.sequence, row.begin_through) for row in status.sessions] == [
-        ("actor-0", Role.ROLLOUT, 1, 4)
-    ]
-    assert not status.closed
-
-
-async def test_changes_wake_a_waiter(store: Store, log: LearnerLog) -> None:
-    changes = store.changes()
-    await anext(changes)
-    loop = asyncio.get_running_loop()
-    waiting = asyncio.ensure_future(anext(changes))
-    started = loop.time()
-    await asyncio.to_thread(log.publish, BLOB, update=1, settled=0, scalars={})
-    await waiting
-    assert loop.time() - started < 0.9
-    await changes.aclose()  # type: ignore[attr-defined]
 
 
 @pytest.mark.promise("lease-holder-another-learner")
