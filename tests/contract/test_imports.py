@@ -296,14 +296,6 @@ def loaded_by(statement: str, output: Path, *, with_torch: bool) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_imports_run_one_way() -> None:
-    lint = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run(
-        [lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stdout
-
-
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [

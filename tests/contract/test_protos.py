@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 import gymnasium as gym
@@ -24,21 +23,13 @@ PROTOS = sorted((ROOT / "protos" / "penstock" / "v1").glob("*.proto"))
 STUBS = ROOT / "penstock" / "v1"
 
 
-@pytest.fixture
-def generator() -> ModuleType:
+def test_a_stub_that_was_edited_is_named(tmp_path: Path) -> None:
     specification = importlib.util.spec_from_file_location("generate", ROOT / "protos" / "generate.py")
     assert specification is not None
     assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def test_regenerating_the_stubs_changes_nothing(generator: ModuleType) -> None:
+    generator = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(generator)
     assert generator.drift(STUBS) == []
-
-
-def test_a_stub_that_was_edited_is_named(generator: ModuleType, tmp_path: Path) -> None:
     generator.generate(tmp_path)
     stubs = tmp_path / "penstock" / "v1"
     (stubs / "weights_pb2.py").write_text("edited")

@@ -2,7 +2,7 @@ import asyncio
 import math
 import tracemalloc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -385,58 +385,31 @@ async def test_who_is_not_learned_from_leaves_nothing(
     assert not_learned("unasked") - before == (6 if reason else 0)
 
 
-@dataclass(frozen=True)
-class Played:
-    """An episode: rewards by step, how it ended, and how each reward was said."""
-
-    rewards: list[float]
-    truncated: bool
-    ways: list[str]
-
-
-@dataclass(frozen=True)
-class Transition:
-    observed: tuple[float, ...]
-    action: int
-    log_prob: float
-    reward: float
-    terminated: bool
-    truncated: bool
-    run_follower: tuple[float, ...]
+QUARTERS: Final = st.integers(-400, 400).map(lambda n: n / 4)  # their sums are exact
+REWARDS: Final = st.tuples(QUARTERS, st.sampled_from(("with the next", "at once", "in two", "late")))
+EPISODES: Final = st.lists(
+    st.tuples(st.lists(REWARDS, min_size=1, max_size=12), st.booleans()), min_size=1, max_size=4
+)
+Played = tuple[list[tuple[float, str]], bool]
+"""An episode: its rewards by step and how each was said, and whether it was truncated."""
 
 
-WAYS: Final = ("with the next", "at once", "in two", "late")
-
-
-@st.composite
-def episodes(draw: st.DrawFn) -> Played:
-    """One to twelve steps; rewards in quarters, so that their sums are exact."""
-    length = draw(st.integers(1, 12))
-    quarters = st.integers(-400, 400).map(lambda n: n / 4)
-    return Played(
-        rewards=draw(st.lists(quarters, min_size=length, max_size=length)),
-        truncated=draw(st.booleans()),
-        ways=draw(st.lists(st.sampled_from(WAYS), min_size=length, max_size=length)),
-    )
-
-
-async def served(played: Sequence[Played], unroll: int) -> list[Transition]:
+async def served(played: Sequence[Played], unroll: int) -> list[tuple[Any, ...]]:
+    """What is learned of episodes that clients play."""
     stand, _ = await begun(unroll, reward_window_s=1.0, max_fragment_age_s=1e6)
-    numbers = []
-    for number, one in enumerate(played):
+    for number, (rewards, truncated) in enumerate(played):
         episode = stand.start()
-        numbers.append(int(episode.split("-")[1]))
         told: dict[str, float] = {}
-        for step, (reward, way) in enumerate(zip(one.rewards, one.ways, strict=True)):
+        for step, (reward, way) in enumerate(rewards):
             await stand.act(episode, seen(step, number), seed=1000 * number + step, **told)
             told = {"reward": reward} if way == "with the next" else {}
             if way == "at once":
                 await stand.reward(episode, (None, reward))
             if way == "in two":
                 await stand.reward(episode, (step, reward - 1), (step, 1))
-        ending = TRUNCATED if one.truncated else TERMINATED
-        stand.end(episode, ending, final=seen(len(one.rewards), number), **told)
-        for step, (reward, way) in enumerate(zip(one.rewards, one.ways, strict=True)):
+        ending = TRUNCATED if truncated else TERMINATED
+        stand.end(episode, ending, final=seen(len(rewards), number), **told)
+        for step, (reward, way) in enumerate(rewards):
             if way == "late":
                 assert await stand.reward(episode, (step, reward)) == 0
     stand.now_s = 2.0
@@ -447,64 +420,50 @@ async def served(played: Sequence[Played], unroll: int) -> list[Transition]:
     return [step for fragment in found for step in transitions(fragment)]
 
 
-def rolled_out(played: Sequence[Played], unroll: int) -> list[Transition]:
+def rolled_out(played: Sequence[Played], unroll: int) -> list[tuple[Any, ...]]:
+    """The same with a rollout worker's FragmentBuilder, one slot."""
     made = specification(unroll=unroll)
     policy = policy_of(made, 1)
     builder = FragmentBuilder(made.schema, unroll, 1)
     builder.start({"observation": seen(0, 0)[np.newaxis]})
     found: list[Fragment] = []
-
-    def cut() -> None:
-        fields = HeaderFields(run=RUN, session=1, sequence=len(found) + 1, weights=Publication(1, 1), round=0)
-        found.append(builder.cut(fields)[0])
-
-    for number, one in enumerate(played):
-        for step, reward in enumerate(one.rewards):
+    last = len(played) - 1, len(played[-1][0]) - 1
+    for number, (rewards, truncated) in enumerate(played):
+        for step, (reward, _) in enumerate(rewards):
             parameters = policy.step({"observation": seen(step, number)[np.newaxis]}).parameters
             acted = policy.choose(parameters, np.random.default_rng(1000 * number + step))
-            builder.record(acted.action, acted.log_prob, stepped(one, number, step, reward))
-            if builder.is_full:
-                cut()
-    if builder.length:
-        cut()
+            over, following = step + 1 == len(rewards), seen(step + 1, number)[np.newaxis]
+            stepped = Stepped(  # as an environment says that is reset at once
+                observation={"observation": seen(0, number + 1)[np.newaxis] if over else following},
+                reward=np.array([reward]),
+                terminated=np.array([over and not truncated]),
+                truncated=np.array([over and truncated]),
+                valid=None,
+                ended=Ended(np.array([0]), {"observation": following}) if over else None,
+            )
+            builder.record(acted.action, acted.log_prob, stepped)
+            if builder.is_full or (number, step) == last:
+                weights, sequence = Publication(1, 1), len(found) + 1
+                fields = HeaderFields(run=RUN, session=1, sequence=sequence, weights=weights, round=0)
+                found.append(builder.cut(fields)[0])
     return [step for fragment in found for step in transitions(fragment)]
 
 
-def stepped(one: Played, number: int, step: int, reward: float) -> Stepped:
-    over = step + 1 == len(one.rewards)
-    run_follower = seen(step + 1, number)[np.newaxis]
-    ended = Ended(np.array([0]), {"observation": run_follower}) if over else None
-    return Stepped(
-        observation={"observation": seen(0, number + 1)[np.newaxis] if over else run_follower},
-        reward=np.array([reward]),
-        terminated=np.array([over and not one.truncated]),
-        truncated=np.array([over and one.truncated]),
-        valid=None,
-        ended=ended,
-    )
-
-
-def transitions(fragment: Fragment) -> list[Transition]:
+def transitions(fragment: Fragment) -> list[tuple[Any, ...]]:
+    """The steps of a fragment of one slot: what was observed, done, earned, how it ended, what came."""
     arrays: dict[str, Any] = fragment.arrays()
     finals = dict(zip(arrays["final/step"].tolist(), arrays["final/observation"].tolist(), strict=True))
     observed = column(fragment, "observation")
+    rows = [column(fragment, name) for name in ("action", "log_prob", "reward", "terminated", "truncated")]
     return [
-        Transition(
-            observed=tuple(observed[step]),
-            action=column(fragment, "action")[step],
-            log_prob=column(fragment, "log_prob")[step],
-            reward=column(fragment, "reward")[step],
-            terminated=column(fragment, "terminated")[step],
-            truncated=column(fragment, "truncated")[step],
-            run_follower=tuple(finals.get(step, observed[step + 1])),
-        )
+        (observed[step], *(row[step] for row in rows), finals.get(step, observed[step + 1]))
         for step in range(fragment.header.steps)
     ]
 
 
 @pytest.mark.promise("served-episodes-give-learner")
 @settings(max_examples=15)
-@given(played=st.lists(episodes(), min_size=1, max_size=4), unroll=st.integers(1, 7))
+@given(played=EPISODES, unroll=st.integers(1, 7))
 def test_served_episodes_teach_what_a_rollout_worker_would(played: list[Played], unroll: int) -> None:
     assert asyncio.run(served(played, unroll)) == rolled_out(played, unroll)
 
