@@ -80,17 +80,6 @@ def test_its_policy_earns_it() -> None:
         assert play(other)[0] < 0.3 * found.value
 
 
-def test_the_best_policy_keeps_the_host_healthy() -> None:
-    policy = optimum(STEPS, GoalReward()).policy[0]
-    chosen = {state: ACTIONS[action] for state, action in zip(STATES, policy, strict=True)}
-    assert chosen[HEALTHY] == "nothing"
-    assert chosen[HEALTHY._replace(down=1)] == "restart_service"
-    assert chosen[HEALTHY._replace(cache=2)] == "clear_cache"
-    assert chosen[HEALTHY._replace(log=1)] == "rotate_logs"
-    assert chosen[HEALTHY._replace(load=2)] == "shed_load"
-    assert "check_disks" not in chosen.values()
-
-
 def play(policy: np.ndarray) -> tuple[float, float]:
     """Mean return and its standard error; policy: the action by step and state."""
     host, reward, returns = SimulatedHost(), GoalReward(), []

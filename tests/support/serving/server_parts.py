@@ -272,6 +272,13 @@ class Stand:
         return numbered
 
 
+async def ready(made: RunSpecification | None = None, **options: Any) -> Stand:
+    """A stand with version 1."""
+    stand = Stand(made, **options)
+    await stand.publish(1)
+    return stand
+
+
 def column(fragment: Fragment, name: str) -> list[Any]:
     array: Any = fragment.arrays()[name]
     values: list[Any] = array[:, 0].tolist()

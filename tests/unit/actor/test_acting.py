@@ -134,6 +134,8 @@ def test_the_mask_belongs_to_the_observation_beside_it(mode: AutoresetMode, *, i
             assert row["mask/action"][slot].tolist() == expected
         stepped = made.step(np.zeros(SLOTS, np.int64))
         row = stepped.observation
+        begins = np.zeros(SLOTS, bool) if stepped.begins is None else stepped.begins
+        assert begins.tolist() == (row[path][:, 0] == 0).tolist()
         ignored = stepped.terminated if mode is AutoresetMode.NEXT_STEP else ignored
         assert "mask" not in row
 
@@ -154,16 +156,6 @@ def test_what_a_last_observation_allows_comes_with_it(mode: AutoresetMode, *, in
             assert ended.observation["mask/action"][row].tolist() == [k == count % 3 for k in range(3)]
             seen += 1
     assert seen >= 4
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_slots_whose_episode_begins_are_told(mode: AutoresetMode) -> None:
-    made = stepper(mode)
-    made.reset([0, 0])
-    for _ in range(12):
-        stepped = made.step(np.zeros(SLOTS, np.int64))
-        begins = np.zeros(SLOTS, bool) if stepped.begins is None else stepped.begins
-        assert begins.tolist() == (stepped.observation["observation"][:, 0] == 0).tolist()
 
 
 def test_a_mask_that_allows_nothing_names_slot_and_step() -> None:

@@ -135,24 +135,15 @@ async def test_what_is_late_is_refused_and_not_computed() -> None:
     batcher, loaded = make(), loaded_of(MADE)
     now = asyncio.get_running_loop().time()
     with passes() as counted:
+        all_late = [batcher.ask(loaded, question_of(), -1.0) for _ in range(3)]
+        results = await asyncio.gather(*all_late, return_exceptions=True)
+        assert {reason_of(result) for result in results if isinstance(result, Exception)} == {Reason.DEADLINE}
         late = batcher.ask(loaded, question_of(5), now - 1.0)
         timely = batcher.ask(loaded, question_of(2), now + NEVER_S)
         assert (await timely).action["action"].shape == (2,)
-    with pytest.raises(Refused, match="waited .* for its turn") as error:
+    with pytest.raises(Refused, match="waited .* for its turn"):
         await late
-    assert error.value.refusal.reason is Reason.DEADLINE
     assert counted == [1, 2]
-    batcher.close()
-
-
-async def test_when_all_are_late_nothing_is_computed_and_the_next_is_answered() -> None:
-    batcher, loaded = make(), loaded_of(MADE)
-    with passes() as counted:
-        late = [batcher.ask(loaded, question_of(), -1.0) for _ in range(3)]
-        results = await asyncio.gather(*late, return_exceptions=True)
-        assert {reason_of(result) for result in results if isinstance(result, Exception)} == {Reason.DEADLINE}
-        await batcher.ask(loaded, question_of())
-    assert counted == [1, 1]
     batcher.close()
 
 
@@ -440,26 +431,15 @@ def test_how_likely_another_action_was_is_asked_without_drawing() -> None:
     assert isinstance(answer(loaded, [question])[0], NotFinite)
 
 
-def test_a_large_pass_is_not_as_many_small_ones() -> None:
-    cost = PassCost()
-    cost.note(1, 0.0005)
-    cost.note(256, 0.004)
-    assert cost.of(1) == 0.0005
-    assert cost.of(300) == 0.004
-    assert cost.of_many(512 + 1, 256) == pytest.approx(0.0085)
-
-
-def test_an_unknown_size_is_taken_for_the_nearest_smaller_one() -> None:
+def test_a_pass_costs_what_the_newest_of_the_nearest_smaller_size_did() -> None:
     cost = PassCost()
     assert cost.of(64) == 0.0
-    cost.note(8, 0.002)
-    assert cost.of(64) == 0.002
-    assert cost.of(1) == 0.002
-
-
-def test_the_newest_passes_count_most() -> None:
-    cost = PassCost()
     cost.note(4, 0.001)
+    assert cost.of(64) == cost.of(1) == 0.001
     for _ in range(20):
         cost.note(4, 0.01)
     assert cost.of(4) == pytest.approx(0.01, rel=0.02)
+    cost.note(1, 0.0005)
+    cost.note(256, 0.004)
+    assert (cost.of(1), cost.of(300)) == (0.0005, 0.004)
+    assert cost.of_many(512 + 1, 256) == pytest.approx(0.0085)

@@ -32,6 +32,7 @@ from tests.support.serving.server_parts import (
     column,
     parts_of,
     policy_of,
+    ready,
     reason_of,
     seen,
     specification,
@@ -48,8 +49,7 @@ def not_learned(reason: str) -> float:
 
 
 async def begun(unroll: int = 4, **serving: Any) -> tuple[Stand, str]:
-    stand = Stand(specification(unroll=unroll), **serving)
-    await stand.publish(1)
+    stand = await ready(specification(unroll=unroll), **serving)
     return stand, stand.start()
 
 
@@ -212,8 +212,7 @@ async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refu
 
 
 async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
-    stand = Stand(replace(specification(), max_reward=100.0))
-    await stand.publish(1)
+    stand = await ready(replace(specification(), max_reward=100.0))
     for amount in (99.0, -101.0):
         episode = stand.start()
         await stand.act(episode, seen(0))
@@ -374,8 +373,7 @@ async def test_a_full_outbox_costs_experience_and_no_answer() -> None:
 async def test_who_is_not_learned_from_leaves_nothing(
     fields: dict[str, Any], learns: bool, reason: str | None
 ) -> None:
-    stand = Stand(learns=learns)
-    await stand.publish(1)
+    stand = await ready(learns=learns)
     before = not_learned("unasked")
     episode = stand.start(**fields)
     await stand.play(episode, 6)

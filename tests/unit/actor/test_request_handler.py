@@ -30,6 +30,7 @@ from tests.support.serving.server_parts import (
     column,
     parts_of,
     policy_of,
+    ready,
     reason_of,
     seen,
     specification,
@@ -38,12 +39,6 @@ from tests.support.serving.server_parts import (
 from tests.unit.actor.test_batcher import Held
 
 TERMINATED, TRUNCATED, ABANDONED = pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED
-
-
-async def ready(**serving: Any) -> Stand:
-    stand = Stand(**serving)
-    await stand.publish(1)
-    return stand
 
 
 @contextmanager
@@ -455,8 +450,7 @@ async def test_only_who_follows_the_learner_is_learned_from() -> None:
 async def test_a_fixed_fallback_on_the_bounds_answers_an_episode_too(value: float) -> None:
     force = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
     made = specification(action=force, continuous="squashed")
-    stand = Stand(made, fallback="fixed", fallback_action=[value, value])
-    await stand.publish(1)
+    stand = await ready(made, fallback="fixed", fallback_action=[value, value])
     episode = stand.start()
     await stand.publish(2, policy=broken(policy_of(made, 2)))
     reply = await stand.act(episode, seen(0))
@@ -472,8 +466,7 @@ async def test_a_fixed_fallback_on_the_bounds_answers_an_episode_too(value: floa
 
 async def test_an_action_beyond_the_bounds_is_none_that_a_squashed_policy_could_have_taken() -> None:
     force = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
-    stand = Stand(specification(action=force, continuous="squashed"))
-    await stand.publish(1)
+    stand = await ready(specification(action=force, continuous="squashed"))
     episode = stand.start()
     taken = parts_of(force, np.array([1.0, 0.0], np.float32))
     with refused(Reason.INVALID, "taken_action: .*inside its bounds"):
@@ -531,12 +524,6 @@ def made(section: dict[str, Any], *, masked: bool = False, unroll: int = 4) -> R
     return RunSpecification(**{name: getattr(plain, name) for name in plain.__slots__} | {"schema": schema})
 
 
-async def stand_of(section: dict[str, Any], **options: Any) -> Stand:
-    stand = Stand(made(section, **options))
-    await stand.publish(1)
-    return stand
-
-
 def log_probs(policy: Policy, batch: Batch) -> torch.Tensor:
     with torch.no_grad():
         parameters = policy.outputs(see(policy, batch).inputs).parameters[: batch.valid.numel()]
@@ -550,7 +537,7 @@ def mask_parts(stand: Stand, allowed: list[bool]) -> list[pb.Part]:
 
 @pytest.mark.parametrize("section", POLICIES.values(), ids=POLICIES)
 async def test_the_learner_computes_what_an_episode_was_answered_with(section: dict[str, Any]) -> None:
-    stand = await stand_of(section, masked=True)
+    stand = await ready(made(section, masked=True))
     episodes = [stand.start("ada"), stand.start("bob")]
     for step in range(10):
         for number, episode in enumerate(episodes):
@@ -569,7 +556,7 @@ async def test_the_learner_computes_what_an_episode_was_answered_with(section: d
 
 
 async def test_a_step_under_a_mask_is_learned_from_where_the_run_has_masks() -> None:
-    stand = await stand_of({}, masked=True)
+    stand = await ready(made({}, masked=True))
     episode = stand.start()
     taken = parts_of(stand.specification.action_space, np.int64(1))
     with pytest.raises(Refused) as error:
@@ -589,7 +576,7 @@ async def test_a_step_under_a_mask_is_learned_from_where_the_run_has_masks() -> 
 
 @pytest.mark.parametrize("section", [POLICIES["lstm"], POLICIES["stack"]], ids=["lstm", "stack"])
 async def test_a_client_that_keeps_the_state_gets_the_answers_of_an_episode(section: dict[str, Any]) -> None:
-    stand = await stand_of(section)
+    stand = await ready(made(section))
     episode, state = stand.start(), list[pb.Part]()
     wishes = {"deterministic": True, "want_value": True}
     for step in range(6):
@@ -605,7 +592,7 @@ async def test_a_client_that_keeps_the_state_gets_the_answers_of_an_episode(sect
 
 
 async def test_state_of_a_batch_has_its_rows() -> None:
-    stand = await stand_of(POLICIES["lstm"])
+    stand = await ready(made(POLICIES["lstm"]))
     rows = [pb.Part(value=to_tensor(np.zeros((3, 4), np.float32)))]
     reply, _ = await stand.answer(pb.ActRequest(observation=rows, batch=3), FAR)
     shapes = {part.path: tuple(part.value.shape) for part in reply.state}
@@ -624,7 +611,7 @@ async def test_state_of_a_batch_has_its_rows() -> None:
 async def test_state_that_is_not_the_policys_is_refused(
     parts: dict[str, Any], with_episode: bool, said: str
 ) -> None:
-    stand = await stand_of(POLICIES["lstm"])
+    stand = await ready(made(POLICIES["lstm"]))
     names = ["actor/h"] if "has" in said else ["actor/h", "actor/c", "critic/h", "critic/c"]
     whole = dict.fromkeys(names, parts["actor/h"])
     fields = {"episode_id": stand.start()} if with_episode else {}

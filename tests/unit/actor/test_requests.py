@@ -29,6 +29,7 @@ from tests.support.serving.server_parts import (
     parts_of,
     policy_of,
     question_of,
+    ready,
     rows_of,
     seen,
     specification,
@@ -409,8 +410,7 @@ async def test_who_cannot_be_answered_costs_his_neighbours_nothing(asked: Way) -
 
 
 async def test_no_request_is_answered_beyond_what_the_server_can_do(asked: Way) -> None:
-    stand = Stand(learns=False)
-    await stand.publish(1)
+    stand = await ready(learns=False)
     stand.batcher._max_delay_s = 0.1
     stand.batcher._cost.note(1, 5.0)
     stand.batcher._rows = 1
@@ -419,8 +419,7 @@ async def test_no_request_is_answered_beyond_what_the_server_can_do(asked: Way) 
 
 
 async def test_every_kind_of_request_is_answered_under_its_id() -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     stand.keep(7)
     requests = {
         "plain": stand.asking(seen(0), request_id="plain"),
@@ -439,8 +438,7 @@ async def test_every_kind_of_request_is_answered_under_its_id() -> None:
 
 
 async def test_a_request_is_not_answered_after_its_deadline() -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     late, patient = (
         stand.asking(seen(0), request_id=name, deadline_ms=ms) for name, ms in (("late", 1), ("patient", 0))
     )
@@ -458,15 +456,13 @@ async def test_a_request_is_not_answered_after_its_deadline() -> None:
 
 
 async def test_bytes_that_are_no_request_end_the_stream() -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     with pytest.raises(DecodeError):
         await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0)), b"\xff\xff"]), caller)
 
 
 async def test_an_unforeseen_error_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
 
     def fail(_answered: Answered) -> None:
         raise ZeroDivisionError
@@ -477,8 +473,7 @@ async def test_an_unforeseen_error_ends_the_stream(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     slow = list[Callable[[], None]]()
 
     def act(request: pb.ActRequest, until_s: float, on_reply: OnReply, is_gone: Callable[[], bool]) -> None:
@@ -500,8 +495,7 @@ async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
 
 @pytest.mark.parametrize(("expected", "most"), [(1, 1), (MAX_IN_FLIGHT, MAX_IN_FLIGHT + 1)])
 async def test_a_caller_that_goes_away_leaves_nothing_behind(expected: int, most: int) -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     stand.batcher._expected = expected
     caller.reads.clear()
     read = 0

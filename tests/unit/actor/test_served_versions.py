@@ -30,6 +30,7 @@ from tests.support.serving.server_parts import (
     broken,
     parts_of,
     policy_of,
+    ready,
     reason_of,
     rows_of,
     seen,
@@ -54,8 +55,7 @@ async def publish_broken(stand: Stand, version: int) -> None:
 
 
 async def test_a_version_that_cannot_answer_is_stood_in_for_by_the_one_before() -> None:
-    stand = Stand()
-    await stand.publish(1)
+    stand = await ready()
     assert (await ask(stand)).fallback == pb.FALLBACK_UNSPECIFIED
     for version in (2, 3):
         await publish_broken(stand, version)
@@ -69,8 +69,7 @@ async def test_a_version_that_cannot_answer_is_stood_in_for_by_the_one_before() 
 
 
 async def test_a_version_that_answered_and_no_longer_does_has_the_one_before_it() -> None:
-    stand = Stand()
-    await stand.publish(1)
+    stand = await ready()
     await ask(stand)
     await stand.publish(2)
     await ask(stand)
@@ -93,8 +92,7 @@ async def test_without_one_before_the_action_is_drawn_uniformly() -> None:
 
 
 async def test_the_fixed_action_is_the_one_of_the_configuration() -> None:
-    stand = Stand(fallback="fixed", fallback_action=2)
-    await stand.publish(1)
+    stand = await ready(fallback="fixed", fallback_action=2)
     await ask(stand)
     await publish_broken(stand, 2)
     reply = await ask(stand)
@@ -152,8 +150,7 @@ async def test_a_swap_does_not_touch_answers_under_way() -> None:
 
 
 async def test_weights_that_do_not_fit_change_nothing() -> None:
-    stand = Stand()
-    await stand.publish(1)
+    stand = await ready()
     for blob in (b"", b"\0" * 100, stand.weights[1].blob[:-8]):
         with pytest.raises(ValueError, match="weights"):
             await stand.loaded_versions.take_latest(Weights(2, 2, blob))
@@ -161,8 +158,7 @@ async def test_weights_that_do_not_fit_change_nothing() -> None:
 
 
 async def test_a_version_that_is_named_answers_or_is_unknown() -> None:
-    stand = Stand()
-    await stand.publish(1)
+    stand = await ready()
     stand.keep(5)
     replies = await asyncio.gather(*(ask(stand, version=5) for _ in range(10)))
     assert {(reply.version, reply.arm) for reply in replies} == {(5, pb.ARM_PINNED)}
