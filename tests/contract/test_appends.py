@@ -33,7 +33,7 @@ from penstock.rpc.identity import TlsFiles
 from penstock.runtime import metrics
 from tests.support.run import small_run
 from tests.support.run.small_run import CHARGE, RUN, fragment
-from tests.support.run.store_run import Actor, Begin, item, open_run, reconnect
+from tests.support.run.store_run import Actor, Begin, item, new_actor, open_run, reconnect
 from tests.support.storage.guarded_redis import USERS
 from tests.support.storage.redis_server import PATIENCE_S, RedisServer
 
@@ -475,8 +475,7 @@ async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) ->
         redis_url, budget=(count + 1) * small_run.CHARGE, max_log_bytes=2**30, max_log_entries=10**6
     )
     raw, store = redis.Redis.from_url(redis_url), Store.connect(redis_url)
-    actor = Actor(store, "server-0", role=Role.SERVER)
-    await actor.open()
+    actor = await new_actor(store, "server-0", role=Role.SERVER)
     before = used_memory(raw)
     for first in range(1, count + 1, AT_ONCE):
         items = [entry(actor.session, first + i, size) for i in range(AT_ONCE)]
@@ -498,8 +497,7 @@ async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) ->
 
 async def test_a_log_that_counted_payloads_is_counted_anew(redis_url: str) -> None:
     first, raw, store = open_run(redis_url), redis.Redis.from_url(redis_url), Store.connect(redis_url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(3)
     held = sum(entry.held_bytes for entry in first.read(0, 3, 0))
     first.close()

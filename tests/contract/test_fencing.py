@@ -25,7 +25,17 @@ from tests.support.experience.fragment_messages import sent
 from tests.support.network.proxy import Proxy
 from tests.support.run.broker_process import eventually
 from tests.support.run.small_run import CHARGE, RUN, fragment, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, Begin, item, open_run, reconnect
+from tests.support.run.store_run import (
+    BLOB,
+    PACING,
+    TTL_MS,
+    Actor,
+    Begin,
+    item,
+    new_actor,
+    open_run,
+    reconnect,
+)
 from tests.support.storage.redis_server import RedisServer
 
 COMMIT = Commit(
@@ -67,8 +77,7 @@ async def test_a_write_under_an_old_epoch_changes_nothing(
     redis_url: str, raw: "redis.Redis", old: LearnerLog, name: str
 ) -> None:
     store = Store.connect(redis_url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     assert (await actor.append(4)).refusal is None
     await store.command("restore", "good", "id-1")
     await store.aclose()
@@ -325,12 +334,10 @@ async def test_what_was_checked_for_another_incarnation_is_not_appended(
     incarnations_store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
     first = open_run(redis_url)
-    old = Actor(incarnations_store, "actor-0")
-    await old.open()
+    old = await new_actor(incarnations_store)
     raw.flushall()
     second, elsewhere = open_run(redis_url), Store.connect(redis_url)
-    new = Actor(elsewhere, "actor-1")
-    await new.open()
+    new = await new_actor(elsewhere, "actor-1")
     assert new.session == old.session
     with pytest.raises(StoreUnavailable, match="another incarnation"):
         await old.append()
@@ -381,8 +388,7 @@ async def test_another_layout_is_refused_by_broker_and_learner(
     incarnations_store: Store, redis_url: str, raw: "redis.Redis", begin: Begin
 ) -> None:
     log = begin()
-    actor = Actor(incarnations_store, "actor-0")
-    await actor.open()
+    actor = await new_actor(incarnations_store)
     raw.hset(keys.STATE, "layout", LAYOUT + 1)
     held = snapshot(raw)
     told = f"has layout {LAYOUT + 1}, this release has layout {LAYOUT}"
@@ -406,7 +412,6 @@ async def test_a_run_of_before_layouts_is_taken_over_by_a_learner(
     assert not isinstance(told.value, OtherRelease)
     log = open_run(redis_url)
     assert raw.hget(keys.STATE, "layout") == str(LAYOUT).encode()
-    actor = Actor(incarnations_store, "actor-0")
-    await actor.open()
+    actor = await new_actor(incarnations_store)
     assert (await actor.append()).refusal is None
     log.close()

@@ -15,7 +15,7 @@ from penstock.broker.log.store import Store
 from penstock.protocol.messages import Credit, Role, Watch
 from penstock.protocol.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification
-from tests.support.run.store_run import BLOB, PACING, Actor, Begin
+from tests.support.run.store_run import BLOB, PACING, Actor, Begin, new_actor
 from tests.support.storage.credit_stand import Clock, Crowd, Outcome, Stand, virtual_time
 from tests.support.storage.redis_server import RedisServer, find_binaries
 
@@ -85,9 +85,7 @@ async def test_an_actor_that_dies_with_the_only_credit_gives_it_back(
     store: Store, begin: Begin, clock: Clock
 ) -> None:
     log = begin(budget=CHARGE, session_timeout_ms=2 * TICK_MS)
-    dead, alive = Actor(store, "dead"), Actor(store, "alive")
-    await dead.open()
-    await alive.open()
+    dead, alive = await new_actor(store, "dead"), await new_actor(store, "alive")
     assert (dead.credit.begin_through, alive.credit.begin_through) == (1, 0)
     for _ in range(2):
         clock.advance(TICK_MS)
@@ -103,9 +101,7 @@ async def test_an_actor_that_waits_for_credit_keeps_its_session(
     store: Store, redis_url: str, begin: Begin
 ) -> None:
     log = begin(budget=CHARGE, session_timeout_ms=1000)
-    waiting, gone = Actor(store, "waiting"), Actor(store, "gone")
-    await waiting.open()
-    await gone.open()
+    waiting, _gone = await new_actor(store, "waiting"), await new_actor(store, "gone")
     with redis.Redis.from_url(redis_url) as client:
         for _ in range(5000):
             # Both were heard of for the last time long ago.
@@ -145,8 +141,7 @@ async def test_a_third_of_the_replies_is_lost(store: Store, begin: Begin) -> Non
 @pytest.mark.promise("credit-leak-returns-actor")
 async def test_a_skipped_update_gives_its_budget_back(store: Store, begin: Begin) -> None:
     log = begin()
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     learner = Learner(log, batch=4)
     for round_ in range(5):
         await actor.watch()
@@ -215,8 +210,7 @@ async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store,
 
 async def test_credit_names_the_version_at_which_it_was_given(store: Store, begin: Begin) -> None:
     log = begin(budget=CHARGE)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append()
     log.publish(BLOB, update=1, settled=0, scalars={})
     assert await actor.watch() == Credit(1, 1, 0)
@@ -226,8 +220,7 @@ async def test_credit_names_the_version_at_which_it_was_given(store: Store, begi
 
 async def test_no_session_has_credit_before_the_first_weights(store: Store, begin: Begin) -> None:
     log = begin(publish=False)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     assert actor.credit.begin_through == 0
     log.publish(BLOB, update=0, settled=0, scalars={})
     assert (await actor.watch()).begin_through == 2
@@ -256,8 +249,7 @@ async def test_three_actors_and_one_stops(store: Store, begin: Begin) -> None:
 
 async def test_a_resumed_learner_finds_past_rounds_complete(store: Store, begin: Begin) -> None:
     log = begin(lock_step=True)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     for round_ in range(3):
         await actor.watch()
         await actor.work()
@@ -300,9 +292,7 @@ async def test_room_is_kept_no_longer_for_a_server_that_does_not_come_back(
     store: Store, begin: Begin, clock: Clock
 ) -> None:
     log = begin(budget=CHARGE)
-    worker, server = Actor(store, "worker"), Actor(store, "server", role=Role.SERVER)
-    await worker.open()
-    await server.open()
+    worker, server = await new_actor(store, "worker"), await new_actor(store, "server", role=Role.SERVER)
     assert (await server.append()).refusal is not None
     assert await worker.work() == 1
     await asyncio.to_thread(Learner(log, batch=1).work)

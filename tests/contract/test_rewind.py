@@ -1,3 +1,5 @@
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from penstock.protocol.messages import Episode, Report, Role, Watch
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from tests.support.run import small_run
 from tests.support.run.small_run import CHARGE, RUN, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, Begin, open_run, reconnect
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, Begin, new_actor, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
 
 
@@ -25,11 +27,21 @@ def log(begin: Begin) -> LearnerLog:
     return begin(budget=8 * CHARGE)
 
 
+@asynccontextmanager
+async def rewound(server: RedisServer, store: Store, log: LearnerLog | None = None) -> AsyncIterator[None]:
+    """Redis goes back behind what is done in the block; the learner opens the log again."""
+    copy = server.save_aof()
+    yield
+    server.go_back(copy)
+    await reconnect(store)
+    if log is not None:
+        log.reopen(log.snapshot())
+
+
 async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(2)
     redis_server.restart()
     await reconnect(store)
@@ -58,8 +70,7 @@ async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
 async def test_allocators_leap_and_the_old_epoch_is_fenced(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    await new_actor(store)
     redis_server.restart()
     await reconnect(store)
     epoch = log.epoch
@@ -81,15 +92,12 @@ async def test_allocators_leap_and_the_old_epoch_is_fenced(
 async def test_lost_entries_are_found_booked_and_passed(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(2)
-    copy = redis_server.save_aof()
-    await actor.append(2)
-    assert len(log.read(0, 10, 0)) == 4
-    await actor.append(2)
-    redis_server.go_back(copy)
-    await reconnect(store)
+    async with rewound(redis_server, store):
+        await actor.append(2)
+        assert len(log.read(0, 10, 0)) == 4
+        await actor.append(2)
     log.renew()
     log.reopen(log.snapshot())
     assert log.acked() == 4
@@ -112,15 +120,11 @@ async def test_lost_entries_are_found_booked_and_passed(
 async def test_what_is_lost_and_not_yet_read_is_in_the_books(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(2)
-    copy = redis_server.save_aof()
-    await actor.append(4)
-    log.read(0, 10, 0)
-    redis_server.go_back(copy)
-    await reconnect(store)
-    log.reopen(log.snapshot())
+    async with rewound(redis_server, store, log):
+        await actor.append(4)
+        log.read(0, 10, 0)
     position = 1
     residue = log.residue(position)
     assert residue == Residue(entries=1, lost=4)
@@ -130,9 +134,7 @@ async def test_what_is_lost_and_not_yet_read_is_in_the_books(
 async def test_an_actor_that_lies_after_a_re_opening_holds_no_more_than_its_share(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    liar, honest = Actor(store, "actor-0"), Actor(store, "actor-1")
-    await liar.open()
-    await honest.open()
+    liar, _honest = await new_actor(store, "actor-0"), await new_actor(store, "actor-1")
     redis_server.restart()
     await reconnect(store)
     log.reopen(log.snapshot())
@@ -159,8 +161,7 @@ async def test_a_session_opened_after_a_re_opening_has_no_privilege(
     await reconnect(store)
     log.reopen(log.snapshot())
     log.publish(BLOB, update=0, settled=0, scalars={})
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.work()
     without_credit = (await actor.append()).refusal
     actor.acked += 5
@@ -174,8 +175,7 @@ async def test_sessions_are_not_expired_sooner_than_one_timeout_after_opening(
     redis_server: RedisServer, store: Store, redis_url: str, begin: Begin
 ) -> None:
     log = begin(session_timeout_ms=300)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     redis_server.restart()
     await reconnect(store)
     client = redis.Redis.from_url(redis_url)
@@ -212,16 +212,12 @@ async def test_a_leap_that_redis_has_lost_is_not_made_again(
 async def test_reports_are_taken_again_after_a_rewind(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     episode = Episode(slot_id=0, episode_id=0, episode_return=1, length=1, terminated=True, version=1)
-    copy = redis_server.save_aof()
-    for sequence in (1, 2):
-        await store.report(Report(session=actor.session, sequence=sequence, episodes=(episode,)))
-    assert [entry.number for entry in log.read_reports(0, 10)] == [1, 2]
-    redis_server.go_back(copy)
-    await reconnect(store)
-    log.reopen(log.snapshot())
+    async with rewound(redis_server, store, log):
+        for sequence in (1, 2):
+            await store.report(Report(session=actor.session, sequence=sequence, episodes=(episode,)))
+        assert [entry.number for entry in log.read_reports(0, 10)] == [1, 2]
     assert await store.report(Report(session=actor.session, sequence=3, episodes=(episode,))) == (3, None)
     assert [entry.number for entry in log.read_reports(2, 10)] == [3]
 
@@ -229,8 +225,7 @@ async def test_reports_are_taken_again_after_a_rewind(
 async def test_an_empty_redis_is_opened_from_memory(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(4)
     log.read(0, 10, 0)
     commit = Commit(checkpoint_id="c", manifest_sha256="a", position=3, trim=2)
@@ -255,8 +250,7 @@ async def test_an_empty_redis_is_opened_from_memory(
 async def test_an_empty_redis_is_opened_from_a_checkpoint(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(6)
     log.read(0, 10, 0)
     kept = log.snapshot().to_json()
@@ -404,14 +398,12 @@ async def test_an_actor_that_comes_back_says_what_it_had_seen_acknowledged(
     for actor in (returns, silent, read):
         await actor.send(2)
     log.read(0, 100, 0)
-    copy = redis_server.save_aof()
-    for actor in (returns, silent):
-        await actor.send(3)
-    await read.send(4)
-    entries = log.read(0, 100, 0)
-    assert len(entries) == 16
-    redis_server.go_back(copy)
-    await reconnect(store)
+    async with rewound(redis_server, store):
+        for actor in (returns, silent):
+            await actor.send(3)
+        await read.send(4)
+        entries = log.read(0, 100, 0)
+        assert len(entries) == 16
     reopen(log)
     silent_range = LostFragments(session=silent.session, first=6, last=None)
     assert silent_range in held(redis_server).lost_fragments
@@ -434,11 +426,9 @@ async def test_what_was_not_read_is_booked_when_its_actor_says_so_or_is_gone(
     returns, ends = [await recorded(store, name, tmp_path) for name in ("one", "two")]
     for actor in (returns, ends):
         await actor.send(2)
-    copy = redis_server.save_aof()
-    for actor in (returns, ends):
-        await actor.send(3)
-    redis_server.go_back(copy)
-    await reconnect(store)
+    async with rewound(redis_server, store):
+        for actor in (returns, ends):
+            await actor.send(3)
     reopen(log)
     await returns.watch()
     await returns.send(1)
@@ -461,10 +451,8 @@ async def test_what_a_session_lost_that_ends_before_the_log_is_open_again(
     log = open_run(redis_server.url, budget=10**6)
     actor = await recorded(store, "one", tmp_path)
     await actor.send(2)
-    copy = redis_server.save_aof()
-    await actor.send(3)
-    redis_server.go_back(copy)
-    await reconnect(store)
+    async with rewound(redis_server, store):
+        await actor.send(3)
     await store.close_session(actor.session)
     reopen(log)
     found = held(redis_server)
@@ -478,11 +466,9 @@ async def test_a_session_of_lost_seconds_is_known_by_its_number(
     log = open_run(redis_server.url, budget=10**6)
     first = await recorded(store, "one", tmp_path)
     await first.send(1)
-    copy = redis_server.save_aof()
-    ghost = await recorded(store, "two", tmp_path)
-    await ghost.send(2)
-    redis_server.go_back(copy)
-    await reconnect(store)
+    async with rewound(redis_server, store):
+        ghost = await recorded(store, "two", tmp_path)
+        await ghost.send(2)
     reopen(log)
     assert problems(tmp_path, held(redis_server)) == []
     later = await recorded(store, "two", tmp_path)

@@ -19,7 +19,7 @@ from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Episode, Report, Role, RunState, Watch
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, Begin, item, open_run
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, Begin, item, new_actor, open_run
 
 
 @pytest.mark.parametrize("name", scripts.names())
@@ -51,8 +51,7 @@ async def test_before_a_run_nothing_is_opened_or_commanded(store: Store) -> None
 
 
 async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Store, log: LearnerLog) -> None:
-    first = Actor(store, "actor-0")
-    await first.open()
+    first = await new_actor(store)
     again = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(again, Opened)
     assert again.session == again.seed_salt == 2
@@ -79,8 +78,7 @@ async def test_no_other_identity_takes_over_the_name_of_an_owned_session(
 
 @pytest.mark.promise("closed-session-refused-ever")
 async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await store.close_session(actor.session)
     await store.close_session(actor.session)
     refused = (await actor.append()).refusal
@@ -92,8 +90,7 @@ async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLo
 
 
 async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await store.control("stop", "enough")
     assert (await actor.append()).refusal is None
     refusal = await store.open_session("actor-1", Role.ROLLOUT)
@@ -103,8 +100,7 @@ async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Sto
 
 @pytest.mark.promise("fragment-sent-again-acknowledged")
 async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.watch()
     assert (await actor.append(2)).appended == 2
     again = await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 3)])
@@ -119,8 +115,7 @@ async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) 
 async def test_no_more_sessions_are_opened_than_a_run_may_have(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    honest = Actor(store, "honest")
-    await honest.open()
+    honest = await new_actor(store, "honest")
     now_ms = time.time() * 1000
     raw.zadd(keys.OPEN, {f"{10**6 + index}": now_ms for index in range(scripts.MAX_SESSIONS)})
     refused = await store.open_session("one-more", Role.ROLLOUT)
@@ -132,8 +127,7 @@ async def test_no_more_sessions_are_opened_than_a_run_may_have(
 
 
 async def test_a_fragment_of_weights_from_the_future_is_invalid(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     good = item(actor.session, 1)
     (span,) = good.header.weights
     future = replace(good, header=replace(good.header, weights=(span._replace(version=2),)))
@@ -149,8 +143,7 @@ async def test_a_payload_in_the_log_never_expires(
     redis_url: str, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
     short = Store.connect(redis_url, staging_expiry_s=0.2)
-    actor = Actor(short, "actor-0")
-    await actor.open()
+    actor = await new_actor(short)
     await actor.append(3)
     assert [raw.ttl(keys.payload(number)) for number in (1, 2, 3)] == [-1, -1, -1]
     raw.set("other", b"", px=300)
@@ -190,8 +183,7 @@ async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: 
 async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, begin: Begin) -> None:
     budget = 100 * CHARGE
     log = begin(budget=budget, max_log_entries=3, max_log_bytes=2**20)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     reply = await actor.append(5)
     assert reply.refusal is not None
     assert (reply.acked_through, reply.refusal.reason) == (3, Reason.FULL)
@@ -210,8 +202,7 @@ async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, begi
 async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
     store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.watch()
     large = item(actor.session, 1, steps=STEPS + 1)
     appended = await store.append(actor.session, 0, [large])
@@ -225,8 +216,7 @@ async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
 
 async def test_a_sequence_without_credit_is_invalid_for_a_rollout_worker(store: Store, begin: Begin) -> None:
     begin(budget=CHARGE)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     assert actor.credit.begin_through == 1
     reply = await actor.append(2)
     assert reply.refusal is not None
@@ -234,8 +224,7 @@ async def test_a_sequence_without_credit_is_invalid_for_a_rollout_worker(store: 
 
 
 async def test_an_evaluation_session_appends_nothing(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "evaluation-0", role=Role.EVALUATION)
-    await actor.open()
+    actor = await new_actor(store, "evaluation-0", role=Role.EVALUATION)
     reply = await actor.append()
     assert reply.refusal is not None
     assert Reason.INVALID is reply.refusal.reason
@@ -243,8 +232,7 @@ async def test_an_evaluation_session_appends_nothing(store: Store, log: LearnerL
 
 @pytest.mark.promise("shadow-fragments-count")
 async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
-    server = Actor(store, "server-0", role=Role.SERVER)
-    await server.open()
+    server = await new_actor(store, "server-0", role=Role.SERVER)
     for _ in range(5):
         await server.append(250, kind=Kind.SHADOW)
     assert raw.xlen(keys.SHADOW) == scripts.MAX_SHADOW_ENTRIES
@@ -255,8 +243,7 @@ async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, r
 
 
 async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     episode = Episode(slot_id=0, episode_id=1, episode_return=1.5, length=3, terminated=True, version=1)
 
     def report(sequence: int) -> Report:
@@ -281,9 +268,10 @@ async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store
 async def test_only_an_evaluation_session_reports_an_evaluation(
     store: Store, log: LearnerLog, role: Role
 ) -> None:
-    actor, evaluator = Actor(store, "actor-0", role=role), Actor(store, "eval-0", role=Role.EVALUATION)
-    await actor.open()
-    await evaluator.open()
+    actor, evaluator = (
+        await new_actor(store, "actor-0", role=role),
+        await new_actor(store, "eval-0", role=Role.EVALUATION),
+    )
     episode = Episode(slot_id=0, episode_id=1, episode_return=500.0, length=500, terminated=False, version=1)
 
     def report(session: int, *, evaluation: bool) -> Report:
@@ -301,8 +289,7 @@ async def test_only_an_evaluation_session_reports_an_evaluation(
 async def test_reports_have_a_number_and_bytes_of_which_the_oldest_go(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     episode = Episode(slot_id=0, episode_id=1, episode_return=1.5, length=3, terminated=True, version=1)
     most = scripts.MAX_REPORT_ENTRIES
     first = Report(session=actor.session, sequence=1, episodes=(episode,))
@@ -332,8 +319,7 @@ async def test_reports_have_a_number_and_bytes_of_which_the_oldest_go(
 
 
 async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     publication = log.publish(b"x" * 9, update=3, settled=0, scalars={"epsilon": 0.25})
     watched = await store.watch(Watch(session=actor.session))
     assert watched.news is not None
@@ -343,9 +329,10 @@ async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: Lea
 
 
 async def test_only_evaluation_sessions_are_asked_to_evaluate(store: Store, log: LearnerLog) -> None:
-    rollout, evaluation = Actor(store, "actor-0"), Actor(store, "eval-0", role=Role.EVALUATION)
-    await rollout.open()
-    await evaluation.open()
+    rollout, evaluation = (
+        await new_actor(store, "actor-0"),
+        await new_actor(store, "eval-0", role=Role.EVALUATION),
+    )
     log.request_evaluation(1)
     asked = [await store.watch(Watch(session=actor.session)) for actor in (rollout, evaluation)]
     assert [watched.news.evaluate_version for watched in asked if watched.news] == [0, 1]
@@ -458,8 +445,7 @@ async def test_a_publication_that_comes_late_moves_nothing_back(store: Store, lo
 @pytest.mark.promise("commit-trims-committing-twice")
 async def test_commit_trims_and_is_idempotent(store: Store, begin: Begin, raw: "redis.Redis") -> None:
     log = begin(budget=100 * CHARGE)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(6)
     totals = Totals(trained=5, dropped={"stale": 1}, env_steps=40)
     commit = Commit(checkpoint_id="c1", manifest_sha256="aa", position=6, trim=4, totals=totals)
@@ -477,8 +463,7 @@ async def test_commit_trims_and_is_idempotent(store: Store, begin: Begin, raw: "
 
 
 async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(4)
     log.commit(Commit(checkpoint_id="c", manifest_sha256="", position=4, trim=3))
     with pytest.raises(Refused, match="allow-loss"):
@@ -490,8 +475,7 @@ async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: Learn
 async def test_large_payloads_are_read_a_few_at_a_time(
     store: Store, log: LearnerLog, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(4)
     size = raw.strlen(keys.payload(1))
     monkeypatch.setattr(learner_log, "READ_BYTES", 2 * size + 1)

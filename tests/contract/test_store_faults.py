@@ -22,7 +22,7 @@ from penstock.protocol.messages import Durability, Episode, Report, Role, Watch
 from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import CHARGE, RUN
-from tests.support.run.store_run import PACING, TTL_MS, Actor, Begin, item
+from tests.support.run.store_run import PACING, TTL_MS, Actor, Begin, item, new_actor
 from tests.support.storage.credit_stand import Clock, virtual_time
 from tests.support.storage.redis_server import Binary, RedisServer
 
@@ -48,8 +48,7 @@ def test_a_password_that_redis_refuses_a_learner_is_told_as_such(
 
 async def test_a_redis_that_refuses_writes_is_unavailable(store: Store, redis_url: str, begin: Begin) -> None:
     begin()
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     with redis.Redis.from_url(redis_url) as client:
         client.config_set("min-replicas-to-write", 1)
         with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
@@ -93,8 +92,7 @@ async def test_two_stores_may_send_the_same_fragment_at_once(
 ) -> None:
     log = begin()
     other = Store.connect(redis_url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     for sequence in range(1, 5):
         replies = await asyncio.gather(
             *(
@@ -126,8 +124,7 @@ def _fill(client: "redis.Redis") -> None:
 
 @pytest.mark.promise("maxmemory-learner-still-renew")
 async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append()
     _fill(raw)
     reply = await actor.append(2)
@@ -141,8 +138,7 @@ async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, ra
 
 @pytest.mark.promise("maxmemory-learner-still-renew")
 async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(6)
     _fill(raw)
     log.renew()

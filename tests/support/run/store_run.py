@@ -100,3 +100,10 @@ class Actor:
             reply = await self.append()
             assert reply.refusal is None, reply.refusal
         return self.acked - begun
+
+
+async def new_actor(store: Store, name: str = "actor-0", *, role: Role = Role.ROLLOUT) -> Actor:
+    """An actor with a session."""
+    actor = Actor(store, name, role=role)
+    await actor.open()
+    return actor
