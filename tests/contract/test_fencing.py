@@ -15,7 +15,6 @@ from penstock.broker.log.script import FIRST_LAYOUT, KEPT_COMMANDS, LAYOUT, MAX_
 from penstock.broker.log.store import OtherRelease, Store, StoreUnavailable
 from penstock.broker.service.experience_service import Admission
 from penstock.broker.service.sessions import LastCredit, SessionOwners
-from penstock.protocol.append import SentFragment
 from penstock.protocol.messages import Role
 from penstock.protocol.refusal import Reason, Refused
 from penstock.rpc.identity import CALLER, SCHEME, parse
@@ -24,10 +23,9 @@ from penstock.v1 import control_pb2 as pb
 from tests.support.experience.fragment_messages import sent
 from tests.support.network.proxy import Proxy
 from tests.support.run.broker_process import eventually
-from tests.support.run.small_run import CHARGE, RUN, fragment, specification
+from tests.support.run.small_run import CHARGE, RUN, fragment
 from tests.support.run.store_run import (
     BLOB,
-    PACING,
     TTL_MS,
     Actor,
     Begin,
@@ -60,16 +58,11 @@ WRITES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture
-def old(redis_url: str) -> Iterator[LearnerLog]:
+def old(begin: Begin) -> LearnerLog:
     """A learner whose lease went to the next process of the same name; two versions are published since."""
-    log = open_run(redis_url)
-    successor = LearnerLog.connect(redis_url, wait_s=5)
-    successor.acquire(RUN, "learner", TTL_MS)
-    successor.start(specification().encode(), PACING, position=0)
-    successor.publish(BLOB, update=1, settled=0, scalars={})
-    yield log
-    successor.close()
-    log.close()
+    log = begin()
+    begin(publish=False).publish(BLOB, update=1, settled=0, scalars={})
+    return log
 
 
 @pytest.mark.parametrize("name", [*WRITES, "open_log"])
@@ -249,17 +242,6 @@ def fill(raw: "redis.Redis", held: dict[bytes, bytes]) -> None:
         raw.restore(name, 0, value)
 
 
-def begin_anew(url: str, unroll_length: int) -> LearnerLog:
-    log = LearnerLog.connect(url, wait_s=5.0)
-    log.acquire(RUN, "learner", TTL_MS)
-    log.start(specification(unroll_length=unroll_length).encode(), PACING)
-    return log
-
-
-def message(session: int) -> list[SentFragment]:
-    return [sent(fragment(session))]
-
-
 class Context:
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
         raise PermissionError(code, text)
@@ -273,38 +255,42 @@ async def incarnations_store(redis_url: str) -> AsyncIterator[Store]:
     await made.aclose()
 
 
+@pytest.fixture
+async def elsewhere(redis_url: str) -> AsyncIterator[Store]:
+    """The store of another broker."""
+    made = Store.connect(redis_url)
+    yield made
+    await made.aclose()
+
+
 @pytest.mark.promise("broker-remembers-run-ends")
 async def test_a_broker_forgets_the_specification_of_the_run_before(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, elsewhere: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
-    first = begin_anew(redis_url, unroll_length=3)
-    admission, last_credit = (
-        Admission(incarnations_store.specification, incarnations_store.confirm, lambda: 0.0),
-        LastCredit(),
-    )
-    incarnations_store.on_incarnation(admission.forget)
-    incarnations_store.on_incarnation(last_credit.forget)
-    before = await Actor(incarnations_store, "actor-0").open()
+    begin(unroll=3, publish=False)
+    store, last_credit = incarnations_store, LastCredit()
+    admission = Admission(store.specification, store.confirm, lambda: 0.0)
+    store.on_incarnation(admission.forget)
+    store.on_incarnation(last_credit.forget)
+    before = await new_actor(store)
+    message = [sent(fragment(before.session))]
     last_credit.note(before.session, 77)
-    assert (await admission.admit(before.session, message(before.session))).refusal is not None
+    assert (await admission.admit(before.session, message)).refusal is not None
     raw.flushall()
-    second, elsewhere = begin_anew(redis_url, unroll_length=4), Store.connect(redis_url)
-    after = await Actor(elsewhere, "actor-0").open()
+    begin(unroll=4, publish=False)
+    after = await new_actor(elsewhere)
     assert after.session == before.session
     with pytest.raises(StoreUnavailable, match="another incarnation"):
-        await admission.admit(after.session, message(after.session))
-    assert (await admission.admit(after.session, message(after.session))).refusal is None
+        await admission.admit(after.session, message)
+    assert (await admission.admit(after.session, message)).refusal is None
     assert last_credit[after.session] == 0
-    first.close()
-    second.close()
-    await elsewhere.aclose()
 
 
 @pytest.mark.promise("broker-remembers-run-ends")
 async def test_a_broker_forgets_who_opened_the_sessions_of_the_run_before(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, elsewhere: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
-    first = begin_anew(redis_url, unroll_length=4)
+    begin()
     owners = SessionOwners(incarnations_store.owner_of, incarnations_store.confirm)
     incarnations_store.on_incarnation(owners.forget)
     one, other = parse(f"{SCHEME}{RUN}/actor/one"), parse(f"{SCHEME}{RUN}/actor/other")
@@ -312,15 +298,12 @@ async def test_a_broker_forgets_who_opened_the_sessions_of_the_run_before(
     CALLER.set(one)
     await owners.check(before, Context())
     raw.flushall()
-    second, elsewhere = begin_anew(redis_url, unroll_length=4), Store.connect(redis_url)
+    begin()
     assert await opened_by(elsewhere, str(other)) == before
     CALLER.set(other)
     with pytest.raises(StoreUnavailable, match="another incarnation"):
         await owners.check(before, Context())
     await owners.check(before, Context())
-    first.close()
-    second.close()
-    await elsewhere.aclose()
 
 
 async def opened_by(incarnations_store: Store, owner: str) -> int:
@@ -331,21 +314,18 @@ async def opened_by(incarnations_store: Store, owner: str) -> int:
 
 @pytest.mark.promise("broker-remembers-run-ends")
 async def test_what_was_checked_for_another_incarnation_is_not_appended(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, elsewhere: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
-    first = open_run(redis_url)
+    begin()
     old = await new_actor(incarnations_store)
     raw.flushall()
-    second, elsewhere = open_run(redis_url), Store.connect(redis_url)
+    second = begin()
     new = await new_actor(elsewhere, "actor-1")
     assert new.session == old.session
     with pytest.raises(StoreUnavailable, match="another incarnation"):
         await old.append()
     assert second.read(0, 1, 0) == []
     assert (await new.append()).acked_through == 1
-    first.close()
-    second.close()
-    await elsewhere.aclose()
 
 
 @pytest.mark.promise("redis-filled-older-snapshot")

@@ -34,11 +34,13 @@ def item(session: int, sequence: int, *, steps: int | None = None, kind: Kind = 
     return AppendItem(header=header, header_bytes=header_bytes(header), payload=fragment.payload)
 
 
-def open_run(url: str, *, publish: bool = True, holder: str = "learner", **pacing: Any) -> LearnerLog:
+def open_run(
+    url: str, *, publish: bool = True, holder: str = "learner", unroll: int = small_run.STEPS, **pacing: Any
+) -> LearnerLog:
     """A learner that has taken the lease, opened the log and published."""
     log = LearnerLog.connect(url, wait_s=5.0)
     log.acquire(small_run.RUN, holder, TTL_MS)
-    log.start(small_run.specification().encode(), replace(PACING, **pacing))
+    log.start(small_run.specification(unroll_length=unroll).encode(), replace(PACING, **pacing))
     if publish:
         log.publish(BLOB, update=0, settled=0, scalars={})
     return log
