@@ -212,9 +212,7 @@ async def test_a_redis_that_went_back_draws_no_number_twice(
     for number in (1, 2):
         await store.command("checkpoint", "", f"id-{number}")
     log.commands()
-    redis_server.kill()
-    redis_server.forget()
-    redis_server.start()
+    redis_server.restart_empty()
     await reconnect(store)
     log.renew()
     log.reopen(log.snapshot())

@@ -31,6 +31,7 @@ from tests.support.run.broker_process import eventually
 from tests.support.run.forked_process import MODULE, ForkedProcess
 from tests.support.run.serving_run import ServedRun
 
+ROOT = Path(__file__).resolve().parents[2]
 EVALUATES: Final = """
 import sys, threading
 from pathlib import Path
@@ -56,11 +57,7 @@ def test_rollouts_and_evaluations_of_a_small_network_load_no_torch(tmp_path: Pat
     (tmp_path / "specification").write_bytes(run.encode())
     policy = build(observation, action, PolicySection.model_validate_json(run.policy_json), 0)
     (tmp_path / "weights").write_bytes(weights.encode(policy))
-    done = subprocess.run(
-        [sys.executable, "-c", EVALUATES, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert all(int(length) > 1 for length in done.stdout.split())
+    assert all(int(length) > 1 for length in run_python(EVALUATES, str(tmp_path)).split())
 
 
 OURS = "penstock-rl"
@@ -75,11 +72,19 @@ LOADED = {
 """What the command of an image loads when it begins, beside the command line."""
 
 
+def run_python(code: str, *words: str, **environment: str) -> str:
+    """What a process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env={**os.environ, **environment}, cwd=ROOT,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def loads_without(modules: tuple[str, ...], absent: set[str]) -> None:
     hidden = f"import sys; sys.modules.update({dict.fromkeys(sorted(absent))})"
-    code = f"{hidden}; import {', '.join(('penstock.launch.cli.app', *modules))}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(f"{hidden}; import {', '.join(('penstock.launch.cli.app', *modules))}")
 
 
 @cache
@@ -142,7 +147,6 @@ def test_an_image_has_every_package_that_its_command_loads(image: str) -> None:
     loads_without(LOADED[image], absent)
 
 
-ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("actor", "benchmarks", "broker", "examples", "learner", "penstock")
 WITHOUT_CODE = {"PeftConfig"}
 """Classes whose `from_pretrained` reads settings alone."""
@@ -276,8 +280,7 @@ def test_records_commands_and_fragments_load_no_torch() -> None:
         f"import importlib, sys\nfor name in {TORCH_FREE}:\n    importlib.import_module(name)\n"
         "    print(name, [heavy for heavy in ('torch', 'transformers') if heavy in sys.modules])"
     )
-    reply = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert reply.stdout.splitlines() == [f"{name} []" for name in TORCH_FREE]
+    assert run_python(code).splitlines() == [f"{name} []" for name in TORCH_FREE]
 
 
 BARE = {"actor", "broker", "gateway", "launch", "learner", "recipes", "workloads"}
@@ -289,11 +292,8 @@ def loaded_by(statement: str, output: Path, *, with_torch: bool) -> set[str]:
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
     if with_torch:
         assert ForkedProcess(code, output=output).wait(60) == 0, output.read_text()
-        return set(json.loads(output.read_text().splitlines()[-1]))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    printed = output.read_text() if with_torch else run_python(code)
+    return set(json.loads(printed.splitlines()[-1]))
 
 
 @pytest.mark.parametrize(
@@ -452,16 +452,7 @@ DO_NOT_COMPUTE: Final = {
 
 
 def test_pools_that_compute_keep_the_limit() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", POOLS, str(LIMIT)],
-        env={**os.environ, "OMP_NUM_THREADS": str(DEFAULT)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_python(POOLS, str(LIMIT), OMP_NUM_THREADS=str(DEFAULT)))
     assert found.pop("plain")[0] >= LIMIT, "torch itself keeps the limit: are these pools needed yet?"
     assert len(found) == 7
     assert {name: pair for name, pair in found.items() if pair[0] >= LIMIT or pair[1] != LIMIT} == {}
@@ -500,10 +491,7 @@ def test_numpy_computes_on_one_thread_whatever_the_environment_says() -> None:
         "import os, penstock.launch.cli.app\nimport numpy as np\n"
         "np.ones((512, 512)) @ np.ones((512, 512))\nprint(len(os.listdir('/proc/self/task')))"
     )
-    command = [sys.executable, "-c", code]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "6"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "1\n"
+    assert run_python(code, OPENBLAS_NUM_THREADS="6") == "1\n"
 
 
 def makers() -> Iterator[tuple[str, str]]:

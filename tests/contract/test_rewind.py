@@ -230,9 +230,7 @@ async def test_an_empty_redis_is_opened_from_memory(
     log.read(0, 10, 0)
     commit = Commit(checkpoint_id="c", manifest_sha256="a", position=3, trim=2)
     log.commit(commit)
-    redis_server.kill()
-    redis_server.forget()
-    redis_server.start()
+    redis_server.restart_empty()
     await reconnect(store)
     assert log.renew().closed
     epoch = log.epoch
@@ -254,9 +252,7 @@ async def test_an_empty_redis_is_opened_from_a_checkpoint(
     await actor.append(6)
     log.read(0, 10, 0)
     kept = log.snapshot().to_json()
-    redis_server.kill()
-    redis_server.forget()
-    redis_server.start()
+    redis_server.restart_empty()
     await reconnect(store)
     resumed = LearnerLog.connect(redis_server.url, wait_s=5)
     lease = resumed.acquire(RUN, "learner", TTL_MS)

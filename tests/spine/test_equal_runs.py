@@ -74,16 +74,10 @@ def run_once(server: RedisServer, run_dir: Path, names: tuple[str, str]) -> dict
         return learner.finish()
 
 
-def restart_empty(server: RedisServer) -> None:
-    server.kill()
-    server.forget()
-    server.start()
-
-
 @pytest.mark.promise("lock-step-two-runs")
 def test_two_runs_are_equal_bit_by_bit_whatever_the_order(redis_server: RedisServer, tmp_path: Path) -> None:
     first = run_once(redis_server, tmp_path / "first", ("actor-0", "actor-1"))
-    restart_empty(redis_server)
+    redis_server.restart_empty()
     second = run_once(redis_server, tmp_path / "second", ("actor-1", "actor-0"))
     assert weights_of(tmp_path / "first") == weights_of(tmp_path / "second")
     assert first["updates"] == second["updates"] == ROUNDS
@@ -95,7 +89,7 @@ def test_two_runs_are_equal_bit_by_bit_whatever_the_order(redis_server: RedisSer
 @pytest.mark.promise("lock-step-run-killed")
 def test_a_run_that_was_killed_ends_like_one_that_was_not(redis_server: RedisServer, tmp_path: Path) -> None:
     run_once(redis_server, tmp_path / "whole", ("actor-0", "actor-1"))
-    restart_empty(redis_server)
+    redis_server.restart_empty()
     broken = tmp_path / "broken"
     with Producer(redis_server.url) as producer:
         process = learner_process(redis_server.url, broken, lock_step())
@@ -322,7 +316,7 @@ def short(**over: Any) -> Settings:
 
 def replay(server: RedisServer, run_dir: Path, given: Settings) -> dict[str, Any]:
     """Learn from a recording before a Redis that has never seen the run; no actor sends."""
-    restart_empty(server)
+    server.restart_empty()
     with LearnerThread(server.url, run_dir, given) as learner:
         return learner.finish()
 
@@ -447,7 +441,7 @@ def test_a_replay_that_was_killed_ends_like_one_that_was_not(
         session = producer.open()
         producer.drive([session], lambda: learner.ended)
         learner.finish()
-    restart_empty(redis_server)
+    redis_server.restart_empty()
     given = replayed(short(), folder, checkpoint_interval_s=0.0)
     with monkeypatch.context() as patch:
         patch.setenv(FAILPOINTS_VARIABLE, "update.before=kill@7")

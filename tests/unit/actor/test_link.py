@@ -5,11 +5,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import numpy as np
@@ -80,12 +81,20 @@ HEARD_S = 0.5
 """How long a connection is heard of after a watch began on it: less than half the deadline of the watch."""
 
 
-@pytest.fixture
-def address() -> Iterator[str]:
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
+@contextmanager
+def broker_client(
+    servicer: Any = None, on_answer: Callable[[], None] = lambda: None
+) -> Iterator[BrokerClient]:
+    """Of a server that knows the methods of `servicer` alone."""
+    server: Any = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
+    if servicer is not None:
+        experience_pb2_grpc.add_ExperienceServiceServicer_to_server(servicer, server)
+        weights_pb2_grpc.add_WeightServiceServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    yield f"127.0.0.1:{port}"
+    client = BrokerClient(address, Credentials(), on_answer)
+    yield client
+    client.close()
     server.stop(0)
 
 
@@ -108,20 +117,12 @@ class Clock(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Weig
 
 def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
     clock = Clock()  # type: ignore[abstract]  # the other calls are not made
-    stop = threading.Event()
-    server = grpc.server(futures.ThreadPoolExecutor(1), options=CHANNEL_OPTIONS)
-    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(clock, server)
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(clock, server)
-    answers: list[str] = []
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    broker_client = BrokerClient(address, Credentials(), lambda: answers.append("answer"))
-    server.start()
+    stop, answers = threading.Event(), list[str]()
     large = replace(small_run.fragment(1), payload=b"\0" * (2 * MIB))
-    broker_client.append(1, 0, [], stop)
-    broker_client.append(1, 0, [large] * 3, stop)
-    broker_client.weights(1, 1, 0, stop)
-    broker_client.close()
-    server.stop(0)
+    with broker_client(clock, lambda: answers.append("answer")) as client:
+        client.append(1, 0, [], stop)
+        client.append(1, 0, [large] * 3, stop)
+        client.weights(1, 1, 0, stop)
     assert len(answers) == 3
     # On its way gRPC rounds a deadline up, to three digits.
     assert clock.given_s["append 0"] <= APPEND_DEADLINE_S * 1.02
@@ -157,37 +158,29 @@ def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
 ) -> None:
     monkeypatch.setattr("penstock.actor.link.broker_client.WATCH_GRACE_S", 4 * HEARD_S)
     silent, stop = Silent(), threading.Event()  # type: ignore[abstract]  # the other calls are not made
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
-    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(silent, server)
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(silent, server)
-    broker_client = BrokerClient(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
-    server.start()
-    watcher = threading.Thread(target=lambda: broker_client.watch(Watch(session=1), stop))
-    watcher.start()
-    assert silent.watched.wait(20)
-    began, reported = time.monotonic(), 0
-    while time.monotonic() - began < HEARD_S:
-        reported += 1
-        broker_client.report(Report(session=1, sequence=reported, episodes=()), stop)
-    watcher.join(20)
-    silent.over.set()
-    broker_client.close()
-    server.stop(0)
+    with broker_client(silent) as client:
+        watcher = threading.Thread(target=lambda: client.watch(Watch(session=1), stop))
+        watcher.start()
+        assert silent.watched.wait(20)
+        began, reported = time.monotonic(), 0
+        while time.monotonic() - began < HEARD_S:
+            reported += 1
+            client.report(Report(session=1, sequence=reported, episodes=()), stop)
+        watcher.join(20)
+        silent.over.set()
     first, second = silent.callers
     assert first != second
 
 
-def test_a_fragment_above_the_message_limit_is_fatal_and_never_sent_again(address: str) -> None:
-    broker_client, stop = BrokerClient(address, Credentials()), threading.Event()
+def test_a_fragment_above_the_message_limit_is_fatal_and_never_sent_again() -> None:
+    stop = threading.Event()
     big = replace(small_run.fragment(1), payload=b"\0" * (MAX_MESSAGE_BYTES + 1))
     give_up = threading.Timer(20, stop.set)
     give_up.start()
-    try:
-        with pytest.raises(Fatal, match=rf"limit of {MAX_MESSAGE_BYTES} bytes .*larger than max \(83\d+"):
-            broker_client.append(1, 0, [big], stop)
-    finally:
-        give_up.cancel()
-        broker_client.close()
+    told = rf"limit of {MAX_MESSAGE_BYTES} bytes .*larger than max \(83\d+"
+    with broker_client() as client, pytest.raises(Fatal, match=told):
+        client.append(1, 0, [big], stop)
+    give_up.cancel()
 
 
 _WRITER: Final = """
