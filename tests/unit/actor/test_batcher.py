@@ -363,36 +363,6 @@ def test_a_seed_gives_the_same_actions_again(action: str) -> None:
     assert any((other.action[name] != drawn).any() for name, drawn in actions.items())
 
 
-def test_deterministic_requests_get_the_most_likely_action() -> None:
-    loaded = loaded_of(specification())
-    question = question_of(30, 2, deterministic=True, distribution=True)
-    first, second = (taken(answer(loaded, [question])[0]) for _ in range(2))
-    likeliest = named(first.distribution)["action/probability"].argmax(-1)
-    assert first.action["action"].tolist() == likeliest.tolist() == second.action["action"].tolist()
-
-
-def masked(loaded: Loaded, rows: int, allowed: Any, **wishes: Any) -> Answer:
-    masks = {"action": np.asarray(allowed, bool)}
-    return taken(answer(loaded, [question_of(rows, 5, masks=masks, distribution=True, **wishes)])[0])
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_masked_action_has_no_probability(deterministic: bool) -> None:
-    loaded = loaded_of(specification())
-    allowed = np.random.default_rng(3).random((2000, 3)) < 0.5
-    allowed[:, 0] |= ~allowed.any(-1)
-    given = masked(loaded, 2000, allowed, deterministic=deterministic)
-    free = taken(answer(loaded, [question_of(2000, 5, distribution=True)])[0])
-    full = named(free.distribution)["action/probability"] * allowed
-    shares = named(given.distribution)["action/probability"]
-    action = given.action["action"]
-    assert (shares[~allowed] == 0).all()
-    np.testing.assert_allclose(shares, full / full.sum(-1, keepdims=True), atol=1e-6)
-    rows = np.arange(2000)
-    assert allowed[rows, action].all()
-    np.testing.assert_allclose(given.log_prob, np.log(shares[rows, action]), atol=1e-5)
-
-
 def test_a_mask_is_not_the_neighbours() -> None:
     loaded = loaded_of(specification())
     masks = {"action": np.array([[True, False, False]] * 500)}
